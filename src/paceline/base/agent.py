@@ -1,0 +1,68 @@
+"""torchrun's agent, run inside this process: starts the local ranks, watches them, ends with one clear message."""
+
+import json
+import logging
+import os
+import signal
+import time
+from types import FrameType
+
+import psutil
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import elastic_launch
+
+from paceline.errors import UserError
+
+MARK = "PACELINE_AGENT"  # in the environment of ranks that this agent started
+
+
+def run(arguments: list[str]) -> int:
+    """Run torchrun with these arguments; the exit status, or the first failed rank's message as an error.
+
+    A first SIGINT or SIGTERM is passed on to the ranks, which save and end by themselves (torchrun's own handling would
+    print a traceback); a second one ends them at once.
+    """
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its account of a failure hides the cause
+    os.environ[MARK] = "1"
+    received: list[int] = []
+
+    def pass_on(signum: int, _frame: FrameType | None) -> None:
+        received.append(signum)
+        for child in psutil.Process().children():
+            child.send_signal(signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
+        if len(received) > 1:
+            os._exit(128 + signum)
+
+    previous = {signum: signal.signal(signum, pass_on) for signum in (signal.SIGINT, signal.SIGTERM)}
+    config, command, command_arguments = torchrun.config_from_args(
+        torchrun.get_args_parser().parse_args(["--signals-to-handle", "SIGQUIT", *arguments])
+    )
+    try:
+        elastic_launch(config, command)(*command_arguments)
+    except ChildFailedError as error:
+        raise UserError(_first_failure(error)) from None
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+    return 128 + received[0] if received else 0
+
+
+def _first_failure(error: ChildFailedError) -> str:
+    rank, failure = error.get_first_failure()
+    if failure.exitcode == -signal.SIGKILL:
+        return f"rank {rank} was killed (out of memory?); start the same command again to go on from the last save"
+    if failure.exitcode < 0:
+        return f"rank {rank} died of {failure.signal_name()}"
+    message = failure.error_file_data.get("message")
+    return message if isinstance(message, str) and message != "<NONE>" else f"rank {rank} failed; see the lines above"
+
+
+def report(message: str) -> bool:
+    """From a rank: hand the message to the agent, so that it is printed once; whether there is one to take it."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if MARK not in os.environ or not path:
+        return False
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": message, "timestamp": int(time.time())}, file)
+    return True

@@ -1,0 +1,35 @@
+"""Log lines: the leader's to the terminal and to log.txt, the other ranks' only from warnings up."""
+
+import logging
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.highlighter import NullHighlighter
+from rich.logging import RichHandler
+
+log = logging.getLogger("paceline")
+console = Console(stderr=True, highlighter=NullHighlighter())
+
+
+def set_up(rank: int = 0, ranks: int = 1) -> None:
+    """Send log lines to standard error: in colour on a terminal, plain otherwise."""
+    handler: logging.Handler
+    if console.is_terminal and rank == 0:
+        handler = RichHandler(console=console, show_path=False, show_level=False, highlighter=NullHighlighter())
+        handler.setFormatter(logging.Formatter("%(message)s", "%H:%M:%S"))
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        prefix = f"[rank {rank}] " if ranks > 1 and rank else ""
+        handler.setFormatter(logging.Formatter(f"%(asctime)s {prefix}%(message)s", "%H:%M:%S"))
+    log.handlers = [handler]
+    log.propagate = False
+    log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+
+
+def also_to(path: Path) -> logging.Handler:
+    """Copy log lines to a file, until the handler is removed."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    return handler

@@ -1,0 +1,186 @@
+"""Who am I among how many: read once from the environment, passed on as a value.
+
+A lone process, gloo on CPUs and NCCL on GPUs are the same code. No other file reads RANK and its kin.
+"""
+
+import ctypes
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from paceline.config.launched import in_srun
+from paceline.errors import UserError
+
+T = TypeVar("T")
+_CPU = torch.device("cpu")
+_TIMEOUT = timedelta(minutes=10)  # torch's 30 minutes leave users before a hung screen for too long
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    device: torch.device = _CPU
+
+    @classmethod
+    def from_env(cls, device: str = "auto") -> "World":
+        """This process's place as torchrun, or srun, tells it; a lone process without either."""
+        rank, size, local_rank, local_size = _ranks(os.environ)
+        return cls(rank, size, local_rank, local_size, _device(device, local_rank))
+
+    @property
+    def is_leader(self) -> bool:
+        return self.rank == 0
+
+    @contextmanager
+    def connected(self) -> Iterator["World"]:
+        """Set threads and device, join the other ranks, and leave them in order."""
+        torch.set_num_threads(threads_per_process(self.local_size))
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if self.size == 1:
+            yield self
+            return
+        _die_with_parent()
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=_TIMEOUT)
+        try:
+            yield self
+            self.barrier()
+        finally:
+            dist.destroy_process_group()
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.all_reduce(torch.zeros(1))
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Add up over ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's tensor, in order of rank, on every rank."""
+        if self.size == 1:
+            return [tensor]
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(parts, tensor)
+        return parts
+
+    def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Overwrite with the leader's values."""
+        if self.size > 1:
+            dist.broadcast(tensor, 0)
+        return tensor
+
+    def from_leader(self, value: T) -> T:
+        """The leader's value, on every rank."""
+        if self.size == 1:
+            return value
+        box: list[Any] = [value]
+        dist.broadcast_object_list(box, 0, device=torch.device("cpu"))
+        leaders: T = box[0]
+        return leaders
+
+    def on_leader(self, action: Callable[[], T]) -> T:
+        """Do something on the leader only; its result, or its complaint to the user, reaches every rank."""
+        outcome: tuple[T | None, UserError | None] = (None, None)
+        if self.is_leader:
+            try:
+                outcome = (action(), None)
+            except UserError as error:
+                outcome = (None, error)
+        result, complaint = self.from_leader(outcome)
+        if complaint:
+            raise complaint
+        return result  # type: ignore[return-value]
+
+    def hosts(self) -> list[str]:
+        """Host name of every rank."""
+        if self.size == 1:
+            return [socket.gethostname()]
+        names: list[Any] = [None] * self.size
+        dist.all_gather_object(names, socket.gethostname())
+        return names
+
+
+def _ranks(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
+    if "RANK" in environ:
+        return (
+            int(environ["RANK"]),
+            int(environ["WORLD_SIZE"]),
+            int(environ.get("LOCAL_RANK", "0")),
+            int(environ.get("LOCAL_WORLD_SIZE", "1")),
+        )
+    if in_srun(environ):
+        os.environ.setdefault("MASTER_ADDR", first_host(environ["SLURM_STEP_NODELIST"]))
+        os.environ.setdefault("MASTER_PORT", str(20000 + int(environ["SLURM_JOB_ID"]) % 20000))
+        local_size = _tasks_here(environ["SLURM_STEP_TASKS_PER_NODE"], int(environ["SLURM_NODEID"]))
+        return (
+            int(environ["SLURM_PROCID"]),
+            int(environ["SLURM_STEP_NUM_TASKS"]),
+            int(environ["SLURM_LOCALID"]),
+            local_size,
+        )
+    return 0, 1, 0, 1
+
+
+def first_host(nodelist: str) -> str:
+    """First of SLURM's compressed host list: "gpu[03-05,9],login" gives "gpu03"."""
+    match = re.match(r"([^\[,]+)(?:\[(\d+))?", nodelist)
+    if not match:
+        raise UserError(f"SLURM_STEP_NODELIST={nodelist!r} names no host; set MASTER_ADDR to the first node's name")
+    return match[1] + (match[2] or "")
+
+
+def _tasks_here(tasks_per_node: str, node: int) -> int:
+    """SLURM's "2(x3),1": tasks on the nodes in order."""
+    counts: list[int] = []
+    for part in tasks_per_node.split(","):
+        number, _, times = part.partition("(x")
+        counts += [int(number)] * int(times.rstrip(")") or 1)
+    return counts[node]
+
+
+def _device(wanted: str, local_rank: int) -> torch.device:
+    available = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
+    if wanted == "cuda" and not available:
+        raise UserError(
+            "device=cuda: this PyTorch sees no GPU; check nvidia-smi and the torch build, or use --device cpu"
+        )
+    if not available:
+        return torch.device("cpu")
+    if local_rank >= available:
+        raise UserError(f"{local_rank + 1} processes on this machine, but {available} GPUs; start at most {available}")
+    return torch.device("cuda", local_rank)
+
+
+def threads_per_process(processes: int) -> int:
+    """Cores are shared out between the processes of a machine, so that they do not fight for them.
+
+    OMP_NUM_THREADS is not asked, because torchrun sets it to 1 whatever the machine has.
+    """
+    if wanted := os.environ.get("PACELINE_THREADS"):
+        return max(1, int(wanted))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // processes)
+
+
+def _die_with_parent() -> None:
+    """Ask for SIGTERM when the launching agent dies: torchrun killed with -9 leaves its workers running otherwise."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)

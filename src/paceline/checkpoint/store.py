@@ -1,0 +1,204 @@
+"""Saves on disk: a new folder each, a SHA-256 manifest, and a commit marker written last.
+
+    checkpoints/step-00000120/
+        model.safetensors ema.safetensors optimizer.safetensors    tensors
+        state.json       everything else: position, metrics, scaler, skeletons of the above
+        manifest.json    size and SHA-256 of every file
+        COMMIT           SHA-256 of the manifest; without it the save does not exist
+
+`last` and `best` are found by reading committed saves, never by trusting a name.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+
+from paceline.base.files import sha256, sync_folder, write_json, write_text
+from paceline.base.logs import log
+from paceline.checkpoint.state import flatten, snapshot, unflatten
+from paceline.errors import UserError
+
+_MANIFEST, _COMMIT, _STATE = "manifest.json", "COMMIT", "state.json"
+
+
+class DamagedCheckpoint(UserError):
+    """A save that does not match its own checksums."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """A committed save whose description has been verified; tensors are verified when they are read."""
+
+    folder: Path
+    step: int
+    metrics: dict[str, float]
+
+
+def write(folder: Path, step: int, parts: dict[str, Any], metrics: dict[str, float]) -> None:
+    """Write a save; an existing one of the same step is replaced only after the new one is complete."""
+    temporary = folder.with_name(f".writing-{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        skeletons = {}
+        for name, part in parts.items():
+            skeletons[name], tensors = flatten(part)
+            if tensors:
+                safetensors.torch.save_file(tensors, temporary / f"{name}.safetensors")
+        write_json(temporary / _STATE, {"format": 1, "step": step, "metrics": metrics, "parts": skeletons})
+        files = sorted(path for path in temporary.iterdir())
+        for path in files:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        entries = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
+        write_json(temporary / _MANIFEST, entries)
+        write_text(temporary / _COMMIT, _digest(temporary / _MANIFEST))
+        _delete(folder)
+        temporary.rename(folder)
+        sync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _delete(folder: Path) -> None:
+    """Take a save out of sight before its files go, so that being killed in between leaves no half of it."""
+    if folder.exists():
+        hidden = folder.with_name(f".deleting-{folder.name}")
+        shutil.rmtree(hidden, ignore_errors=True)
+        folder.rename(hidden)
+        shutil.rmtree(hidden)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() + "\n"
+
+
+def committed(folder: Path) -> Iterator[Path]:
+    """Folders of saves that claim to be complete, newest first."""
+    if folder.is_dir():
+        yield from sorted((path for path in folder.glob("step-*") if (path / _COMMIT).exists()), reverse=True)
+
+
+def read(folder: Path) -> tuple[Save, dict[str, Any]]:
+    """Read and verify one save; DamagedCheckpoint names the file that does not match."""
+    manifest = _verified_manifest(folder)
+    for name, entry in manifest.items():
+        path = folder / name
+        if not path.is_file():
+            raise DamagedCheckpoint(f"{path} is missing")
+        if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+            raise DamagedCheckpoint(f"{path} does not match its checksum")
+    if extra := {path.name for path in folder.iterdir()} - set(manifest) - {_MANIFEST, _COMMIT}:
+        raise DamagedCheckpoint(f"{folder} holds files that its manifest does not name: {', '.join(sorted(extra))}")
+    state = json.loads((folder / _STATE).read_text())
+    if state["format"] != 1:
+        raise UserError(
+            f"{folder} has checkpoint format {state['format']}; this version reads format 1: upgrade paceline"
+        )
+    parts = {}
+    for name, skeleton in state["parts"].items():
+        path = folder / f"{name}.safetensors"
+        parts[name] = unflatten(skeleton, safetensors.torch.load_file(path) if path.exists() else {})
+    return Save(folder, state["step"], state["metrics"]), parts
+
+
+def describe(folder: Path) -> Save:
+    """Step and metrics of a save, without reading its tensors."""
+    manifest = _verified_manifest(folder)
+    path = folder / _STATE
+    if not path.is_file() or sha256(path) != manifest.get(_STATE, {}).get("sha256"):
+        raise DamagedCheckpoint(f"{path} does not match its checksum")
+    state = json.loads(path.read_text())
+    return Save(folder, state["step"], state["metrics"])
+
+
+def _verified_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / _MANIFEST
+    try:
+        if (folder / _COMMIT).read_bytes() != _digest(path).encode():
+            raise DamagedCheckpoint(f"{path} does not match its commit marker")
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{folder} is not a complete save: {Path(error.filename).name} is missing") from None
+    manifest: dict[str, Any] = json.loads(path.read_text())
+    return manifest
+
+
+def last(folder: Path) -> tuple[Save, dict[str, Any]] | None:
+    """The newest sound save; damaged ones are named and passed over."""
+    for path in committed(folder):
+        try:
+            return read(path)
+        except DamagedCheckpoint as error:
+            log.warning("damaged checkpoint: %s; trying the one before it", error)
+    return None
+
+
+def best(folder: Path, metric: str) -> Save | None:
+    """The sound save with the best metric, the earliest of equals."""
+    saves = []
+    for path in committed(folder):
+        try:
+            save = describe(path)
+        except DamagedCheckpoint:
+            continue
+        if metric in save.metrics:
+            saves.append(save)
+    sign = -1 if metric == "loss" else 1
+    return max(saves, key=lambda save: (sign * save.metrics[metric], -save.step), default=None)
+
+
+class Writer:
+    """Writes saves in the background, one at a time, and deletes old ones once a newer one is committed."""
+
+    def __init__(self, folder: Path, keep: int, best_metric: str):
+        self._folder, self._keep, self._metric = folder, keep, best_metric
+        self._thread: threading.Thread | None = None
+        self.error: Exception | None = None
+
+    def save(self, step: int, state: Callable[[], dict[str, Any]], metrics: dict[str, float]) -> None:
+        """Start writing a snapshot of the state; waits for the save before it."""
+        self.wait()
+        frozen = snapshot(state())
+        self._thread = threading.Thread(target=self._run, args=(step, frozen, metrics), daemon=True)
+        self._thread.start()
+
+    def _run(self, step: int, parts: dict[str, Any], metrics: dict[str, float]) -> None:
+        folder = self._folder / f"step-{step:08d}"
+        try:
+            write(folder, step, parts, metrics)
+            self._delete_old()
+            self.error = None
+        except (OSError, safetensors.SafetensorError) as error:
+            self.error = error
+            log.warning("save of step %d failed: %s; earlier saves are untouched", step, error)
+
+    def wait(self) -> None:
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+
+    def _delete_old(self) -> None:
+        chosen = best(self._folder, self._metric)
+        for path in list(committed(self._folder))[self._keep :]:
+            if chosen is None or path != chosen.folder:
+                _delete(path)
+
+
+class NoWriter:
+    """For ranks that save nothing."""
+
+    error: Exception | None = None
+
+    def save(self, step: int, state: Callable[[], dict[str, Any]], metrics: dict[str, float]) -> None: ...
+
+    def wait(self) -> None: ...

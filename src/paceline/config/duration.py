@@ -1,0 +1,48 @@
+"""Durations carry their unit: "10ep" (epochs), "500ba" (optimizer steps), "90s" (seconds).
+
+They stay text in the recipe, so that YAML, command line and run record show what the user wrote, and are turned
+into steps once, when the dataset's size is known.
+"""
+
+import re
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import AfterValidator
+
+Unit = Literal["ep", "ba", "s"]
+_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(ep|ba|s)")
+_CURE = 'write a number and a unit: "10ep" (epochs), "500ba" (steps) or "90s" (seconds)'
+
+
+class Amount(NamedTuple):
+    value: float
+    unit: Unit
+
+
+def parse(text: str) -> Amount:
+    match = _PATTERN.fullmatch(text)
+    if not match:
+        raise ValueError(_CURE)
+    return Amount(float(match[1]), match[2])  # type: ignore[arg-type]
+
+
+def _check(text: str) -> str:
+    parse(text)
+    return text
+
+
+def _check_steps(text: str) -> str:
+    if parse(text).unit == "s":
+        raise ValueError('seconds are not possible here, since the schedule must know its end; use "10ep" or "500ba"')
+    return text
+
+
+Duration = Annotated[str, AfterValidator(_check)]
+StepDuration = Annotated[str, AfterValidator(_check_steps)]
+
+
+def to_steps(text: str, steps_per_epoch: int) -> int:
+    """Optimizer steps in a duration given in epochs or steps, rounded to the nearest."""
+    value, unit = parse(text)
+    assert unit != "s", "seconds have no fixed number of steps"
+    return round(value * steps_per_epoch) if unit == "ep" else round(value)

@@ -1,0 +1,204 @@
+"""Recipes from YAML and command line, and back. One path for both, so that every mistake is reported at once."""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from paceline.config.recipe import Recipe, problems
+from paceline.errors import ConfigError, UserError
+
+_ADAPTER = TypeAdapter(Recipe)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key given twice, which plain YAML silently takes as the last one."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [loader.construct_object(key) for key, _ in node.value]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes inside the package, by name."""
+    folder = Path(str(resources.files("paceline") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a shipped recipe or a file, with `--dotted.field value` overrides laid over it."""
+    path = _find(source)
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), [f"not readable as YAML: {' '.join(str(error).split())}"]) from None
+    if not isinstance(tree, dict):
+        raise ConfigError(str(path), ["not a recipe; it should hold `key: value` lines, beginning with `name: ...`"])
+    return recipe_from_tree(tree, source, overrides)
+
+
+def recipe_from_tree(tree: dict[str, Any], origin: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from plain dictionaries; every mistake in them and in the overrides at once."""
+    mistakes = list(_apply(tree, overrides))
+    recipe = _validated(tree, mistakes)
+    if mistakes or recipe is None:
+        raise ConfigError(origin, mistakes)
+    return recipe
+
+
+def _find(source: str) -> Path:
+    known = shipped()
+    if source in known:
+        return known[source]
+    path = Path(source)
+    if path.is_file():
+        return path
+    if path.suffix in (".yaml", ".yml") or path.parent != Path("."):
+        raise UserError(f"{source}: no such file; `paceline recipes` lists the shipped recipes")
+    close = difflib.get_close_matches(source, known, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]!r}?" if close else f"shipped are {', '.join(known)}"
+    raise UserError(f"{source!r} is neither a shipped recipe nor a file; {hint}")
+
+
+def split_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """`--a.b 1 2 --c=3` as (a.b, [1, 2]), (c, [3])."""
+    key: str | None = None
+    values: list[str] = []
+    for argument in arguments:
+        if argument.startswith("--"):
+            if key is not None:
+                yield key, values
+            key, equals, value = argument[2:].partition("=")
+            values = [value] if equals else []
+        else:
+            values.append(argument)
+            key = key if key is not None else ""
+    if key is not None:
+        yield key, values
+
+
+def _apply(tree: dict[str, Any], arguments: Sequence[str]) -> Iterator[str]:
+    """Lay overrides over the tree in place; yields what is wrong with them."""
+    for dotted, words in split_overrides(arguments):
+        if not dotted:
+            yield f"{' '.join(words)}: a value without a field; write --dotted.field VALUE"
+            continue
+        if not words:
+            yield f"--{dotted}: value missing; write --{dotted} VALUE"
+            continue
+        try:
+            values = [yaml.safe_load(word) for word in words]
+        except yaml.YAMLError:
+            yield f"--{dotted} {' '.join(words)}: not readable as a YAML value"
+            continue
+        *parents, last = dotted.replace("-", "_").split(".")
+        node: Any = tree
+        for parent in parents:
+            if isinstance(node, list) and parent.isdigit() and int(parent) < len(node):
+                node = node[int(parent)]
+            elif isinstance(node, dict):
+                node = node.setdefault(parent, {})
+            else:
+                node = None
+        if not isinstance(node, dict):
+            yield f"--{dotted}: there is no such field"
+            continue
+        node[last] = values[0] if len(values) == 1 else values
+
+
+def _validated(tree: dict[str, Any], mistakes: list[str]) -> Recipe | None:
+    try:
+        recipe = _ADAPTER.validate_python(tree)
+    except ValidationError as error:
+        mistakes += [_describe(item) for item in error.errors()]
+        return None
+    mistakes += problems(recipe)
+    return recipe
+
+
+def _describe(item: Any) -> str:
+    path = ".".join(map(str, item["loc"]))
+    value = item["input"]
+    match item["type"]:
+        case "unexpected_keyword_argument":
+            return f"{path}={value!r}: no such field; {_did_you_mean(item['loc'])}"
+        case "missing":
+            return f"{path}: missing; {_field_help(item['loc'])}"
+        case "value_error":
+            return f"{path}={value!r}: {item['ctx']['error']}"
+        case "dataclass_type" | "dataclass_exact_type":
+            return f"{path}={value!r}: this is a group of fields, written as {path}.FIELD"
+        case _:
+            message = item["msg"].replace("Input should be", "should be").split(", unable to parse")[0]
+            return f"{path}={value!r}: {message}; {_field_help(item['loc'])}"
+
+
+def _did_you_mean(location: tuple[Any, ...]) -> str:
+    *parents, last = location
+    siblings = [row.path for row in fields() if row.path.split(".")[:-1] == [p for p in parents if isinstance(p, str)]]
+    names = {path.rpartition(".")[2]: path for path in siblings}
+    close = difflib.get_close_matches(str(last), names, n=1, cutoff=0.6)
+    if not close:
+        everywhere = {row.path.rpartition(".")[2]: row.path for row in fields()}
+        names, close = everywhere, difflib.get_close_matches(str(last), everywhere, n=1, cutoff=0.7)
+    return f"did you mean {names[close[0]]}?" if close else f"possible are {', '.join(names)}"
+
+
+def _field_help(location: tuple[Any, ...]) -> str:
+    path = ".".join(part for part in location if isinstance(part, str))
+    return next((row.help for row in fields() if row.path == path), "see `paceline train RECIPE --help`")
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldRow:
+    """One line of `--help`."""
+
+    path: str
+    kind: str
+    help: str
+
+
+def fields() -> list[FieldRow]:
+    """Every field of a recipe with its type and help text, groups resolved."""
+    schema = _ADAPTER.json_schema()
+    return list(_rows(schema, schema["$defs"], ""))
+
+
+def _rows(node: dict[str, Any], definitions: dict[str, Any], prefix: str) -> Iterator[FieldRow]:
+    for name, entry in node["properties"].items():
+        if "$ref" in entry:
+            yield from _rows(definitions[entry["$ref"].rpartition("/")[2]], definitions, f"{prefix}{name}.")
+        else:
+            kind = "|".join(entry["enum"]) if "enum" in entry else entry["type"]
+            yield FieldRow(prefix + name, kind, entry["description"])
+
+
+def to_tree(recipe: Recipe) -> dict[str, Any]:
+    tree: dict[str, Any] = _ADAPTER.dump_python(recipe, mode="json")
+    return tree
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """YAML that loads to an equal recipe."""
+    return yaml.safe_dump(to_tree(recipe), sort_keys=False, allow_unicode=True, width=120)
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """Identifies the experiment: what the recipe says of its origin and its results does not count."""
+    tree = to_tree(recipe)
+    del tree["about"]
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,307 @@
+"""A recipe: everything that defines an experiment, and nothing about where it runs.
+
+Frozen dataclasses; the string under a field is its help text. Types and ranges are checked by pydantic when a recipe is
+read (`config.io`), what concerns several fields by `problems`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from paceline.config.duration import Duration, StepDuration, parse
+
+_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class About:
+    """Where the recipe comes from and what it reaches."""
+
+    __pydantic_config__ = _STRICT
+
+    source: str = ""
+    """Paper or code that the recipe follows."""
+    published: str = ""
+    """The figure its source reports."""
+    measured: str = ""
+    """The figure this project measured itself, and on what."""
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Shape of the generated set (data.name: synthetic)."""
+
+    __pydantic_config__ = _STRICT
+
+    train_samples: Count = 2048
+    """Training images to generate."""
+    val_samples: Count = 512
+    """Validation images to generate."""
+    channels: Count = 3
+    """Colour channels."""
+    size: Count = 32
+    """Height and width in pixels."""
+    classes: Annotated[int, Field(ge=2)] = 10
+    """Number of classes."""
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What happens to a training image; a pure function of (seed, epoch, sample id)."""
+
+    __pydantic_config__ = _STRICT
+
+    flip: Literal["none", "random", "alternating"] = "none"
+    """Mirror left-right: by chance, or alternating from epoch to epoch after a random start."""
+    translate: CountOrZero = 0
+    """Shift by up to this many pixels each way, the border filled by reflection."""
+    cutout: CountOrZero = 0
+    """Side of a square set to the mean colour at a random place; 0 for none."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which images, and how they reach the model."""
+
+    __pydantic_config__ = _STRICT
+
+    name: Literal["digits", "cifar10", "synthetic"] = "digits"
+    """The data set."""
+    path: str = ""
+    """Folder of the prepared data; empty: $PACELINE_DATA/NAME, or data/NAME below the current folder."""
+    size: CountOrZero = 0
+    """Resize images to this side on the device; 0 keeps their own."""
+    mean: tuple[float, ...] = ()
+    """Mean per channel (0-1) to subtract; empty: measured on the training set."""
+    std: tuple[Positive, ...] = ()
+    """Standard deviation per channel (0-1) to divide by; empty: measured on the training set."""
+    augment: Augment = field(default_factory=Augment)
+    """Training augmentation."""
+    synthetic: Synthetic = field(default_factory=Synthetic)
+    """Shape of the generated set."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which network, and where its weights start."""
+
+    __pydantic_config__ = _STRICT
+
+    name: str = "resnet18"
+    """Any timm model, or `airbench`, this project's small CIFAR net."""
+    weights: str = "random"
+    """`random`, `pretrained` (from the hub), or a .safetensors or .pth file; a head of another size is replaced."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the model, e.g. {drop_path_rate: 0.1}."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A corner of a piecewise schedule."""
+
+    __pydantic_config__ = _STRICT
+
+    at: StepDuration
+    """When, from the start of training."""
+    factor: NotNegative
+    """Learning rate there, as a multiple of optim.lr; linear in between."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate per step, as a multiple of optim.lr."""
+
+    __pydantic_config__ = _STRICT
+
+    name: Literal["constant", "one-cycle", "cosine", "linear", "piecewise"] = "cosine"
+    """one-cycle: cosine up over `warmup`, cosine down; cosine, linear: linear warm-up, then that curve down."""
+    warmup: StepDuration = "0ba"
+    """Time from `start` up to the peak."""
+    start: NotNegative = 0.0
+    """Factor at the first step of the warm-up."""
+    end: NotNegative = 0.0
+    """Factor at the end of training."""
+    points: tuple[Point, ...] = ()
+    """Corners of the piecewise schedule."""
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimizer."""
+
+    __pydantic_config__ = _STRICT
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum, or AdamW."""
+    lr: Positive = 0.1
+    """Peak learning rate, for the mean loss over the global batch."""
+    momentum: Share = 0.9
+    """SGD's momentum."""
+    nesterov: bool = True
+    """Nesterov's form of momentum."""
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """AdamW's decay rates."""
+    eps: Positive = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: NotNegative = 0.0
+    """Weight decay; never applied to norms and biases."""
+    norm_bias_lr: Positive = 1.0
+    """Factor on the learning rate of normalisation layers' biases (airbench: 64)."""
+    clip_norm: NotNegative = 0.0
+    """Clip the gradient to this norm; 0: off."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """The learning rate over time."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """How long, in which batches."""
+
+    __pydantic_config__ = _STRICT
+
+    duration: StepDuration = "10ep"
+    """Length of the training."""
+    global_batch: Count = 256
+    """Images per optimizer step over all ranks together: per-rank batch x ranks x accumulation."""
+    accumulation: Count = 1
+    """Micro-batches a rank computes one after the other for one optimizer step."""
+    label_smoothing: Share = 0.0
+    """Share of the target spread over all classes."""
+
+
+@dataclass(frozen=True)
+class Ema:
+    """Moving average of the weights; evaluation and `best` then use it."""
+
+    __pydantic_config__ = _STRICT
+
+    decay: Share = 0.0
+    """Weight of the old average at each update; 0: off."""
+    every: Count = 1
+    """Steps between updates."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Exact evaluation: every sample once, on any number of ranks."""
+
+    __pydantic_config__ = _STRICT
+
+    every: Duration = "1ep"
+    """How often; the end of training always counts."""
+    per_rank_batch: Count = 500
+    """Images per forward pass on one rank."""
+    views: Literal["none", "flip", "flip-translate"] = "none"
+    """Average the logits of mirrored, or mirrored and shifted, views."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is kept of the run."""
+
+    __pydantic_config__ = _STRICT
+
+    every: Duration = "1ep"
+    """How often to save; the end of training always counts."""
+    keep: Count = 2
+    """Newest saves to keep; the best one stays as well."""
+    best: Literal["top1", "loss"] = "top1"
+    """What makes a save the best."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """What is written down while training."""
+
+    __pydantic_config__ = _STRICT
+
+    every: Duration = "10ba"
+    """How often; the only steps on which the loop waits for the device."""
+    tensorboard: bool = True
+    """Write TensorBoard event files."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How ranks exchange gradients."""
+
+    __pydantic_config__ = _STRICT
+
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """What gradients are sent as; half-width halves the traffic, fp32 keeps every bit."""
+    bucket_mb: Positive = 25.0
+    """Size of the pieces in which gradients are sent while the backward pass goes on."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One experiment."""
+
+    __pydantic_config__ = _STRICT
+
+    name: str
+    """Name of the recipe, and of its run unless --name says otherwise."""
+    about: About = field(default_factory=About)
+    """Source and results."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Decides initial weights, order and augmentation."""
+    data: Data = field(default_factory=Data)
+    """Images."""
+    model: Model = field(default_factory=Model)
+    """Network."""
+    train: Train = field(default_factory=Train)
+    """Length and batch."""
+    optim: Optim = field(default_factory=Optim)
+    """Optimizer."""
+    ema: Ema = field(default_factory=Ema)
+    """Averaged weights."""
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    """Evaluation."""
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    """Saves."""
+    log: Log = field(default_factory=Log)
+    """Logging."""
+    exchange: Exchange = field(default_factory=Exchange)
+    """Gradient exchange between ranks."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """auto: bf16 where the device computes it natively, fp16 with loss scaling on other GPUs, else fp32."""
+    channels_last: bool = True
+    """Keep images and convolutions in NHWC order, which is faster nearly everywhere."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+
+
+def problems(recipe: Recipe) -> Iterator[str]:
+    """What is wrong with a recipe beyond the type and range of single fields."""
+    train, schedule = recipe.train, recipe.optim.schedule
+    if train.global_batch % train.accumulation:
+        yield (
+            f"train.accumulation={train.accumulation} does not divide train.global_batch={train.global_batch}; "
+            f"try {' or '.join(map(str, near_multiples(train.global_batch, train.accumulation)))} for the batch"
+        )
+    if len(recipe.data.mean) != len(recipe.data.std):
+        yield f"data.mean has {len(recipe.data.mean)} values, data.std {len(recipe.data.std)}; give both or neither"
+    if schedule.name == "piecewise" and not schedule.points:
+        yield 'optim.schedule.points is empty; a piecewise schedule needs e.g. [{at: "0ep", factor: 1.0}]'
+    if schedule.name != "piecewise" and schedule.points:
+        yield f"optim.schedule.points is only read by a piecewise schedule, not by {schedule.name!r}; remove one"
+    if len({parse(point.at).unit for point in schedule.points}) > 1:
+        yield 'optim.schedule.points mixes "ep" and "ba"; use one unit'
+    elif (times := [parse(point.at).value for point in schedule.points]) != sorted(times):
+        yield f"optim.schedule.points are not in order of time: {', '.join(p.at for p in schedule.points)}"
+
+
+def near_multiples(value: int, of: int) -> list[int]:
+    """The multiples of `of` on both sides of `value`, for an error's cure."""
+    below = value // of * of
+    return [multiple for multiple in (below, below + of) if multiple > 0]

@@ -1,0 +1,61 @@
+"""Exact evaluation: every sample counts once on any number of ranks; sums are reduced, nothing is padded."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from paceline.base.world import World
+from paceline.data.load.resident import Batch
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    world: World,
+    autocast: Callable[[], AbstractContextManager[object]],
+    views: str = "none",
+) -> dict[str, float]:
+    """Top-1, top-5 and loss over all ranks' batches, with the counts they come from."""
+    was_training = model.training
+    model.eval()
+    # float64 holds counts exactly, and the loss without a trace of the order in which ranks are added
+    totals = torch.zeros(4, dtype=torch.float64, device=world.device)
+    for batch in batches:
+        with autocast():
+            logits = predict(model, batch.images, views)
+        logits = logits.float()
+        top = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.labels[:, None]
+        totals[0] += len(batch.labels)
+        totals[1] += top[:, 0].sum()
+        totals[2] += top.any(1).sum()
+        totals[3] += F.cross_entropy(logits, batch.labels, reduction="none").double().sum()
+    model.train(was_training)
+    samples, top1, top5, loss = world.sum_(totals).tolist()  # waits for the device: once an evaluation
+    return {
+        "samples": int(samples),
+        "correct": int(top1),
+        "correct5": int(top5),
+        "top1": top1 / samples,
+        "top5": top5 / samples,
+        "loss": loss / samples,
+    }
+
+
+def predict(model: nn.Module, images: torch.Tensor, views: str) -> torch.Tensor:
+    """Logits, averaged over the views asked for: mirrored, or mirrored and shifted by a pixel either way."""
+    if views == "none":
+        return model(images)
+    logits = _both_ways(model, images)
+    if views == "flip":
+        return logits
+    padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
+    shifted = [_both_ways(model, part) for part in (padded[..., :-2, :-2], padded[..., 2:, 2:])]
+    return logits * 0.5 + (shifted[0] + shifted[1]) * 0.25
+
+
+def _both_ways(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    return (model(images) + model(images.flip(-1))) / 2

@@ -1,0 +1,135 @@
+"""How ranks average their gradients inside DDP, and how long each of them waits for it.
+
+Ranks that share one machine's memory and compute on the CPU do not need a network between them: `SharedMemory` lets
+each rank add up its share of the gradient where all can see it. Everyone else sends buckets while the backward pass
+goes on (`AllReduce`). Both are DDP communication hooks.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+
+from paceline.base.world import World
+
+_MEMORY = "/dev/shm"
+WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class AllReduce:
+    """Send each bucket as soon as it is ready, in the wire's number format."""
+
+    def __init__(self, world: World, dtype: torch.dtype):
+        self._world, self._dtype = world, dtype
+        self._last_sent: Any = 0.0
+
+    def average(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        wire = buffer.to(self._dtype).div_(self._world.size)
+        future = dist.all_reduce(wire, async_op=True).get_future()
+        self._last_sent = _now(self._world.device)
+
+        def widen(done: torch.futures.Future[Any]) -> torch.Tensor:
+            return buffer.copy_(done.value()[0])
+
+        return future.then(widen)
+
+    def seconds_since_last(self) -> Callable[[], float]:
+        """Call after backward: how long it lasted beyond this rank's own computing, known once the device is done."""
+        begin, end = self._last_sent, _now(self._world.device)
+        if isinstance(begin, float):
+            return lambda: end - begin
+        return lambda: begin.elapsed_time(end) / 1000
+
+
+def _now(device: torch.device) -> Any:
+    """A point in time: of the clock on CPUs, of the stream on GPUs (reading it later does not make the stream wait)."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+class SharedMemory:
+    """Average through memory that all ranks of one machine map.
+
+    Each rank lays its gradient out, adds up its share of everybody's, and copies the other shares back: two passes over
+    memory instead of a trip through the network stack, and the ranks are always added in the same order.
+    There are two areas, used in turn: a rank can be at most one step ahead, so nobody writes what another still reads.
+    """
+
+    def __init__(self, world: World, dtype: torch.dtype):
+        self._world, self._dtype = world, dtype
+        self._areas: dict[int, list[torch.Tensor]] = {}
+        self._turn: dict[int, int] = {}
+        self._seconds = 0.0
+
+    def average(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        begin = time.perf_counter()
+        buffer, index = bucket.buffer(), bucket.index()
+        area = self._area(index, buffer.numel())
+        mine = self._world.rank
+        area[mine].copy_(buffer)
+        self._world.barrier()
+        shares = [slice(*bounds) for bounds in _shares(buffer.numel(), self._world.size)]
+        own = shares[mine]
+        total = buffer[own].copy_(area[0, own])
+        for other in range(1, self._world.size):
+            total.add_(area[other, own])
+        total.div_(self._world.size)
+        area[mine, own].copy_(total)
+        self._world.barrier()
+        for rank, share in enumerate(shares):
+            # its own share as well: in a narrow format every rank must see the rounded values
+            buffer[share].copy_(area[rank, share])
+        self._seconds += time.perf_counter() - begin
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(buffer)
+        return future
+
+    def seconds_since_last(self) -> Callable[[], float]:
+        seconds, self._seconds = self._seconds, 0.0
+        return lambda: seconds
+
+    def _area(self, index: int, numel: int) -> torch.Tensor:
+        """(ranks, numel) in shared memory; made at the first step, and again when DDP rebuilds its buckets."""
+        areas = self._areas.get(index)
+        if areas is None or areas[0].shape[1] != numel:
+            areas = self._areas[index] = [self._allocate(numel) for _ in range(2)]
+        turn = self._turn[index] = 1 - self._turn.get(index, 0)
+        return areas[turn]
+
+    def _allocate(self, numel: int) -> torch.Tensor:
+        count = self._world.size * numel
+        path = ""
+        if self._world.is_leader:
+            descriptor, path = tempfile.mkstemp(dir=_MEMORY, prefix="paceline-")
+            os.posix_fallocate(descriptor, 0, count * self._dtype.itemsize)  # no room: an error now, not a crash later
+            os.close(descriptor)
+        path = self._world.from_leader(path)
+        area = torch.from_file(path, shared=True, size=count, dtype=self._dtype)
+        self._world.barrier()
+        if self._world.is_leader:
+            os.unlink(path)  # the name goes at once, so that nothing stays behind however the run ends
+        return area.view(self._world.size, numel)
+
+
+def _shares(numel: int, ranks: int) -> list[tuple[int, int]]:
+    edges = [numel * rank // ranks for rank in range(ranks + 1)]
+    return list(pairwise(edges))
+
+
+def shares_memory(world: World, num_bytes: int) -> bool:
+    """Whether all ranks are CPU processes of one machine whose shared memory holds both areas of gradients."""
+    if world.device.type != "cpu" or world.local_size != world.size:
+        return False
+    room = shutil.disk_usage(_MEMORY).free if os.path.isdir(_MEMORY) else 0
+    return world.from_leader(room > 2 * world.size * num_bytes)

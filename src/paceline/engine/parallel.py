@@ -1,0 +1,62 @@
+"""The model as a rank trains it: alone, or as one of DDP's replicas."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.base.world import World
+from paceline.config.recipe import Recipe
+from paceline.engine.exchange import WIRE_DTYPES, AllReduce, SharedMemory, shares_memory
+
+_WHOLE_MODEL_MB = 1 << 20
+
+
+class Replica:
+    """`forward` to train with, `module` to save and evaluate."""
+
+    def __init__(self, model: nn.Module, world: World, recipe: Recipe):
+        self.module = model
+        self._world = world
+        self._exchange: AllReduce | SharedMemory | None = None
+        self._ddp: DistributedDataParallel | None = None
+        forward: nn.Module = model
+        if world.size > 1:
+            dtype = WIRE_DTYPES[recipe.exchange.dtype]
+            in_memory = shares_memory(world, dtype.itemsize * sum(p.numel() for p in model.parameters()))
+            self._exchange = SharedMemory(world, dtype) if in_memory else AllReduce(world, dtype)
+            self._ddp = DistributedDataParallel(
+                model,
+                device_ids=[world.device] if world.device.type == "cuda" else None,
+                # through memory there is nothing to overlap with: one exchange, one wait
+                bucket_cap_mb=_WHOLE_MODEL_MB if in_memory else recipe.exchange.bucket_mb,
+                forward_sync_buffers=False,  # average_buffers does it, when somebody looks
+                gradient_as_bucket_view=True,
+                static_graph=recipe.train.accumulation == 1,
+            )
+            self._ddp.register_comm_hook(None, self._exchange.average)
+            forward = self._ddp
+        self.forward: Callable[[torch.Tensor], torch.Tensor] = torch.compile(forward) if recipe.compile else forward
+
+    def exchanging(self, last: bool) -> AbstractContextManager[object]:
+        """Around forward and backward of a micro-batch: only the last one of a step exchanges gradients."""
+        return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
+
+    def sync_seconds(self) -> Callable[[], float]:
+        """After backward: how long this rank waited for the others; call the result when the device is done."""
+        return self._exchange.seconds_since_last() if self._exchange else lambda: 0.0
+
+    @torch.no_grad()
+    def average_buffers(self) -> None:
+        """Give every rank the mean of all ranks' batch-norm statistics, before evaluation and saving."""
+        if self._world.size == 1:
+            return
+        buffers = [buffer for buffer in self.module.buffers() if buffer.is_floating_point()]
+        if not buffers:
+            return
+        flat = torch.cat([buffer.flatten() for buffer in buffers])
+        self._world.sum_(flat).div_(self._world.size)
+        for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(part.view_as(buffer))

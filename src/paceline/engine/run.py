@@ -1,0 +1,224 @@
+"""A run's books: opens or resumes its folder, and writes down what the loop does.
+
+Ranks other than the leader go through the same motions with null objects, so that the loop has no special cases.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from paceline.base.clock import Clock
+from paceline.base.files import write_json
+from paceline.base.logs import log
+from paceline.base.world import World
+from paceline.checkpoint import store
+from paceline.config.io import fingerprint
+from paceline.engine.build import Setup
+from paceline.errors import UserError
+from paceline.track.progress import Display
+from paceline.track.records import RunFolder
+from paceline.track.sinks import Sink
+
+_SPLIT = ("data", "compute", "sync")
+
+
+class Window:
+    """What happened since the last log record. Tensors stay on the device until somebody looks."""
+
+    def __init__(self) -> None:
+        self.losses: list[torch.Tensor] = []
+        self.corrects: list[torch.Tensor] = []
+        self.syncs: list[Callable[[], float]] = []
+        self.clock = Clock()
+        self.restart()
+
+    def restart(self) -> None:
+        self._begin = time.perf_counter()
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        with self.clock.part("data"):
+            yield
+
+    def add(self, loss: torch.Tensor, correct: torch.Tensor, sync_seconds: Callable[[], float]) -> None:
+        self.losses.append(loss)
+        self.corrects.append(correct)
+        self.syncs.append(sync_seconds)
+
+    def take(self) -> torch.Tensor:
+        """This rank's [steps, loss, correct, first bad step or -1, data, compute, sync seconds], and a new window."""
+        losses = torch.stack(self.losses).double().cpu()  # waits for the device: logging steps only
+        bad = (~losses.isfinite()).nonzero()
+        wall = time.perf_counter() - self._begin
+        data, sync = self.clock.take().get("data", 0.0), sum(seconds() for seconds in self.syncs)
+        correct = torch.stack(self.corrects).sum().item()
+        first_bad = bad[0].item() if len(bad) else -1
+        figures = [len(losses), losses.sum().item(), correct, first_bad, data, wall - data - sync, sync]
+        self.losses, self.corrects, self.syncs = [], [], []
+        self.restart()
+        return torch.tensor(figures, dtype=torch.float64)
+
+
+@dataclass
+class Run:
+    folder: RunFolder
+    setup: Setup
+    sink: Sink
+    writer: store.Writer | store.NoWriter
+    display: Display
+    first_step: int = 0
+    best: float | None = None
+    window: Window = field(default_factory=Window)
+    _evaluation: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def _world(self) -> World:
+        return self.setup.world
+
+    def _place(self, step: int) -> dict[str, Any]:
+        return {"step": step, "epoch": step / self.setup.loader.steps_per_epoch, "phase": 0}
+
+    def log(self, step: int, lr: float) -> None:
+        """Close the window: every rank learns every rank's figures, the leader writes them down."""
+        ranks = torch.stack(self._world.gather(self.window.take()))
+        steps = int(ranks[0, 0])
+        if (ranks[:, 3] >= 0).any():
+            self._not_finite(step - steps + 1 + int(ranks[ranks[:, 3] >= 0, 3].min()), lr)
+        images = steps * self.setup.layout.global_batch
+        seconds = dict(zip(_SPLIT, ranks[:, 4:].mean(0).tolist(), strict=True))
+        record = {
+            "kind": "train",
+            **self._place(step),
+            "steps": steps,
+            "lr": lr,
+            "loss": (ranks[:, 1].mean() / steps).item(),
+            "top1": ranks[:, 2].sum().item() / images,
+            "images": images,
+            "images_per_second": images / sum(seconds.values()),
+            "seconds": seconds,
+        }
+        if self.setup.scaler.is_enabled():
+            record["loss_scale"] = self.setup.scaler.get_scale()
+        if self._world.size > 1:
+            record["seconds_per_rank"] = {name: ranks[:, 4 + number].tolist() for number, name in enumerate(_SPLIT)}
+        self.sink.write(record)
+        self.display.train(record)
+
+    def _not_finite(self, step: int, lr: float) -> None:
+        self.writer.wait()
+        newest = next(store.committed(self.folder.checkpoints), None)
+        where = f"the last good checkpoint is {newest}" if newest else "no checkpoint was saved before it"
+        message = (
+            f"the loss is not finite at step {step} (learning rate {lr:.4g} now); {where}; try a lower --optim.lr, "
+            "a longer --optim.schedule.warmup, --optim.clip_norm 1, or another --precision"
+        )
+        self._summarise("failed", step, message=message)
+        self.close()
+        raise UserError(message)
+
+    def evaluate(self, step: int, measure: Callable[[Setup], dict[str, float]], setup: Setup) -> bool:
+        """Write an evaluation down; whether it is the best so far."""
+        begin = time.perf_counter()
+        metrics = measure(setup)
+        seconds = time.perf_counter() - begin
+        record = {"kind": "eval", **self._place(step), **metrics, "seconds": seconds}
+        self.sink.write(record)
+        self.display.evaluated(record)
+        self._evaluation = record
+        self.window.restart()
+        value = metrics[setup.recipe.checkpoint.best]
+        value = -value if setup.recipe.checkpoint.best == "loss" else value
+        improved = self.best is None or value > self.best
+        self.best = value if improved else self.best
+        return improved
+
+    def save(self, step: int, setup: Setup) -> None:
+        """Start a save; only the copy into host memory holds training up."""
+        begin = time.perf_counter()
+        measured = self._evaluation if self._evaluation.get("step") == step else {}
+        metrics: dict[str, float] = {name: measured[name] for name in ("top1", "top5", "loss") if name in measured}
+        self.writer.save(step, lambda: setup.state(step), metrics)
+        self.sink.write({"kind": "save", **self._place(step), "seconds": time.perf_counter() - begin})
+        self._summarise("running", step)
+        self.window.restart()
+
+    def stopped(self, step: int) -> None:
+        self._settle(step)
+        self._summarise("interrupted", step)
+        self.close()
+        log.info("stopped after step %d; go on with: paceline train --resume %s", step, self.folder.path)
+
+    def finish(self) -> dict[str, Any]:
+        step = self.setup.total_steps
+        self._settle(step)
+        summary = self._summarise("finished", step)
+        self.close()
+        return summary
+
+    def _settle(self, step: int) -> None:
+        """Wait for the last save; a run whose end could not be saved has failed."""
+        self.writer.wait()
+        error = self._world.from_leader(self.writer.error)
+        if error:
+            newest = next(store.committed(self.folder.checkpoints), None)
+            message = (
+                f"{self.folder.checkpoints}: the save of step {step} failed: {error}; earlier saves are untouched"
+                f"{f' (newest: {newest})' if newest else ''}; make room, then: "
+                f"paceline train --resume {self.folder.path}"
+            )
+            self._summarise("failed", step, message=message)
+            self.close()
+            raise UserError(message)
+
+    def _summarise(self, status: str, step: int, **more: Any) -> dict[str, Any]:
+        if not self._world.is_leader:
+            return {}
+        summary = {"status": status, **more, **self._place(step), "total_steps": self.setup.total_steps}
+        if status != "running":  # adding up a long run's records takes time
+            summary |= totals(self.folder, self.setup)
+        try:
+            write_json(self.folder.summary, summary)
+        except OSError as error:
+            log.warning("%s could not be written: %s", self.folder.summary, error)
+        return summary
+
+    def close(self) -> None:
+        self.display.close()
+        self.sink.close()
+
+
+def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
+    """Results and times of a run, added up from its records."""
+    records = list(folder.records())
+    trained = [record for record in records if record["kind"] == "train"]
+    evaluated = [record for record in records if record["kind"] == "eval"]
+    seconds = {name: sum(record["seconds"][name] for record in trained) for name in _SPLIT}
+    train_seconds = sum(seconds.values())
+    seconds["evaluate"] = sum(record["seconds"] for record in evaluated)
+    seconds["checkpoint"] = sum(record["seconds"] for record in records if record["kind"] == "save")
+    images = sum(record["images"] for record in trained)
+    metric = setup.recipe.checkpoint.best
+    choose = min if metric == "loss" else max
+    return {
+        "updated": datetime.now(UTC).isoformat(timespec="seconds"),
+        "recipe": setup.recipe.name,
+        "fingerprint": fingerprint(setup.recipe),
+        "data": {"name": setup.images.name, "fingerprint": setup.images.fingerprint},
+        "ranks": setup.world.size,
+        "global_batch": setup.layout.global_batch,
+        "per_rank_batch": setup.layout.per_rank_batch,
+        "accumulation": setup.layout.accumulation,
+        "precision": setup.precision,
+        "parameters": sum(p.numel() for p in setup.replica.module.parameters()),
+        "images": images,
+        "train_seconds": train_seconds,
+        "seconds": seconds,
+        "images_per_second": images / train_seconds if train_seconds else None,
+        "final": evaluated[-1] if evaluated else None,
+        "best": choose(evaluated, key=lambda record: record[metric]) if evaluated else None,
+    }

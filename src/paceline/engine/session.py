@@ -1,0 +1,186 @@
+"""One start of the program: find the run folder, build the experiment, train or evaluate it."""
+
+import dataclasses
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from paceline.base import logs
+from paceline.base.files import FolderLock, write_text
+from paceline.base.logs import console, log
+from paceline.base.world import World
+from paceline.checkpoint import store
+from paceline.config.io import dump_recipe, fingerprint, load_recipe, to_tree
+from paceline.config.recipe import Recipe
+from paceline.data import sets
+from paceline.engine import precision
+from paceline.engine.build import Setup, build, build_model, evaluation_batches, load_weights
+from paceline.engine.evaluate import evaluate
+from paceline.engine.run import Run
+from paceline.engine.train import train
+from paceline.errors import ConfigError, UserError
+from paceline.track import environment
+from paceline.track.progress import Bar, Display, Lines, Silent
+from paceline.track.records import JsonLines, RunFolder
+from paceline.track.sinks import Fan, Guarded, Sink, TensorBoard
+from paceline.track.telemetry import HostSampler
+
+
+def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = None) -> dict[str, Any]:
+    """Train a recipe in a new run folder below `root`, or go on in an unfinished one; its summary."""
+    world = World.from_env(recipe.device)
+    with world.connected(), ExitStack() as cleanup:
+        logs.set_up(world.rank, world.size)
+        path = world.on_leader(lambda: _choose_folder(recipe, root, name, resume))
+        folder = RunFolder(path)
+        if world.is_leader:
+            cleanup.callback(FolderLock(path).release)
+            handler = logs.also_to(folder.log)
+            cleanup.callback(log.removeHandler, handler)
+        setup = build(recipe, world)
+        log.info("%s on %s: %s", recipe.name, _places(world), setup.layout)
+        saved = world.on_leader(lambda: store.last(folder.checkpoints))
+        run = _open_run(folder, setup, saved)
+        if world.local_rank == 0:
+            cleanup.callback(HostSampler(folder.telemetry).stop)
+        summary = train(setup, run)
+        final = summary.get("final") or {}
+        if final:
+            log.info(
+                "finished: top-1 %.2f %%, top-5 %.2f %%, %.1f s of training, %s images/s; %s",
+                *(100 * final["top1"], 100 * final["top5"], summary["train_seconds"]),
+                *(f"{summary['images_per_second']:,.0f}", path),
+            )
+        return summary
+
+
+def _places(world: World) -> str:
+    hosts = len(set(world.hosts()))
+    where = f"{hosts} hosts" if hosts > 1 else "this machine"
+    return f"{world.size} {world.device.type} rank{'s' if world.size > 1 else ''} on {where}"
+
+
+def _choose_folder(recipe: Recipe, root: Path, name: str, resume: Path | None) -> Path:
+    """The folder to resume, the unfinished run of this name and recipe, or a new one."""
+    if resume:
+        folder = RunFolder(resume)
+        _check_same_experiment(folder, recipe)
+        write_text(folder.recipe, dump_recipe(recipe))
+        return resume
+    numbered = [root / name, *(root / f"{name}-{number}" for number in range(2, 10_000))]
+    free = next(number for number, path in enumerate(numbered) if not RunFolder(path).exists)
+    if free:
+        newest = RunFolder(numbered[free - 1])
+        if not newest.finished and _recorded_fingerprint(newest) == fingerprint(recipe):
+            log.info("%s was interrupted; going on with it", newest.path)
+            return newest.path
+    path = numbered[free]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_text(path / "recipe.yaml", dump_recipe(recipe))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --runs folder") from None
+    return path
+
+
+def _recorded_fingerprint(folder: RunFolder) -> str:
+    try:
+        return fingerprint(load_recipe(str(folder.recipe)))
+    except ConfigError:
+        return ""  # written by another version: not the same experiment
+
+
+def _check_same_experiment(folder: RunFolder, recipe: Recipe) -> None:
+    """Overrides of a resumed run must not change what its position in the data means."""
+    old, new = to_tree(load_recipe(str(folder.recipe))), to_tree(recipe)
+    changed = [key for key in ("seed", "data", "model") if old[key] != new[key]]
+    changed += [f"train.{key}" for key in ("global_batch",) if old["train"][key] != new["train"][key]]
+    changed += [f"optim.{key}" for key in ("name",) if old["optim"][key] != new["optim"][key]]
+    if changed:
+        raise UserError(
+            f"{folder.path}: {', '.join(changed)} cannot change in a resumed run; start a new one with --name"
+        )
+
+
+def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str, Any]] | None) -> Run:
+    world, recipe = setup.world, setup.recipe
+    first_step = 0
+    if saved:
+        save, parts = saved
+        first_step = setup.load(parts, str(save.folder))
+        log.info("resuming from step %d (%s)", first_step, save.folder)
+    if first_step > setup.total_steps or (first_step == setup.total_steps and folder.finished):
+        raise UserError(f"{folder.path} is finished at step {first_step}; to train longer, raise --train.duration")
+    metric = recipe.checkpoint.best
+    best = world.on_leader(lambda: store.best(folder.checkpoints, metric))
+    run = Run(
+        folder,
+        setup,
+        Fan(_sinks(folder, setup, first_step, resumed=folder.metrics.exists()) if world.is_leader else []),
+        store.Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_leader else store.NoWriter(),
+        _display(world, first_step, setup.total_steps),
+        first_step,
+        best=(-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None,
+    )
+    start = environment.collect(world.hosts(), world.device)
+    if world.is_leader:
+        folder.append_environment(
+            start
+            | {"ranks": world.size, "precision": setup.precision, "first_step": first_step}
+            | {"recipe": fingerprint(recipe), "data": setup.images.fingerprint}
+        )
+    return run
+
+
+def _sinks(folder: RunFolder, setup: Setup, first_step: int, resumed: bool) -> list[Sink]:
+    lines = JsonLines(folder.metrics)
+    if resumed:
+        lines.write({"kind": "resume", "step": first_step, "ranks": setup.world.size})
+    sinks: list[Sink] = [Guarded(lines)]
+    if setup.recipe.log.tensorboard:
+        sinks.append(Guarded(TensorBoard(folder.tensorboard, first_step)))
+    return sinks
+
+
+def _display(world: World, first_step: int, total: int) -> Display:
+    if not world.is_leader:
+        return Silent()
+    return Bar(first_step, total) if console.is_terminal else Lines()
+
+
+def find_save(path: Path, which: str) -> Path:
+    """The save a path means: itself, or a run's best or last one."""
+    if (path / "COMMIT").exists():
+        return path
+    folder = RunFolder(path)
+    if not folder.exists and not folder.checkpoints.is_dir():
+        raise UserError(f"{path} is neither a run folder (with recipe.yaml) nor a checkpoint (with COMMIT)")
+    newest = next(store.committed(folder.checkpoints), None)
+    if newest is None:
+        raise UserError(f"{path} has no complete checkpoint; let it train to its first save")
+    if which == "last":
+        return newest
+    metric = load_recipe(str(folder.recipe)).checkpoint.best
+    best = store.best(folder.checkpoints, metric)
+    return best.folder if best else newest
+
+
+def evaluate_save(path: Path, recipe: Recipe) -> dict[str, float]:
+    """Evaluate a save on a recipe's data; exact on any number of ranks."""
+    world = World.from_env(recipe.device)
+    with world.connected():
+        logs.set_up(world.rank, world.size)
+        _, parts = world.on_leader(lambda: store.read(path))
+        images = sets.load(recipe.data)
+        # the save brings all the weights: nothing is to be fetched
+        plain = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, weights="random"))
+        model = build_model(plain, images, world)
+        load_weights(model, parts["ema"] or parts["model"], str(path))
+        resolved = precision.resolve(recipe.precision, world.device)
+        return evaluate(
+            model,
+            evaluation_batches(recipe, images, world),
+            world,
+            lambda: precision.autocast(resolved, world.device),
+            recipe.evaluate.views,
+        )

@@ -1,0 +1,54 @@
+"""Stopping together: signals, and the agreement of all ranks on what happens after a step."""
+
+import os
+import signal
+from types import FrameType, TracebackType
+
+import torch
+import torch.distributed as dist
+
+from paceline.base.world import World
+
+
+class Signals:
+    """Remembers SIGINT or SIGTERM, so that the loop can end after a step; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    def __enter__(self) -> "Signals":
+        self._previous = {signum: signal.signal(signum, self._note) for signum in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
+        if self.received:
+            os._exit(128 + signum)
+        self.received = signum
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+
+class Agreement:
+    """What any rank wishes, known to all of them one step later, so that no rank waits for another's vote."""
+
+    def __init__(self, world: World, num_wishes: int):
+        self._alone = world.size == 1
+        self._zeros = torch.zeros(num_wishes, dtype=torch.int64)
+        self._votes, self._pending = self._zeros, None
+
+    def exchange(self, wishes: list[int]) -> list[int]:
+        """Hand in this step's wishes (0: none); the largest of all ranks' wishes of the step before."""
+        if self._alone:
+            return wishes
+        if self._pending is not None:
+            self._pending.wait()
+        agreed = self._votes.tolist()
+        self._votes = torch.tensor(wishes)
+        self._pending = dist.all_reduce(self._votes, dist.ReduceOp.MAX, async_op=True)
+        return agreed
+
+    def close(self) -> None:
+        if self._pending is not None:
+            self._pending.wait()

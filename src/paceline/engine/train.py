@@ -1,0 +1,116 @@
+"""The training loop. Start here.
+
+    paceline train digits                                         one process
+    paceline train digits --procs 2                               two processes on this machine (DDP)
+    torchrun --nproc-per-node 2 -m paceline train digits          the same, under one's own torchrun
+    srun -N 2 --ntasks-per-node 1 paceline train RECIPE           one process per task, under SLURM
+    paceline train RECIPE --nodes 2 --node-rank 0 --rendezvous HOST:29400      on the first of two machines
+    paceline train RECIPE --nodes 2 --node-rank 1 --rendezvous HOST:29400      on the second
+    paceline train --resume runs/digits                           go on after a stop or a crash
+
+In the order the data passes them: config/recipe.py (what to do), base/world.py (who am I), data/load/order.py (which
+samples when), data/load/resident.py (batches on the device), model/zoo.py, engine/parallel.py and engine/exchange.py
+(gradients between ranks), optim/, engine/evaluate.py, checkpoint/store.py, track/ (the evidence). engine/build.py puts
+them together; engine/run.py opens the run folder and keeps the books.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from paceline.config.recipe import Recipe
+from paceline.data.load.order import step_seed
+from paceline.data.load.resident import Batch
+from paceline.engine.build import Setup
+from paceline.engine.evaluate import evaluate
+from paceline.engine.interval import Interval
+from paceline.engine.run import Run
+from paceline.engine.stop import Agreement, Signals
+from paceline.errors import Stopped
+from paceline.optim.groups import set_lr
+from paceline.optim.schedules import lr_at
+
+
+def train(setup: Setup, run: Run) -> dict[str, Any]:
+    """Train from where the run stands to the end of the recipe; the results."""
+    recipe, total = setup.recipe, setup.total_steps
+    log_every, evaluate_every, save_every = intervals(recipe, setup.loader.steps_per_epoch)
+    agreement = Agreement(setup.world, num_wishes=4)
+    batches = stream(setup, run.first_step)
+    with Signals() as signals:
+        for step in range(run.first_step, total):
+            with run.window.waiting_for_data():
+                micro_batches = next(batches)
+            lr = lr_at(step, setup.lr_plan)
+            torch.manual_seed(step_seed(recipe.seed, step, setup.world.rank))
+            run.window.add(*train_step(setup, micro_batches, lr))
+            done = step + 1
+            if setup.ema:
+                setup.ema.update(setup.replica.module, done)
+            run.display.step(done)
+
+            now = time.monotonic()
+            wishes = [signals.received, log_every.wish(now), evaluate_every.wish(now), save_every.wish(now)]
+            stop, log_due, evaluate_due, save_due = agreement.exchange(wishes)
+            last = done == total
+            evaluating = evaluate_every.due(done, evaluate_due, now) or last
+            saving = save_every.due(done, save_due, now) or last or bool(stop)
+            if log_every.due(done, log_due, now) or evaluating or saving:
+                run.log(done, lr)
+            if evaluating or saving:
+                setup.replica.average_buffers()
+            if evaluating:
+                saving |= run.evaluate(done, measure, setup)
+            if saving:
+                run.save(done, setup)
+            if stop and not last:
+                agreement.close()
+                run.stopped(done)
+                raise Stopped(stop)
+        agreement.close()
+    return run.finish()
+
+
+def train_step(setup: Setup, micro_batches: list[Batch], lr: float) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """One optimizer step: loss and number of correct answers, both still on the device, and the wait for others."""
+    recipe, replica, scaler = setup.recipe, setup.replica, setup.scaler
+    loss_sum, correct = torch.zeros((), device=setup.world.device), torch.zeros((), device=setup.world.device)
+    for number, batch in enumerate(micro_batches, start=1):
+        with replica.exchanging(last=number == len(micro_batches)):
+            with setup.autocast():
+                logits = replica.forward(batch.images)
+            loss = F.cross_entropy(logits.float(), batch.labels, label_smoothing=recipe.train.label_smoothing)
+            scaler.scale(loss / len(micro_batches)).backward()
+        loss_sum += loss.detach() / len(micro_batches)
+        correct += (logits.detach().argmax(1) == batch.labels).sum()
+    sync_seconds = replica.sync_seconds()
+    set_lr(setup.optimizer, lr)
+    if recipe.optim.clip_norm:
+        scaler.unscale_(setup.optimizer)
+        torch.nn.utils.clip_grad_norm_(replica.module.parameters(), recipe.optim.clip_norm)
+    scaler.step(setup.optimizer)
+    scaler.update()
+    setup.optimizer.zero_grad()
+    return loss_sum, correct, sync_seconds
+
+
+def stream(setup: Setup, first_step: int) -> Iterator[list[Batch]]:
+    """Micro-batches of every step from `first_step` on, epoch after epoch."""
+    epoch, step_in_epoch = divmod(first_step, setup.loader.steps_per_epoch)
+    while True:
+        yield from setup.loader.epoch(epoch, step_in_epoch)
+        epoch, step_in_epoch = epoch + 1, 0
+
+
+def measure(setup: Setup) -> dict[str, float]:
+    views = setup.recipe.evaluate.views
+    return evaluate(setup.evaluated_model, setup.evaluator, setup.world, setup.autocast, views)
+
+
+def intervals(recipe: Recipe, steps_per_epoch: int) -> tuple[Interval, Interval, Interval]:
+    texts = (recipe.log.every, recipe.evaluate.every, recipe.checkpoint.every)
+    log_every, evaluate_every, save_every = (Interval.of(text, steps_per_epoch) for text in texts)
+    return log_every, evaluate_every, save_every

@@ -1,0 +1,121 @@
+"""Any timm model, or this project's own small net, with its head fitted to the data."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.base.compat import allow_torchvision
+from paceline.base.logs import log
+from paceline.config.recipe import Model
+from paceline.errors import UserError
+from paceline.model.airbench import AirbenchNet
+
+
+def create(config: Model, num_classes: int, channels: int) -> nn.Module:
+    """Build the model with the weights the recipe asks for."""
+    pretrained = config.weights == "pretrained"
+    if config.name == "airbench":
+        if pretrained:
+            raise UserError("model.weights=pretrained: airbench has no published weights; use random or a file")
+        model: nn.Module = _build(AirbenchNet, config, num_classes=num_classes, in_chans=channels)
+    else:
+        model = _timm(config, num_classes, channels, pretrained)
+    if config.weights not in ("random", "pretrained"):
+        _load_file(model, Path(config.weights))
+    return model
+
+
+def _timm(config: Model, num_classes: int, channels: int, pretrained: bool) -> nn.Module:
+    allow_torchvision()
+    import timm
+
+    known = config.name.startswith(("hf-hub:", "local-dir:")) or timm.is_model(config.name)
+    if not known:
+        close = difflib.get_close_matches(config.name, ["airbench", *timm.list_models()], n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() names them all"
+        raise UserError(f"model.name={config.name!r} is no timm model; {hint}")
+    try:
+        return _build(
+            timm.create_model,
+            config,
+            model_name=config.name,
+            num_classes=num_classes,
+            in_chans=channels,
+            pretrained=pretrained,
+        )
+    except UserError:
+        raise
+    except Exception as error:
+        if not pretrained:
+            raise
+        raise UserError(
+            f"model.weights=pretrained: the weights of {config.name} could not be had ({_one_line(error)}); without a "
+            "way to the hub, bring the .safetensors file here and set model.weights to its path"
+        ) from None
+
+
+def _build(factory: Any, config: Model, **arguments: Any) -> nn.Module:
+    try:
+        model: nn.Module = factory(**arguments, **config.options)
+    except (TypeError, AssertionError, ValueError) as error:
+        raise UserError(f"model.options={config.options} do not fit {config.name}: {_one_line(error)}") from None
+    return model
+
+
+def _load_file(model: nn.Module, path: Path) -> None:
+    """Weights from a file; the classifier's are left out where the number of classes differs."""
+    weights = _read(path)
+    own = model.state_dict()
+    misfits = [name for name in weights if name in own and weights[name].shape != own[name].shape]
+    head = set(_head_names(model))
+    for name in misfits:
+        if name not in head:
+            raise UserError(
+                f"model.weights={path}: {name} is {tuple(weights[name].shape)} there, {tuple(own[name].shape)} here; "
+                "these are the weights of another model"
+            )
+        del weights[name]
+    missing, unknown = model.load_state_dict(weights, strict=False)
+    lacking = [name for name in missing if name not in misfits]
+    if lacking or unknown:
+        raise UserError(
+            f"model.weights={path}: {len(lacking)} tensors are missing ({', '.join(lacking[:3])} ...) and "
+            f"{len(unknown)} unknown ({', '.join(unknown[:3])} ...); these are the weights of another model"
+        )
+    if misfits:
+        log.info(
+            "weights from %s; the head has another number of classes and starts anew (%s)", path, ", ".join(misfits)
+        )
+    else:
+        log.info("weights from %s", path)
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        raise UserError(f"model.weights={path}: no such file; give `random`, `pretrained` or a file")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)  # tensors only: cannot run code
+    except Exception as error:
+        raise UserError(f"model.weights={path} is not readable: {_one_line(error)}") from None
+    for key in ("state_dict", "model"):
+        state = state.get(key, state)
+    return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+
+
+def _head_names(model: nn.Module) -> list[str]:
+    """Parameters of the classifier, found as timm does: by the module that get_classifier returns."""
+    classifier = getattr(model, "get_classifier", lambda: None)()
+    modules = [name for name, module in model.named_modules() if module is classifier]
+    return [name for name, _ in model.named_parameters() if name.rpartition(".")[0] in modules]
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text[:200] or type(error).__name__

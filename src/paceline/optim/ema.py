@@ -1,0 +1,31 @@
+"""A moving average of the weights."""
+
+from copy import deepcopy
+
+import torch
+from torch import nn
+
+from paceline.config.recipe import Ema
+
+
+class AveragedModel:
+    """A copy of the model whose weights trail behind; counters and frozen tensors are copied as they are."""
+
+    def __init__(self, model: nn.Module, config: Ema):
+        self.model = deepcopy(model).requires_grad_(False).eval()
+        self._config = config
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        """After step number `step` (from 1); the average warms up, so that the first weights do not linger."""
+        if step % self._config.every:
+            return
+        updates = step // self._config.every
+        decay = min(self._config.decay, (1 + updates) / (10 + updates))
+        ours, theirs = self.model.state_dict().values(), model.state_dict().values()
+        pairs = [(our, their) for our, their in zip(ours, theirs, strict=True)]
+        moving = [(our, their) for our, their in pairs if our.is_floating_point()]
+        torch._foreach_lerp_([our for our, _ in moving], [their for _, their in moving], 1 - decay)
+        for our, their in pairs:
+            if not our.is_floating_point():
+                our.copy_(their)

@@ -1,0 +1,41 @@
+"""Optimizers, and which parameters get which treatment."""
+
+from typing import Any
+
+from torch import nn, optim
+
+from paceline.config.recipe import Optim
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
+
+def groups(model: nn.Module, config: Optim) -> list[dict[str, Any]]:
+    """Matrices and filters decay; biases and everything in norms do not; norm biases may learn faster.
+
+    Every group carries `scale`, its factor on the scheduled learning rate.
+    """
+    norm_biases = {
+        id(module.bias) for module in model.modules() if isinstance(module, _NORMS) and module.bias is not None
+    }
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decayed = [p for p in trained if p.ndim > 1]
+    plain = [p for p in trained if p.ndim <= 1 and id(p) not in norm_biases]
+    biases = [p for p in trained if id(p) in norm_biases]
+    listed = [
+        {"params": decayed, "weight_decay": config.weight_decay, "scale": 1.0},
+        {"params": plain, "weight_decay": 0.0, "scale": 1.0},
+        {"params": biases, "weight_decay": 0.0, "scale": config.norm_bias_lr},
+    ]
+    return [group for group in listed if group["params"]]
+
+
+def create(model: nn.Module, config: Optim) -> optim.Optimizer:
+    if config.name == "sgd":
+        nesterov = config.nesterov and config.momentum > 0
+        return optim.SGD(groups(model, config), lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=True)
+    return optim.AdamW(groups(model, config), lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["scale"]

@@ -1,0 +1,67 @@
+"""What a run ran on: enough to repeat it, or to see why another one differs."""
+
+import platform
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+_PACKAGES = ("paceline", "torch", "torchvision", "timm", "numpy", "safetensors")
+
+
+def collect(hosts: list[str], device: torch.device) -> dict[str, Any]:
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "code": _code(),
+        "hosts": dict(Counter(hosts)),
+        "hardware": _hardware(device),
+    }
+
+
+def _hardware(device: torch.device) -> dict[str, Any]:
+    hardware: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cores": psutil.cpu_count(logical=True),
+        "threads_per_process": torch.get_num_threads(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "device": device.type,
+    }
+    if device.type == "cuda":
+        hardware["gpu"] = torch.cuda.get_device_name(device)
+        hardware["gpus"] = torch.cuda.device_count()
+        hardware["gpu_memory_gb"] = round(torch.cuda.get_device_properties(device).total_memory / 2**30, 1)
+        hardware["cuda"] = torch.version.cuda
+    return hardware
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _code() -> dict[str, Any]:
+    """Commit of the repository one works in, and whether it had uncommitted changes."""
+    git = shutil.which("git")
+    if not git:
+        return {}
+
+    def ask(*words: str) -> str | None:
+        answer = subprocess.run([git, *words], capture_output=True, text=True, check=False)
+        return answer.stdout.strip() if answer.returncode == 0 else None
+
+    commit = ask("rev-parse", "HEAD")
+    return {"commit": commit, "changed": bool(ask("status", "--porcelain"))} if commit else {}
