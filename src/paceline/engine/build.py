@@ -73,7 +73,7 @@ class Setup:
         load_weights(self.replica.module, parts["model"], origin)
         if self.ema:
             load_weights(self.ema.model, parts["ema"] or parts["model"], origin)
-        self.optimizer.load_state_dict(parts["optimizer"])
+        groups.load_state(self.optimizer, parts["optimizer"])
         self.scaler.load_state_dict(parts["progress"]["scaler"])
         if parts["progress"]["data"] != self.images.fingerprint:
             raise UserError(

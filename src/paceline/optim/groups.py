@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn, optim
 
 from paceline.config.recipe import Optim
@@ -39,3 +40,16 @@ def create(model: nn.Module, config: Optim) -> optim.Optimizer:
 def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr * group["scale"]
+
+
+def load_state(optimizer: optim.Optimizer, state: dict[str, Any]) -> None:
+    """Take over a saved state, with each tensor laid out in memory as its parameter is.
+
+    Saves hold plain tensors. Fused optimizers walk through parameter and momentum side by side, so a momentum in another
+    order than a channels_last filter would be applied to the wrong weights.
+    """
+    optimizer.load_state_dict(state)
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

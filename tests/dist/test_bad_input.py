@@ -1,0 +1,114 @@
+"""Clear error, non-zero exit, nothing lost."""
+
+import resource
+import socket
+from pathlib import Path
+
+import pytest
+from conftest import TINY, complaint
+
+from paceline.checkpoint import store
+from paceline.track.records import RunFolder
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("train",), "which recipe?"),
+        (("train", "digts"), "did you mean 'digits'"),
+        (("train", "nowhere.yaml"), "no such file"),
+        (("train", "digits", "--optim.lrr", "1"), "optim.lrr=1: no such field; did you mean optim.lr?"),
+        (("train", "digits", "--procs", "3"), "train.global_batch=64 is not a multiple of 3 ranks"),
+        (("train", "digits", "--procs", "0"), "'0' is not a whole number from 1 on"),
+        (("train", "digits", "--nodes", "2"), "needs --rendezvous HOST:PORT"),
+        (("train", "digits", "--name", "a/b"), "'a/b' is not a plain folder name"),
+        (("train", "--resume", "nowhere"), "--resume nowhere: no run folder"),
+        (("train", "digits", "--train.global_batch", "5000"), "is more than the 1437 training images"),
+        (("train", "digits", "--model.name", "resnet81"), "is no timm model; did you mean"),
+        (("train", "digits", "--data.name", "cifar10"), "no prepared cifar10 here; run `paceline prepare cifar10"),
+        (("train", "digits", "--data.name", "cifar10", "--procs", "2"), "no prepared cifar10 here"),
+        (("train", "digits", "--device", "cuda"), "this PyTorch sees no GPU"),
+        (("train", "digits", "--train.duration", "0ba"), "is less than one step"),
+        (("train", "digits", "--model.options", "{widths: [8, 8, 8, 8]}"), "does not take images of 8x8 with 1 channels"),
+        (("evaluate",), "evaluate what?"),
+        (("evaluate", "nowhere"), "neither a run folder"),
+        (("prepare", "cifar10", "--from", "nowhere.tar"), "no such file"),
+        (("prepare", "imagenot"), "invalid choice"),
+        (("nonsense",), "invalid choice"),
+    ],
+)
+def test_mistakes_on_the_command_line(paceline, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    assert says in complaint(paceline(*words))
+    assert not list(tmp_path.glob("runs/*/checkpoints/*"))
+
+
+def test_more_ranks_than_samples(paceline) -> None:
+    words = ("--data.name", "synthetic", "--data.synthetic.train_samples", "3", "--train.global_batch", "4")
+    assert "train.global_batch=4 is more than the 3 training images" in complaint(
+        paceline("train", "digits", *words, "--procs", "4")
+    )
+
+
+def test_the_port_is_in_use(paceline) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        answer = paceline("train", "digits", "--nodes", 2, "--rendezvous", f"127.0.0.1:{port}")
+    assert f"port {port} of 127.0.0.1 cannot be used" in complaint(answer)
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_a_loss_that_is_not_finite_stops_all_ranks(paceline, tmp_path: Path, procs: int) -> None:
+    points = "[{at: 0ba, factor: 1.0}, {at: 25ba, factor: 1.0}, {at: 25ba, factor: 1.0e+30}]"
+    schedule = ("--optim.schedule", f"{{name: piecewise, points: {points}}}")
+    text = complaint(paceline("train", "digits", *TINY, *schedule, "--procs", procs, "--log.every", "7ba"))
+    assert "the loss is not finite at step 27 (learning rate 2e+29 now)" in text
+    newest = next(store.committed(tmp_path / "runs" / "digits" / "checkpoints"))
+    assert f"the last good checkpoint is runs/digits/checkpoints/{newest.name}" in text
+    assert newest.name == "step-00000020"
+    store.read(newest)
+    assert RunFolder(tmp_path / "runs" / "digits").read_summary()["status"] == "failed"
+
+
+def test_a_full_disk_while_saving(paceline, tmp_path: Path) -> None:
+    assert paceline("train", "digits", *TINY, "--train.duration", "20ba").returncode == 0
+    before = next(store.committed(tmp_path / "runs" / "digits" / "checkpoints"))
+
+    def no_room() -> None:  # files of at most 12 kB: weights do not fit, records do
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
+
+    words = ("train", "--resume", "runs/digits", "--train.duration", "40ba", "--log.every", "20ba")
+    text = complaint(paceline(*words, preexec_fn=no_room))
+    assert "the save of step 40 failed" in text
+    assert "earlier saves are untouched" in text
+    assert next(store.committed(tmp_path / "runs" / "digits" / "checkpoints")) == before
+    store.read(before)
+    again = paceline(*words)
+    assert again.returncode == 0, again.stderr
+    assert "resuming from step 20" in again.stderr
+
+
+def test_checkpoints_that_are_damaged_or_of_another_model(paceline, tmp_path: Path) -> None:
+    assert paceline("train", "digits", *TINY, "--train.duration", "20ba").returncode == 0
+    run = tmp_path / "runs" / "digits"
+    assert "model cannot change in a resumed run" in complaint(
+        paceline("train", "--resume", "runs/digits", "--model.options.widths", "[8, 24]", "--train.duration", "30ba")
+    )
+    recipe = run / "recipe.yaml"
+    sound = recipe.read_text()
+    recipe.write_text(sound.replace("- 16", "- 24"))
+    text = complaint(paceline("train", "--resume", "runs/digits", "--train.duration", "30ba"))
+    assert "step-00000020 is a save of another model" in text
+    recipe.write_text(sound)
+
+    newest = run / "checkpoints" / "step-00000020"
+    weights = newest / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert "model.safetensors does not match its checksum" in complaint(paceline("evaluate", newest))
+    answer = paceline("train", "--resume", "runs/digits", "--train.duration", "30ba")
+    assert answer.returncode == 0, answer.stderr
+    assert "model.safetensors does not match its checksum; trying the one before it" in answer.stderr
+    assert "resuming from step 10" in answer.stderr

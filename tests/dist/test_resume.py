@@ -1,0 +1,130 @@
+"""Stopped in every way, a run goes on as if nothing had happened."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import TINY, command, environment
+
+from paceline.checkpoint import store
+from paceline.track.records import RunFolder
+
+
+def _weights(run: Path) -> bytes:
+    newest = next(store.committed(run / "checkpoints"))
+    assert newest.name == "step-00000060"
+    return (newest / "model.safetensors").read_bytes() + (newest / "optimizer.safetensors").read_bytes()
+
+
+def _start(folder: Path, *words: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(command(*words), cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
+
+
+def _wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while not any(record["step"] >= step for record in RunFolder(run).records()):
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def _ranks(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return [child for child in psutil.Process(process.pid).children(recursive=True) if "paceline" in child.cmdline()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> bytes:
+    """Final weights and optimizer of a run on two ranks that nothing happened to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    subprocess.run(command("train", "digits", *TINY, "--procs", 2), cwd=folder, env=environment(), check=True)
+    return _weights(folder / "runs" / "digits")
+
+
+def test_killed_in_mid_epoch_it_ends_bit_identical(tmp_path: Path, undisturbed: bytes) -> None:
+    run = tmp_path / "runs" / "digits"
+    words = ("train", "digits", *TINY, "--procs", 2)
+    process = _start(tmp_path, *words)
+    _wait_for_step(process, run, 25)
+    for victim in [*_ranks(process), psutil.Process(process.pid)]:
+        victim.kill()
+    process.wait()
+    assert not RunFolder(run).finished
+    again = subprocess.run(command(*words), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "was interrupted; going on with it" in again.stderr
+    assert "resuming from step" in again.stderr
+    assert _weights(run) == undisturbed
+    steps = [record["step"] for record in RunFolder(run).records() if record["kind"] == "train"]
+    assert steps == list(range(1, 61))
+
+
+def test_one_killed_rank_ends_the_others_with_a_clear_message(tmp_path: Path, undisturbed: bytes) -> None:
+    run = tmp_path / "runs" / "digits"
+    words = ("train", "digits", *TINY, "--procs", 2)
+    process = _start(tmp_path, *words)
+    _wait_for_step(process, run, 15)
+    _ranks(process)[-1].kill()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "was killed" in errors
+    subprocess.run(command("train", "--resume", run, "--procs", 2), cwd=tmp_path, env=environment(), check=True)
+    assert _weights(run) == undisturbed
+
+
+@pytest.mark.parametrize(("procs", "signum"), [(1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, procs: int, signum: int) -> None:
+    run = tmp_path / "runs" / "digits"
+    process = _start(tmp_path, "train", "digits", *TINY, "--procs", procs, "--checkpoint.every", "1000ba")
+    _wait_for_step(process, run, 5)
+    os.kill(process.pid, signum)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signum, errors
+    assert "Traceback" not in errors
+    assert "go on with: paceline train --resume runs/digits" in errors
+    summary = RunFolder(run).read_summary()
+    assert summary["status"] == "interrupted"
+    assert next(store.committed(run / "checkpoints")).name == f"step-{summary['step']:08d}"
+
+
+def _catches(pid: int, signum: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1]
+    return bool(int(mask, 16) >> (signum - 1) & 1)
+
+
+def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
+    """In the middle of a step that takes a minute: it is never finished."""
+    process = _start(tmp_path, "train", "digits", "--model.options.widths", "[4096, 4096]", "--train.global_batch", "1024")
+    deadline = time.monotonic() + 120
+    while not _catches(process.pid, signal.SIGTERM):  # caught only inside the loop
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    while process.poll() is None:  # signals that arrive within one call into torch are seen as one
+        assert time.monotonic() < deadline
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert list(RunFolder(tmp_path / "runs" / "digits").records()) == []
+
+
+def test_two_ranks_then_one_then_two_repeat_and_skip_no_sample(tmp_path: Path) -> None:
+    """Without batch norm the losses are those of a run on one rank, step by step, over two epochs."""
+    words = ("--log.every", "1ba", "--train.global_batch", "96", "--optim.schedule", "{name: constant}", "--optim.lr", "0.05")
+
+    def train(*more: object) -> None:
+        subprocess.run(command("train", *more), cwd=tmp_path, env=environment(), check=True)
+
+    train("digits", *words, "--name", "alone", "--train.duration", "28ba")
+    train("digits", *words, "--name", "moved", "--train.duration", "9ba", "--procs", 2)
+    train("--resume", "runs/moved", "--train.duration", "19ba", "--procs", 1)
+    train("--resume", "runs/moved", "--train.duration", "28ba", "--procs", 2)
+    alone, moved = (
+        {record["step"]: record["loss"] for record in RunFolder(tmp_path / "runs" / name).records() if "lr" in record}
+        for name in ("alone", "moved")
+    )
+    assert alone.keys() == moved.keys() == set(range(1, 29))
+    assert max(abs(alone[step] - moved[step]) for step in alone) < 1e-5

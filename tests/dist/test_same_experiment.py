@@ -1,0 +1,46 @@
+"""More ranks change the speed, not the experiment. Every test starts real processes."""
+
+import json
+import re
+from pathlib import Path
+
+from paceline.track.records import RunFolder
+
+
+def _losses(folder: Path) -> list[float]:
+    return [record["loss"] for record in RunFolder(folder).records() if record["kind"] == "train"]
+
+
+def test_losses_agree_on_1_2_and_4_ranks(paceline, tmp_path: Path) -> None:
+    """A model without batch norm, augmentation on: the whole curve within 1e-5."""
+    words = ("--train.duration", "2ep", "--log.every", "1ba", "--evaluate.per_rank_batch", "50", "--data.augment.cutout", "2")
+    curves = {}
+    for procs, accumulation in ((1, 1), (2, 1), (4, 1), (2, 4)):
+        name = f"r{procs}a{accumulation}"
+        answer = paceline("train", "digits", *words, "--procs", procs, "--name", name, "--train.accumulation", accumulation)
+        assert answer.returncode == 0, answer.stderr
+        per_rank = 64 // procs // accumulation
+        layout = f"per-rank batch {per_rank} x {procs} rank{'s' * (procs > 1)} x accumulation {accumulation} = global batch 64"
+        assert layout in answer.stderr
+        curves[name] = _losses(tmp_path / "runs" / name)
+    alone = curves.pop("r1a1")
+    assert len(alone) == 44
+    for curve in curves.values():
+        assert max(abs(ours - theirs) for ours, theirs in zip(curve, alone, strict=True)) < 1e-5
+    records = [json.loads(line) for line in (tmp_path / "runs" / "r2a1" / "metrics.jsonl").read_text().splitlines()]
+    times = records[0]["seconds_per_rank"]
+    assert all(len(times[part]) == 2 and min(times[part]) >= 0 for part in ("data", "compute", "sync"))
+
+
+def test_evaluation_counts_are_identical_on_1_2_3_and_7_ranks(paceline, tmp_path: Path) -> None:
+    """360 samples in batches of 17: nothing divides."""
+    answer = paceline("train", "digits", "--train.duration", "1ep")
+    assert answer.returncode == 0, answer.stderr
+    results = set()
+    for procs in (1, 2, 3, 7):
+        words = ("--procs", procs, "--evaluate.per_rank_batch", 17, "--evaluate.views", "flip-translate")
+        answer = paceline("evaluate", "runs/digits", *words)
+        assert answer.returncode == 0, answer.stderr
+        results.add(answer.stdout.partition(": ")[2])
+    assert len(results) == 1, results
+    assert re.search(r"top-1 [\d.]+% \(\d+ of 360\)", results.pop())

@@ -1,0 +1,100 @@
+"""Every way to start ranks, and every precision."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import TINY, command, environment
+
+from paceline.track.records import RunFolder
+
+
+def _final(run: Path) -> dict:
+    summary = RunFolder(run).read_summary()
+    assert summary["status"] == "finished"
+    return summary
+
+
+def test_under_one_s_own_torchrun(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*torchrun, "-m", "paceline", "train", "digits", *TINY]
+    answer = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert _final(tmp_path / "runs" / "digits")["ranks"] == 2
+    wrong = subprocess.run([*words, "--procs", "3"], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert wrong.returncode != 0
+    assert "--procs 3, but torchrun started 2 here" in wrong.stderr
+
+
+def test_two_machines_by_hand(tmp_path: Path) -> None:
+    """Two starts that know of each other only the address; the exchange goes over TCP."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{probe.getsockname()[1]}"
+    words = ("train", "digits", "--train.duration", "1ep", "--nodes", 2, "--rendezvous", place)
+    for dtype in ("fp32", "bf16"):
+        nodes = [
+            subprocess.Popen(
+                command(*words, "--node-rank", rank, "--exchange.dtype", dtype, "--name", dtype),
+                cwd=tmp_path,
+                env=environment(),
+            )
+            for rank in range(2)
+        ]
+        assert [node.wait(timeout=120) for node in nodes] == [0, 0]
+        assert _final(tmp_path / "runs" / dtype)["ranks"] == 2
+    starts = json.loads((tmp_path / "runs" / "fp32" / "environment.json").read_text())["starts"]
+    assert sum(starts[0]["hosts"].values()) == 2
+    alone = subprocess.run(command("train", "digits", "--train.duration", "1ep"), cwd=tmp_path, env=environment())
+    assert alone.returncode == 0
+    losses = {name: _final(tmp_path / "runs" / name)["final"]["loss"] for name in ("digits", "fp32", "bf16")}
+    assert abs(losses["fp32"] - losses["digits"]) < 1e-5
+    assert abs(losses["bf16"] - losses["digits"]) < 1e-2
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_trains_on_the_cpu(paceline, tmp_path: Path, precision: str) -> None:
+    words = ("--train.duration", "5ep", "--precision", precision, "--optim.clip_norm", "5")
+    answer = paceline("train", "digits", *words)
+    assert answer.returncode == 0, answer.stderr
+    summary = _final(tmp_path / "runs" / "digits")
+    assert summary["precision"] == precision
+    assert summary["final"]["top1"] > 0.6
+    scales = [record.get("loss_scale") for record in RunFolder(tmp_path / "runs" / "digits").records() if "lr" in record]
+    assert all(scale >= 1 for scale in scales) if precision == "fp16" else set(scales) == {None}
+
+
+def test_the_average_of_the_weights_is_evaluated_saved_and_resumed(paceline, tmp_path: Path) -> None:
+    words = ("--ema.decay", "0.9", "--procs", 2, "--evaluate.views", "flip")
+    for duration in ("20ba", "40ba"):
+        source = ("digits", *TINY) if duration == "20ba" else ("--resume", "runs/digits")
+        answer = paceline("train", *source, *words, "--train.duration", duration)
+        assert answer.returncode == 0, answer.stderr
+    final = _final(tmp_path / "runs" / "digits")["final"]
+    answer = paceline("evaluate", "runs/digits", "--last")
+    assert f"({final['correct']} of 360)" in answer.stdout, answer.stdout + answer.stderr
+    assert (tmp_path / "runs" / "digits" / "checkpoints" / "step-00000040" / "ema.safetensors").exists()
+
+
+def test_a_finished_run_is_left_alone_and_the_next_one_gets_a_number(paceline, tmp_path: Path) -> None:
+    for name in ("digits", "digits-2"):
+        answer = paceline("train", "digits", *TINY, "--train.duration", "5ba")
+        assert answer.returncode == 0, answer.stderr
+        assert _final(tmp_path / "runs" / name)["step"] == 5
+    answer = paceline("train", "--resume", "runs/digits")
+    assert answer.returncode == 1
+    assert "is finished at step 5" in answer.stderr
+
+
+def test_the_demo(paceline, tmp_path: Path) -> None:
+    answer = paceline("demo")
+    assert answer.returncode == 0, answer.stderr
+    runs = sorted((tmp_path / "runs").iterdir())
+    accuracies = [_final(run)["final"]["top1"] for run in runs]
+    assert [_final(run)["ranks"] for run in runs] == [1, 2]
+    assert min(accuracies) > 0.97
+    assert "What it cannot show" in answer.stdout
+    assert all(str(run.name) in answer.stdout.replace("\n", "") for run in runs)

@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+import torch
+
+from paceline.config.batch import BatchLayout
+from paceline.config.recipe import Augment, Data, Synthetic
+from paceline.data.load.augment import cut_out_, gather
+from paceline.data.load.resident import ResidentEvaluator, ResidentLoader, statistics
+from paceline.data.sets import load
+from paceline.errors import UserError
+
+IMAGES = torch.randint(0, 256, (40, 9, 7, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+PIXELS = IMAGES.reshape(-1, 3)
+IDS = torch.tensor([5, 39, 0, 17, 5])
+
+
+def _gather(augment: Augment, epoch: int = 0, ids: torch.Tensor = IDS) -> torch.Tensor:
+    return gather(PIXELS, (9, 7, 3), ids, augment, seed=1, epoch=epoch)
+
+
+def test_without_augmentation_images_are_as_they_are() -> None:
+    assert torch.equal(_gather(Augment()), IMAGES[IDS])
+
+
+def test_translation_is_a_crop_of_the_reflected_image() -> None:
+    everything = torch.arange(40)
+    shifted = _gather(Augment(translate=2), ids=everything).numpy()
+    padded = np.pad(IMAGES.numpy(), ((0, 0), (2, 2), (2, 2), (0, 0)), mode="reflect")
+    seen = set()
+    for number in range(40):
+        places = [(y, x) for y in range(5) for x in range(5)]
+        matches = [(y, x) for y, x in places if (padded[number, y : y + 9, x : x + 7] == shifted[number]).all()]
+        assert len(matches) == 1
+        seen.update(matches)
+    assert len(seen) > 15  # of 25 places, with 40 images
+
+
+def test_alternating_flips_mirror_half_the_images_and_the_other_half_next_time() -> None:
+    everything = torch.arange(40)
+    first, second, third = (_gather(Augment(flip="alternating"), epoch, everything) for epoch in range(3))
+    mirrored = (first != IMAGES).flatten(1).any(1)
+    assert 8 < mirrored.sum() < 32
+    assert torch.equal(first[mirrored], IMAGES[mirrored].flip(2))
+    assert torch.equal(second, first.flip(2))
+    assert torch.equal(third, first)
+
+
+def test_random_flips_are_drawn_anew_each_epoch() -> None:
+    everything = torch.arange(40)
+    epochs = torch.stack([_gather(Augment(flip="random"), epoch, everything) for epoch in range(8)])
+    mirrored = (epochs != IMAGES).flatten(2).any(2)
+    assert 0.3 < mirrored.float().mean() < 0.7
+    assert len({tuple(row.tolist()) for row in mirrored}) == 8
+
+
+def test_cutout_clears_one_square_per_image() -> None:
+    images = torch.ones(200, 3, 12, 12)
+    cut = cut_out_(images, torch.arange(200), 4, seed=0, epoch=0)
+    cleared = (cut == 0).sum((2, 3))
+    assert (cleared[:, 0] == cleared[:, 1]).all()
+    assert cleared.max() == 16
+    assert cleared.min() >= 4  # a quarter of the square, when its centre is a corner
+
+
+def test_batches_are_normalised_with_the_training_set_s_statistics() -> None:
+    data = Data(name="synthetic", synthetic=Synthetic(train_samples=512, channels=2, size=8))
+    images = load(data)
+    mean, std = statistics(data, images)
+    reference = images.train.images.double() / 255
+    assert torch.allclose(mean.double(), reference.mean((0, 1, 2)), atol=1e-6)
+    assert torch.allclose(std.double(), reference.std((0, 1, 2), correction=0), atol=1e-6)
+    loader = ResidentLoader(data, images, BatchLayout(512, 1, 1), 0, 0, torch.device("cpu"))
+    batch = next(loader.epoch(0))[0].images
+    assert batch.mean((0, 2, 3)).abs().max() < 1e-5
+    assert torch.allclose(batch.var((0, 2, 3), correction=0), torch.ones(2), atol=1e-4)
+
+
+def test_resizing_and_odd_requests() -> None:
+    data = Data(name="digits", size=16)
+    images = load(data)
+    loader = ResidentLoader(data, images, BatchLayout(8, 1, 1), 0, 0, torch.device("cpu"))
+    assert next(loader.epoch(0))[0].images.shape == (8, 1, 16, 16)
+    with pytest.raises(UserError, match=r"train.global_batch=2000 is more than the 1437 training images"):
+        ResidentLoader(data, images, BatchLayout(2000, 1, 1), 0, 0, torch.device("cpu"))
+    with pytest.raises(UserError, match=r"data.augment.translate=8"):
+        ResidentLoader(Data(augment=Augment(translate=8)), images, BatchLayout(8, 1, 1), 0, 0, torch.device("cpu"))
+    with pytest.raises(UserError, match=r"data.mean has 3 values"):
+        statistics(Data(mean=(0.5,) * 3, std=(0.5,) * 3), images)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_evaluation_deals_out_every_sample_once_in_the_same_batches(ranks: int) -> None:
+    data = Data(name="digits")
+    images = load(data)
+    device = torch.device("cpu")
+    dealt = [batch.ids for rank in range(ranks) for batch in ResidentEvaluator(data, images, 50, rank, ranks, device)]
+    assert sorted(torch.cat(dealt).tolist()) == list(range(360))
+    assert {tuple(ids.tolist()) for ids in dealt} == {tuple(range(at, min(at + 50, 360))) for at in range(0, 360, 50)}

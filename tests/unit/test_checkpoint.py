@@ -1,0 +1,149 @@
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.checkpoint import store
+from paceline.checkpoint.state import flatten, snapshot, unflatten
+
+
+def _parts(step: int) -> dict:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return {
+        "model": model.state_dict(),
+        "ema": {},
+        "optimizer": optimizer.state_dict(),
+        "progress": {"step": step, "scaler": {"scale": 65536.0}, "half": torch.ones(3, dtype=torch.bfloat16)},
+    }
+
+
+def _write(folder: Path, step: int, **metrics: float) -> Path:
+    path = folder / f"step-{step:08d}"
+    store.write(path, step, snapshot(_parts(step)), metrics)
+    return path
+
+
+def _equal(left: object, right: object) -> bool:
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right) and left.dtype == right.dtype
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(_equal, left, right))
+    return left == right
+
+
+def test_state_survives_a_trip_through_tensors_and_json() -> None:
+    parts = _parts(5)
+    skeleton, tensors = flatten(parts)
+    assert _equal(unflatten(json.loads(json.dumps(skeleton)), tensors), parts)
+    with pytest.raises(TypeError, match=r"state.model is a set"):
+        flatten({"model": {1}})
+
+
+def test_a_save_is_read_back(tmp_path: Path) -> None:
+    path = _write(tmp_path, 5, top1=0.5)
+    save, parts = store.read(path)
+    assert (save.step, save.metrics) == (5, {"top1": 0.5})
+    assert parts["progress"]["step"] == 5
+    assert 0 in parts["optimizer"]["state"]  # whole-number keys stay whole numbers
+    fresh = torch.optim.AdamW(nn.Linear(3, 2).parameters())
+    fresh.load_state_dict(parts["optimizer"])
+
+
+def test_a_flipped_bit_in_any_file_is_noticed_200_of_200(tmp_path: Path) -> None:
+    path = _write(tmp_path, 1)
+    chance = random.Random(0)
+    files = sorted(path.iterdir())
+    assert {file.name for file in files} >= {"COMMIT", "manifest.json", "state.json", "model.safetensors"}
+    for number in range(200):
+        file = files[number % len(files)]
+        content = file.read_bytes()
+        place = chance.randrange(len(content) * 8)
+        changed = bytearray(content)
+        changed[place // 8] ^= 1 << place % 8
+        file.write_bytes(changed)
+        with pytest.raises(store.DamagedCheckpoint):
+            store.read(path)
+        file.write_bytes(content)
+    store.read(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["COMMIT", "manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"]
+)
+def test_a_missing_or_cut_file_is_noticed(tmp_path: Path, name: str) -> None:
+    path = _write(tmp_path, 1)
+    content = (path / name).read_bytes()
+    (path / name).write_bytes(content[:-1])
+    with pytest.raises(store.DamagedCheckpoint):
+        store.read(path)
+    (path / name).unlink()
+    with pytest.raises(store.DamagedCheckpoint, match="missing"):
+        store.read(path)
+
+
+def test_a_file_too_many_is_noticed(tmp_path: Path) -> None:
+    path = _write(tmp_path, 1)
+    (path / "ema.safetensors").write_bytes(b"not mine")
+    with pytest.raises(store.DamagedCheckpoint, match="does not name"):
+        store.read(path)
+
+
+def test_a_damaged_newest_save_is_named_and_the_one_before_it_used(tmp_path: Path, caplog) -> None:
+    _write(tmp_path, 1)
+    newest = _write(tmp_path, 2)
+    (newest / "model.safetensors").write_bytes(b"rubbish")
+    store.log.propagate = True
+    found = store.last(tmp_path)
+    assert found
+    assert found[0].step == 1
+    assert str(newest / "model.safetensors") in caplog.text
+
+
+def test_what_was_being_written_does_not_exist(tmp_path: Path, monkeypatch) -> None:
+    _write(tmp_path, 1)
+    monkeypatch.setattr(store, "write_text", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        _write(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    found = store.last(tmp_path)
+    assert found
+    assert found[0].step == 1
+
+
+def test_best_is_found_by_its_metric_not_by_a_name(tmp_path: Path) -> None:
+    for step, top1 in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.9)):
+        _write(tmp_path, step, top1=top1, loss=1 - top1)
+    _write(tmp_path, 5)
+    for metric in ("top1", "loss"):
+        best = store.best(tmp_path, metric)
+        assert best
+        assert best.step == 2
+    shutil.rmtree(tmp_path / "step-00000002")
+    assert store.best(tmp_path, "top1").step == 4  # type: ignore[union-attr]
+
+
+def test_the_writer_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    writer = store.Writer(tmp_path, keep=2, best_metric="top1")
+    for step, top1 in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.6), (5, 0.1)):
+        writer.save(step, lambda step=step: _parts(step), {"top1": top1})
+    writer.wait()
+    assert [path.name for path in store.committed(tmp_path)] == ["step-00000005", "step-00000004", "step-00000002"]
+    assert writer.error is None
+
+
+def test_a_save_is_of_the_moment_it_was_asked_for(tmp_path: Path) -> None:
+    weights = torch.zeros(1000)
+    writer = store.Writer(tmp_path, keep=2, best_metric="top1")
+    writer.save(1, lambda: {"model": {"weights": weights}}, {})
+    weights.fill_(1.0)
+    writer.wait()
+    assert store.read(tmp_path / "step-00000001")[1]["model"]["weights"].sum() == 0

@@ -1,0 +1,84 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.config.recipe import Ema, Optim, Point, Schedule
+from paceline.optim.ema import AveragedModel
+from paceline.optim.groups import create, groups, set_lr
+from paceline.optim.schedules import LrPlan, lr_at
+
+
+def plan(total: int = 100, **schedule: object) -> LrPlan:
+    return LrPlan.of(Optim(lr=2.0, schedule=Schedule(**schedule)), total, steps_per_epoch=10)  # type: ignore[arg-type]
+
+
+def test_one_cycle_is_torch_s_own() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
+    reference = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2.0, total_steps=101, pct_start=31 / 101)
+    ours = plan(name="one-cycle", warmup="3ep", start=1 / 25, end=1 / 25e4)
+    for step in range(100):
+        assert lr_at(step, ours) == pytest.approx(reference.get_last_lr()[0], rel=1e-9)
+        optimizer.step()
+        reference.step()
+
+
+def test_cosine_and_linear_with_warm_up() -> None:
+    cosine = plan(name="cosine", warmup="1ep", start=0.1)
+    assert lr_at(0, cosine) == pytest.approx(0.2)
+    assert lr_at(5, cosine) == pytest.approx(0.2 + 1.8 / 2)
+    assert lr_at(10, cosine) == 2.0
+    assert lr_at(55, cosine) == pytest.approx(1 + math.cos(math.pi / 2))
+    linear = plan(name="linear", warmup="20ba", end=0.5)
+    assert [lr_at(step, linear) for step in (0, 10, 20, 60)] == pytest.approx([0.0, 1.0, 2.0, 1.5])
+    assert lr_at(99, plan(name="constant")) == 2.0
+
+
+def test_piecewise_is_linear_between_its_corners() -> None:
+    points = (Point("1ep", 0.5), Point("3ep", 1.0), Point("3ep", 0.1), Point("5ep", 0.0))
+    corners = plan(name="piecewise", points=points)
+    at = {0: 1.0, 10: 1.0, 20: 1.5, 29: 1.95, 30: 0.2, 40: 0.1, 50: 0.0, 99: 0.0}
+    assert {step: lr_at(step, corners) for step in at} == pytest.approx(at)
+
+
+def test_norms_and_biases_do_not_decay_and_frozen_weights_are_left_out() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))
+    model[1].weight.requires_grad_(False)
+    decayed, plain, norm_biases = groups(model, Optim(weight_decay=0.1, norm_bias_lr=64.0))
+    assert {id(p) for p in decayed["params"]} == {id(model[0].weight), id(model[3].weight)}
+    assert {id(p) for p in plain["params"]} == {id(model[0].bias), id(model[3].bias)}
+    assert [id(p) for p in norm_biases["params"]] == [id(model[1].bias)]
+    assert [group["weight_decay"] for group in (decayed, plain, norm_biases)] == [0.1, 0.0, 0.0]
+    optimizer = create(model, Optim(weight_decay=0.1, norm_bias_lr=64.0))
+    set_lr(optimizer, 0.5)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5, 32.0]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_optimizers_reduce_a_quadratic(name: str) -> None:
+    layer = nn.Linear(4, 4)
+    optimizer = create(layer, Optim(name=name, lr=0.05))  # type: ignore[arg-type]
+    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    losses = []
+    for _ in range(100):
+        loss = (layer(inputs) - inputs).square().mean()
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0] / 10
+
+
+def test_the_average_trails_the_weights_and_copies_counters() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    average = AveragedModel(model, Ema(decay=0.9, every=2))
+    before = model[0].weight.detach().clone()
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+        model[1].num_batches_tracked.fill_(7)
+    average.update(model, step=1)
+    assert torch.equal(average.model[0].weight, before)
+    average.update(model, step=200)
+    assert torch.allclose(average.model[0].weight, before + 0.1)
+    assert average.model[1].num_batches_tracked == 7

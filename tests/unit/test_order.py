@@ -1,0 +1,74 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.config.batch import BatchLayout
+from paceline.config.recipe import Augment, Data
+from paceline.data.load.order import epoch_order, micro_batches, uniform
+from paceline.data.load.resident import ResidentLoader
+from paceline.data.sets import ImageSet, load
+
+
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    epoch=st.integers(0, 1000),
+    samples=st.integers(1, 300),
+    ranks=st.integers(1, 6),
+    accumulation=st.integers(1, 3),
+    per_rank=st.integers(1, 5),
+)
+def test_any_number_of_ranks_sees_the_same_global_batches(seed, epoch, samples, ranks, accumulation, per_rank) -> None:
+    batch = ranks * accumulation * per_rank
+    order = epoch_order(seed, epoch, samples)
+    assert sorted(order.tolist()) == list(range(samples))
+    layout = BatchLayout(batch, ranks, accumulation)
+    for step in range(samples // batch):
+        together = torch.cat([micro_batches(order, step, layout, rank).flatten() for rank in range(ranks)])
+        assert torch.equal(together, order[step * batch : (step + 1) * batch])
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = [epoch_order(seed, epoch, 100).tolist() for seed in range(3) for epoch in range(3)]
+    assert len({tuple(order) for order in orders}) == 9
+
+
+def test_random_numbers_belong_to_the_sample_and_are_uniform() -> None:
+    ids = torch.arange(200_000)
+    values = uniform(1, 2, ids, stream=3)
+    shuffled = torch.randperm(len(ids))
+    assert torch.equal(uniform(1, 2, ids[shuffled], stream=3), values[shuffled])
+    assert ((values >= 0) & (values < 1)).all()
+    counts = torch.histc(values, bins=100, min=0, max=1)
+    chi_squared = ((counts - 2000) ** 2 / 2000).sum()
+    assert chi_squared < 160  # 99 degrees of freedom: one in ten thousand beyond it
+    other = uniform(1, 2, ids, stream=4)
+    assert abs(torch.corrcoef(torch.stack([values, other]))[0, 1]) < 0.01
+
+
+def _loader(images: ImageSet, data: Data, ranks: int, rank: int, accumulation: int = 1) -> ResidentLoader:
+    layout = BatchLayout(48, ranks, accumulation)
+    return ResidentLoader(data, images, layout, rank, seed=3, device=torch.device("cpu"))
+
+
+def test_ids_and_pixels_are_the_same_on_1_2_and_4_ranks() -> None:
+    data = Data(name="digits", augment=Augment(flip="random", translate=2, cutout=3))
+    images = load(data)
+    alone = list(_loader(images, data, 1, 0).epoch(1))
+    for ranks, accumulation in ((2, 1), (4, 1), (2, 3)):
+        loaders = [_loader(images, data, ranks, rank, accumulation).epoch(1) for rank in range(ranks)]
+        for whole, *parts in zip(alone, *loaders, strict=True):
+            batches = [batch for rank in parts for batch in rank]
+            assert torch.equal(torch.cat([batch.ids for batch in batches]), whole[0].ids)
+            assert torch.equal(torch.cat([batch.labels for batch in batches]), whole[0].labels)
+            assert torch.equal(torch.cat([batch.images for batch in batches]), whole[0].images)
+
+
+def test_an_epoch_taken_up_in_the_middle_goes_on_as_it_would_have() -> None:
+    data = Data(name="digits", augment=Augment(flip="random"))
+    images = load(data)
+    whole = [batch for step in _loader(images, data, 1, 0).epoch(2) for batch in step]
+    first = [batch for step in list(_loader(images, data, 2, 0).epoch(2))[:10] for batch in step]
+    first_other = [batch for step in list(_loader(images, data, 2, 1).epoch(2))[:10] for batch in step]
+    rest = [batch for step in _loader(images, data, 1, 0).epoch(2, first_step=10) for batch in step]
+    ids = [torch.cat([a.ids, b.ids]) for a, b in zip(first, first_other, strict=True)] + [batch.ids for batch in rest]
+    assert torch.equal(torch.cat(ids), torch.cat([batch.ids for batch in whole]))

@@ -1,0 +1,108 @@
+"""Where a rank finds itself, and what the launcher plans, without starting anything."""
+
+import socket
+
+import pytest
+import torch
+
+from paceline.base import world as worlds
+from paceline.base.world import World
+from paceline.config.launched import under_launcher
+from paceline.errors import UserError
+from paceline.launch.local import plan
+
+SLURM = {
+    "SLURM_JOB_ID": "12345",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_STEP_NODELIST": "gpu[03-04,7]",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+}
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *SLURM):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_a_lone_process_is_its_own_world(clean) -> None:
+    world = World.from_env("cpu")
+    assert (world.rank, world.size, world.is_leader) == (0, 1, True)
+    with world.connected():
+        assert world.sum_(torch.ones(2)).tolist() == [1, 1]
+        assert world.on_leader(lambda: 5) == 5
+        world.barrier()
+
+
+def test_torchrun_s_variables(clean) -> None:
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
+        clean.setenv(name, value)
+    world = World.from_env("cpu")
+    assert (world.rank, world.size, world.local_rank, world.local_size) == (5, 8, 1, 4)
+
+
+def test_srun_s_variables(clean) -> None:
+    for name, value in SLURM.items():
+        clean.setenv(name, value)
+    world = World.from_env("cpu")
+    assert (world.rank, world.size, world.local_rank, world.local_size) == (3, 5, 1, 2)
+    assert worlds.os.environ["MASTER_ADDR"] == "gpu03"
+    assert 1024 < int(worlds.os.environ["MASTER_PORT"]) < 65536
+
+
+def test_a_batch_script_and_a_single_task_are_no_ranks() -> None:
+    assert not under_launcher({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
+    assert not under_launcher(SLURM | {"SLURM_STEP_NUM_TASKS": "1"})
+    assert under_launcher(SLURM)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("n[1-4]", "n1"), ("gpu-[003,007]", "gpu-003"), ("a[2-3],b", "a2")],
+)
+def test_the_first_host_of_slurm_s_list(nodelist: str, host: str) -> None:
+    assert worlds.first_host(nodelist) == host
+
+
+def test_cores_are_shared_out(clean) -> None:
+    clean.delenv("PACELINE_THREADS", raising=False)
+    clean.setattr(worlds.os, "sched_getaffinity", lambda _: set(range(8)))
+    assert [worlds.threads_per_process(processes) for processes in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
+
+
+def test_a_gpu_that_is_not_there_is_said(clean) -> None:
+    clean.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="device=cuda: this PyTorch sees no GPU"):
+        World.from_env("cuda")
+
+
+def test_one_machine_meets_on_the_loopback(monkeypatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    planned = plan(["train", "digits"], procs=2, nodes=1, node_rank=0, rendezvous="")
+    assert planned.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert planned.environment["GLOO_SOCKET_IFNAME"].startswith("lo")
+    assert planned.arguments[-4:] == ["-m", "paceline", "train", "digits"]
+    assert "127.0.0.1:0" in planned.arguments
+
+
+def test_several_machines_meet_at_node_0(monkeypatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine0")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        planned = plan(["train", "digits"], procs=1, nodes=2, node_rank=1, rendezvous=place)
+        assert "GLOO_SOCKET_IFNAME" not in planned.environment  # the user's own choice stays
+        with pytest.raises(UserError, match=r"port \d+ of 127.0.0.1 cannot be used"):
+            plan(["train", "digits"], procs=1, nodes=2, node_rank=0, rendezvous=place)
+
+
+@pytest.mark.parametrize("place", ["host", "host:", ":29400", "host:port", "host:99999"])
+def test_meeting_places_that_are_none(place: str) -> None:
+    with pytest.raises(UserError, match="write HOST:PORT"):
+        plan(["train", "digits"], procs=1, nodes=2, node_rank=1, rendezvous=place)

@@ -1,0 +1,119 @@
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.base.files import FolderLock, replacing
+from paceline.engine.interval import Interval
+from paceline.errors import UserError
+from paceline.track.records import JsonLines, RunFolder
+from paceline.track.sinks import Guarded, TensorBoard
+from paceline.track.telemetry import HostSampler
+
+
+def test_records_after_a_kill_and_a_resume_count_once(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    lines = JsonLines(folder.metrics)
+    for step in (1, 2, 3):
+        lines.write({"kind": "train", "step": step, "loss": math.nan})
+    lines.close()
+    with folder.metrics.open("a") as file:
+        file.write('{"kind": "train", "st')  # killed in the middle of a line
+    again = JsonLines(folder.metrics)
+    again.write({"kind": "resume", "step": 2})
+    again.write({"kind": "train", "step": 3, "loss": 0.1 + 0.2})
+    again.close()
+    records = list(folder.records())
+    assert [(record["kind"], record["step"]) for record in records] == [
+        ("train", 1),
+        ("train", 2),
+        ("resume", 2),
+        ("train", 3),
+    ]
+    assert records[0]["loss"] is None
+    assert records[-1]["loss"] == 0.3
+
+
+def test_a_sink_that_fails_is_dropped_and_training_goes_on() -> None:
+    class Broken:
+        calls = 0
+
+        def write(self, record: dict) -> None:
+            self.calls += 1
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            raise AssertionError("closed after it was dropped")
+
+    broken = Broken()
+    guarded = Guarded(broken)
+    guarded.write({"kind": "train"})
+    guarded.write({"kind": "train"})
+    guarded.close()
+    assert broken.calls == 1
+
+
+def test_tensorboard_gets_this_field_s_tags(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = TensorBoard(tmp_path, first_step=0)
+    seconds = {"data": 0.1, "compute": 0.2, "sync": 0.3}
+    train = {"kind": "train", "step": 5, "loss": 1.5, "top1": 0.25, "lr": 0.1, "images_per_second": 9.0}
+    board.write(train | {"seconds": seconds})
+    board.write({"kind": "eval", "step": 5, "loss": 1.0, "top1": 0.5, "top5": 0.75})
+    board.write({"kind": "save", "step": 5})
+    board.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert set(events.Tags()["scalars"]) >= {"Loss/train", "Accuracy/train", "Loss/val", "Accuracy/val", "LearningRate"}
+    assert events.Scalars("Loss/val")[0].step == 5
+
+
+def test_the_sampler_writes_the_host_s_use(tmp_path: Path) -> None:
+    sampler = HostSampler(tmp_path, interval=0.01)
+    deadline = time.monotonic() + 20
+    while not any(path.read_text().count("\n") >= 3 for path in tmp_path.glob("*.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    sampler.stop()
+    samples = [json.loads(line) for line in next(tmp_path.glob("*.jsonl")).read_text().splitlines()]
+    assert all(sample["memory_bytes"] > 0 and 0 <= sample["cpu_percent"] <= 100 for sample in samples)
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    first = FolderLock(tmp_path)
+    with pytest.raises(UserError, match="in use by another process"):
+        FolderLock(tmp_path)
+    first.release()
+    FolderLock(tmp_path).release()
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def interrupted() -> None:
+        with replacing(path) as file:
+            file.write(b"half of the n")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        interrupted()
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_intervals_in_steps_and_seconds() -> None:
+    steps = Interval.of("0.5ep", steps_per_epoch=10)
+    assert [step for step in range(1, 21) if steps.due(step, 0, 0.0)] == [5, 10, 15, 20]
+    seconds = Interval.of("3s", steps_per_epoch=10)
+    start = seconds._last
+    pending, due = 0, []
+    for second in range(12):  # one step a second; a wish is granted one step later, as between ranks
+        now = start + second
+        wish = seconds.wish(now)
+        if seconds.due(second, pending, now):
+            due.append(second)
+        pending = wish
+    assert due == [4, 8]
