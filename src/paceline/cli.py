@@ -23,6 +23,17 @@ _EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last"
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    status = _guarded(arguments)
+    if "RANK" in os.environ:
+        # all work is done; torch's threads sometimes abort the process while the interpreter is taken down
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _guarded(arguments: list[str]) -> int:
+    """Run a verb; what the user can put right is a message, not a traceback."""
     try:
         return _dispatch(arguments)
     except Stopped as stopped:

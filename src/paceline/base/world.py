@@ -48,6 +48,8 @@ class World:
     def connected(self) -> Iterator["World"]:
         """Set threads and device, join the other ranks, and leave them in order."""
         torch.set_num_threads(threads_per_process(self.local_size))
+        if self.device.type == "cpu":
+            keep_freed_memory()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.size == 1:
@@ -177,6 +179,18 @@ def threads_per_process(processes: int) -> int:
         return max(1, int(wanted))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // processes)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep large freed blocks for the next step instead of returning them to the kernel.
+
+    Activations are allocated and freed at every step; getting them from the kernel each time, page by page, is a large
+    part of a step on CPUs (benchmarks/loop.py shows how large).
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        trim_threshold, mmap_max = -1, -4
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
 
 
 def _die_with_parent() -> None:

@@ -68,6 +68,18 @@ class Augment:
 
 
 @dataclass(frozen=True)
+class SizeFrom:
+    """A change of the training images' size."""
+
+    __pydantic_config__ = _STRICT
+
+    at: StepDuration
+    """From when on, counted from the start of training."""
+    size: Count
+    """Side in pixels."""
+
+
+@dataclass(frozen=True)
 class Data:
     """Which images, and how they reach the model."""
 
@@ -79,6 +91,8 @@ class Data:
     """Folder of the prepared data; empty: $PACELINE_DATA/NAME, or data/NAME below the current folder."""
     size: CountOrZero = 0
     """Resize images to this side on the device; 0 keeps their own."""
+    sizes: tuple[SizeFrom, ...] = ()
+    """Progressive resizing of training images, e.g. [{at: 0ep, size: 16}, {at: 5ep, size: 32}]; evaluation: data.size."""
     mean: tuple[float, ...] = ()
     """Mean per channel (0-1) to subtract; empty: measured on the training set."""
     std: tuple[Positive, ...] = ()
@@ -292,13 +306,19 @@ def problems(recipe: Recipe) -> Iterator[str]:
     if len(recipe.data.mean) != len(recipe.data.std):
         yield f"data.mean has {len(recipe.data.mean)} values, data.std {len(recipe.data.std)}; give both or neither"
     if schedule.name == "piecewise" and not schedule.points:
-        yield 'optim.schedule.points is empty; a piecewise schedule needs e.g. [{at: "0ep", factor: 1.0}]'
+        yield "optim.schedule.points is empty; a piecewise schedule needs e.g. [{at: 0ep, factor: 1.0}]"
     if schedule.name != "piecewise" and schedule.points:
         yield f"optim.schedule.points is only read by a piecewise schedule, not by {schedule.name!r}; remove one"
-    if len({parse(point.at).unit for point in schedule.points}) > 1:
-        yield 'optim.schedule.points mixes "ep" and "ba"; use one unit'
-    elif (times := [parse(point.at).value for point in schedule.points]) != sorted(times):
-        yield f"optim.schedule.points are not in order of time: {', '.join(p.at for p in schedule.points)}"
+    yield from _out_of_order("optim.schedule.points", [point.at for point in schedule.points])
+    yield from _out_of_order("data.sizes", [change.at for change in recipe.data.sizes])
+
+
+def _out_of_order(path: str, times: list[str]) -> Iterator[str]:
+    amounts = [parse(time) for time in times]
+    if len({amount.unit for amount in amounts}) > 1:
+        yield f"{path} mixes ep and ba ({', '.join(times)}); use one unit"
+    elif amounts != sorted(amounts):
+        yield f"{path} are not in order of time: {', '.join(times)}"
 
 
 def near_multiples(value: int, of: int) -> list[int]:

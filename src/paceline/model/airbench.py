@@ -47,15 +47,20 @@ class _Block(nn.Module):
 
 
 class AirbenchNet(nn.Module):
-    """Whitening layer, one pooling block per width, global max pool, scaled linear head."""
+    """Whitening layer, one pooling block per width, global max pool, scaled linear head.
+
+    `depths` are the convolutions of each block, two by default. Without `train_whiten_bias` nothing before the first
+    block needs a gradient, which saves the backward pass through the largest maps.
+    """
 
     def __init__(
         self,
         num_classes: int = 10,
         in_chans: int = 3,
         widths: Sequence[int] = (64, 256, 256),
-        depth: int = 2,
+        depths: Sequence[int] = (),
         norm: str = "batch",
+        train_whiten_bias: bool = True,
         logit_scale: float = 1 / 9,
     ):
         super().__init__()
@@ -63,9 +68,12 @@ class AirbenchNet(nn.Module):
         patch = in_chans * kernel * kernel
         self.whiten = nn.Conv2d(in_chans, 2 * patch, kernel)
         self.whiten.weight.requires_grad_(False)
-        inputs = [2 * patch, *widths[:-1]]
-        self.blocks = nn.Sequential(*(_Block(i, o, depth, norm) for i, o in zip(inputs, widths, strict=True)))
+        self.whiten.bias.requires_grad_(train_whiten_bias)  # type: ignore[union-attr]
+        inputs, depths = [2 * patch, *widths[:-1]], depths or [2] * len(widths)
+        self.blocks = nn.Sequential(*(_Block(*shape, norm) for shape in zip(inputs, widths, depths, strict=True)))
         self.head = nn.Linear(widths[-1], num_classes, bias=False)
+        with torch.no_grad():
+            self.head.weight.div_(self.head.weight.std())
         self.logit_scale = logit_scale
 
     def get_classifier(self) -> nn.Module:

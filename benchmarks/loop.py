@@ -1,0 +1,124 @@
+"""The engine against a bare PyTorch loop: same net, same batches, same process, taking turns.
+
+    python benchmarks/loop.py [RECIPE] [--steps 20] [--rounds 7]
+
+The bare loop does the arithmetic and nothing else: no metrics, no records, no signals, no checks. A ratio of 1 means that
+all of that costs nothing. A third row shows the bare loop as one would write it, in a process of its own, where the C
+library hands the memory of activations back to the kernel at every step.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from paceline.base.world import World, keep_freed_memory, threads_per_process
+from paceline.checkpoint.store import NoWriter
+from paceline.config.io import load_recipe
+from paceline.config.recipe import Recipe
+from paceline.engine.build import Setup, build
+from paceline.engine.run import Run
+from paceline.engine.train import stream, train
+from paceline.track.progress import Silent
+from paceline.track.records import JsonLines, RunFolder
+
+
+class Stopwatch(Silent):
+    """Notes when each step was done."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def step(self, step: int) -> None:
+        self.times.append(time.perf_counter())
+
+
+def recipe_of(name: str, steps: int, batch: int) -> Recipe:
+    samples = 4 * batch
+    size = load_recipe(name).data.size or 32
+    words = ["--data.name", "synthetic", "--data.synthetic", f"{{train_samples: {samples}, val_samples: 8, size: {size}}}"]
+    words += ["--data.sizes", "[]", "--data.size", "0", "--train.duration", f"{steps}ba", "--train.global_batch", str(batch)]
+    words += ["--evaluate.every", "1000ep", "--checkpoint.every", "1000ep", "--model.weights", "random"]
+    return load_recipe(name, [*words, "--optim.schedule", "{name: constant}", "--ema.decay", "0"])
+
+
+def engine_seconds(setup: Setup, folder: Path) -> float:
+    """Wall time of all steps but the first, with everything that belongs to them: records, votes, progress."""
+    watch = Stopwatch()
+    run_folder = RunFolder(folder)
+    folder.mkdir(parents=True)
+    train(setup, Run(run_folder, setup, JsonLines(run_folder.metrics), NoWriter(), watch))
+    return watch.times[-1] - watch.times[0]
+
+
+def bare_seconds(setup: Setup) -> float:
+    model, optimizer, smoothing = setup.replica.module, setup.optimizer, setup.recipe.train.label_smoothing
+    batches = stream(setup, 0)
+    times = []
+    for _ in range(setup.total_steps):
+        batch = next(batches)[0]
+        with setup.autocast():
+            logits = model(batch.images)
+        loss = F.cross_entropy(logits.float(), batch.labels, label_smoothing=smoothing)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.perf_counter())
+    return times[-1] - times[0]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default="cifar10-fast")
+    parser.add_argument("--steps", type=int, default=21)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--as-written", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(threads_per_process(1))
+    setup = build(recipe_of(options.recipe, options.steps, options.batch), World())
+    if options.as_written:
+        for _ in sys.stdin:
+            print(bare_seconds(setup), flush=True)
+        return
+    keep_freed_memory()
+    compare(setup, options)
+
+
+def compare(setup: Setup, options: argparse.Namespace) -> None:
+    images = (options.steps - 1) * options.batch
+    command = [sys.executable, __file__, options.recipe, "--steps", str(options.steps), "--batch", str(options.batch)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen([*command, "--as-written"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other,
+    ):
+        assert other.stdin
+        assert other.stdout
+        rows: dict[str, list[float]] = {"engine": [], "bare loop": [], "bare loop, memory as by default": []}
+        for number in range(options.rounds + 1):
+            first_engine = lambda n=number: engine_seconds(setup, Path(folder) / str(n))  # noqa: E731
+            turns: list[tuple[str, Any]] = [("engine", first_engine), ("bare loop", lambda: bare_seconds(setup))]
+            for name, turn in turns if number % 2 else reversed(turns):  # who goes first alternates
+                rows[name].append(turn())
+            other.stdin.write("go\n")
+            other.stdin.flush()
+            rows["bare loop, memory as by default"].append(float(other.stdout.readline()))
+        other.stdin.close()
+    print(f"{options.recipe}, batch {options.batch}, {setup.precision}, {torch.get_num_threads()} threads,", end=" ")
+    print(f"{options.rounds} rounds of {options.steps - 1} steps; medians")
+    bare = rows["bare loop"][1:]  # the first round warms up
+    for name, seconds in rows.items():
+        ratio = statistics.median(b / s for b, s in zip(bare, seconds[1:], strict=True))
+        print(f"  {name:33}{images / statistics.median(seconds[1:]):9.1f} images/s   ratio to the bare loop {ratio:.3f}")
+
+
+if __name__ == "__main__":
+    main()
