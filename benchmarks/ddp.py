@@ -4,6 +4,7 @@
 
 Weak scaling: 2 ranks against 1, one thread each, the same per-rank batch; 2 would be perfect.
 Strong scaling: 2 processes of one thread against 1 process of two threads, the same global batch; 1 would be perfect.
+"2 processes that do not know of each other" exchange nothing: what the machine's cores, caches and memory allow.
 "Stock DDP" is torch's DistributedDataParallel over gloo with its defaults, around a bare loop.
 All contestants are started once, with their data and models, and then take turns at a few steps each; whoever does not
 have its turn sleeps.
@@ -35,11 +36,13 @@ class Contestant:
     threads: int
     stock: bool = False
     exchange: str = "fp32"
+    apart: bool = False
 
 
 CONTESTANTS = (
     Contestant("1 rank x 1 thread", 1, 1),
     Contestant("1 rank x 2 threads", 1, 2),
+    Contestant("2 processes that do not know of each other", 2, 1, apart=True),
     Contestant("2 ranks x 1 thread", 2, 1),
     Contestant("2 ranks x 1 thread, bf16 exchange", 2, 1, exchange="bf16"),
     Contestant("2 ranks x 1 thread, stock DDP", 2, 1, stock=True),
@@ -49,8 +52,7 @@ CONTESTANTS = (
 def work(contestant: Contestant, options: argparse.Namespace) -> None:
     """One rank: for every line on standard input, run some steps and answer with the seconds they took."""
     world = World.from_env("cpu")
-    per_rank = options.batch * (2 if contestant.name == "1 rank x 2 threads" else 1)
-    batch = per_rank * contestant.ranks
+    batch = options.batch * contestant.threads * world.size
     words = ["--data.name", "synthetic", "--data.synthetic", f"{{train_samples: {4 * batch}, size: {options.size}}}"]
     words += ["--model", f"{{name: {options.model}}}", "--train.global_batch", str(batch), "--data.size", "0"]
     words += ["--precision", options.precision, "--exchange.dtype", contestant.exchange, "--train.duration", "1000ba"]
@@ -93,7 +95,14 @@ class Group:
             port = probe.getsockname()[1]
         self.processes = []
         for rank in range(contestant.ranks):
-            place = {"RANK": rank, "WORLD_SIZE": contestant.ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": contestant.ranks}
+            place: dict[str, object] = {}
+            if not contestant.apart:
+                place = {
+                    "RANK": rank,
+                    "WORLD_SIZE": contestant.ranks,
+                    "LOCAL_RANK": rank,
+                    "LOCAL_WORLD_SIZE": contestant.ranks,
+                }
             meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
             environment = os.environ | {key: str(value) for key, value in (place | meeting).items()}
             command = [sys.executable, __file__, *sys.argv[1:], "--contestant", str(number)]
@@ -109,6 +118,7 @@ class Group:
     def close(self) -> None:
         for process in self.processes:
             process.stdin.close()
+        for process in self.processes:  # ranks leave together
             process.wait()
 
 
@@ -136,13 +146,15 @@ def main() -> None:
 
 
 def show(times: dict[str, list[float]], options: argparse.Namespace) -> None:
-    print(f"{options.model} at {options.size} px, {options.batch} images a rank, precision {options.precision},", end=" ")
+    print(
+        f"{options.model} at {options.size} px, {options.batch} images a rank, precision {options.precision},", end=" "
+    )
     print(f"{options.rounds} rounds of {options.steps} steps; medians, ratios within rounds")
     one, two_threads = CONTESTANTS[0].name, CONTESTANTS[1].name
     for contestant in CONTESTANTS:
         seconds = times[contestant.name]
         images = options.batch * options.steps * (1 if contestant.name == one else 2)
-        line = f"  {contestant.name:36}{images / statistics.median(seconds):8.1f} images/s"
+        line = f"  {contestant.name:44}{images / statistics.median(seconds):8.1f} images/s"
         if contestant.ranks == 2:
             weak = statistics.median(2 * a / b for a, b in zip(times[one], seconds, strict=True))
             strong = statistics.median(a / b for a, b in zip(times[two_threads], seconds, strict=True))

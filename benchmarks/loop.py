@@ -2,9 +2,9 @@
 
     python benchmarks/loop.py [RECIPE] [--steps 20] [--rounds 7]
 
-The bare loop does the arithmetic and nothing else: no metrics, no records, no signals, no checks. A ratio of 1 means that
-all of that costs nothing. A third row shows the bare loop as one would write it, in a process of its own, where the C
-library hands the memory of activations back to the kernel at every step.
+The bare loop does the arithmetic and nothing else: no metrics, no records, no signals, no checks. A ratio of 1 means
+that all of that costs nothing. A third row shows the bare loop as one would write it, in a process of its own, where
+the C library hands the memory of activations back to the kernel at every step.
 """
 
 import argparse
@@ -44,8 +44,22 @@ class Stopwatch(Silent):
 def recipe_of(name: str, steps: int, batch: int) -> Recipe:
     samples = 4 * batch
     size = load_recipe(name).data.size or 32
-    words = ["--data.name", "synthetic", "--data.synthetic", f"{{train_samples: {samples}, val_samples: 8, size: {size}}}"]
-    words += ["--data.sizes", "[]", "--data.size", "0", "--train.duration", f"{steps}ba", "--train.global_batch", str(batch)]
+    words = [
+        "--data.name",
+        "synthetic",
+        "--data.synthetic",
+        f"{{train_samples: {samples}, val_samples: 8, size: {size}}}",
+    ]
+    words += [
+        "--data.sizes",
+        "[]",
+        "--data.size",
+        "0",
+        "--train.duration",
+        f"{steps}ba",
+        "--train.global_batch",
+        str(batch),
+    ]
     words += ["--evaluate.every", "1000ep", "--checkpoint.every", "1000ep", "--model.weights", "random"]
     return load_recipe(name, [*words, "--optim.schedule", "{name: constant}", "--ema.decay", "0"])
 
@@ -117,7 +131,9 @@ def compare(setup: Setup, options: argparse.Namespace) -> None:
     bare = rows["bare loop"][1:]  # the first round warms up
     for name, seconds in rows.items():
         ratio = statistics.median(b / s for b, s in zip(bare, seconds[1:], strict=True))
-        print(f"  {name:33}{images / statistics.median(seconds[1:]):9.1f} images/s   ratio to the bare loop {ratio:.3f}")
+        print(
+            f"  {name:33}{images / statistics.median(seconds[1:]):9.1f} images/s   ratio to the bare loop {ratio:.3f}"
+        )
 
 
 if __name__ == "__main__":

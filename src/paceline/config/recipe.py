@@ -92,7 +92,7 @@ class Data:
     size: CountOrZero = 0
     """Resize images to this side on the device; 0 keeps their own."""
     sizes: tuple[SizeFrom, ...] = ()
-    """Progressive resizing of training images, e.g. [{at: 0ep, size: 16}, {at: 5ep, size: 32}]; evaluation: data.size."""
+    """Progressive resizing, in place of data.size while training: [{at: 0ep, size: 16}, {at: 5ep, size: 32}]."""
     mean: tuple[float, ...] = ()
     """Mean per channel (0-1) to subtract; empty: measured on the training set."""
     std: tuple[Positive, ...] = ()

@@ -61,8 +61,9 @@ def _now(device: torch.device) -> Any:
 class SharedMemory:
     """Average through memory that all ranks of one machine map.
 
-    Each rank lays its gradient out, adds up its share of everybody's, and copies the other shares back: two passes over
-    memory instead of a trip through the network stack, and the ranks are always added in the same order.
+    Each rank lays out what the others have to add up, adds up its own share of everybody's gradient, and takes over the
+    other shares: two and a half passes over memory instead of a trip through the network stack, and a sum whose order
+    does not change from step to step.
     There are two areas, used in turn: a rank can be at most one step ahead, so nobody writes what another still reads.
     """
 
@@ -77,19 +78,20 @@ class SharedMemory:
         buffer, index = bucket.buffer(), bucket.index()
         area = self._area(index, buffer.numel())
         mine = self._world.rank
-        area[mine].copy_(buffer)
-        self._world.barrier()
         shares = [slice(*bounds) for bounds in _shares(buffer.numel(), self._world.size)]
-        own = shares[mine]
-        total = buffer[own].copy_(area[0, own])
-        for other in range(1, self._world.size):
-            total.add_(area[other, own])
-        total.div_(self._world.size)
-        area[mine, own].copy_(total)
+        others = [(rank, share) for rank, share in enumerate(shares) if rank != mine]
+        for _, share in others:
+            area[mine, share].copy_(buffer[share])
         self._world.barrier()
-        for rank, share in enumerate(shares):
-            # its own share as well: in a narrow format every rank must see the rounded values
+        own = shares[mine]
+        for rank, _ in others:
+            buffer[own].add_(area[rank, own])
+        area[mine, own].copy_(buffer[own].div_(self._world.size))
+        self._world.barrier()
+        for rank, share in others:
             buffer[share].copy_(area[rank, share])
+        if self._dtype != buffer.dtype:
+            buffer[own].copy_(area[mine, own])  # every rank must go on with the same rounded values
         self._seconds += time.perf_counter() - begin
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(buffer)

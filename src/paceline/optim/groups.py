@@ -45,8 +45,8 @@ def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
 def load_state(optimizer: optim.Optimizer, state: dict[str, Any]) -> None:
     """Take over a saved state, with each tensor laid out in memory as its parameter is.
 
-    Saves hold plain tensors. Fused optimizers walk through parameter and momentum side by side, so a momentum in another
-    order than a channels_last filter would be applied to the wrong weights.
+    Saves hold plain tensors. Fused optimizers walk through parameter and momentum side by side, so a momentum in
+    another order than a channels_last filter would be applied to the wrong weights.
     """
     optimizer.load_state_dict(state)
     for parameter, values in optimizer.state.items():
