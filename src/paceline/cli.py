@@ -96,6 +96,13 @@ def _add_launch_options(parser: argparse.ArgumentParser) -> None:
         "--rendezvous", default="", metavar="HOST:PORT", help="where machine 0 can be reached by the others"
     )
     group.add_argument(
+        "--meet-within",
+        type=_count,
+        default=300,
+        metavar="SECONDS",
+        help="how long to wait for the others (default 300)",
+    )
+    group.add_argument(
         "--threads", type=_count, metavar="N", help="compute threads a process (default: cores / processes)"
     )
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
@@ -153,6 +160,8 @@ def train(arguments: list[str]) -> int:
 
 
 def evaluate(arguments: list[str]) -> int:
+    from paceline.config.io import split_overrides
+
     parser = _parser("evaluate", "RUN|CHECKPOINT [--last] [--procs N] [--dotted.field VALUE ...]", _EVALUATE)
     parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of its best one")
     _add_launch_options(parser)
@@ -162,12 +171,22 @@ def evaluate(arguments: list[str]) -> int:
         return _help_with_fields(parser, "digits", overrides, _EVALUATION_FIELDS)
     if not source:
         raise UserError("evaluate what? Give a run folder or a checkpoint folder")
+    for key, _ in split_overrides(overrides):
+        if key.partition(".")[0].replace("-", "_") not in _EVALUATION_FIELDS:
+            raise UserError(
+                f"--{key} has no bearing on an evaluation; possible are fields of {', '.join(_EVALUATION_FIELDS)}"
+            )
     if not _is_rank() and _needs_agent(options):
         return _start_ranks(["evaluate", *arguments], options)
     _enter_rank(options)
-    from paceline.engine.verbs import evaluate_path
+    from paceline.engine.session import evaluate_path
 
-    evaluate_path(Path(source), "last" if options.last else "best", overrides, _EVALUATION_FIELDS)
+    label, metrics = evaluate_path(Path(source), "last" if options.last else "best", overrides)
+    if metrics:
+        counts = f"{metrics['correct']} of {metrics['samples']}"
+        print(
+            f"{label}: top-1 {metrics['top1']:.2%} ({counts}), top-5 {metrics['top5']:.2%}, loss {metrics['loss']:.4f}"
+        )
     return 0
 
 
@@ -198,10 +217,11 @@ def _enter_rank(options: argparse.Namespace) -> None:
 def _start_ranks(command: list[str], options: argparse.Namespace) -> int:
     from paceline.launch.local import plan
 
-    planned = plan(command, options.procs or 1, options.nodes, options.node_rank, options.rendezvous)
-    os.environ.update(planned.environment)
+    place = (options.nodes, options.node_rank, options.rendezvous, options.meet_within)
     if options.nodes > 1:
         print(f"node {options.node_rank} of {options.nodes}: meeting at {options.rendezvous} ...", file=sys.stderr)
+    planned = plan(command, options.procs or 1, *place)
+    os.environ.update(planned.environment)
     from paceline.base import agent
 
     return agent.run(planned.arguments)

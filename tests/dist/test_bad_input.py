@@ -58,6 +58,17 @@ def test_the_port_is_in_use(paceline) -> None:
     assert f"port {port} of 127.0.0.1 cannot be used" in complaint(answer)
 
 
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_the_other_machine_never_comes(paceline, node_rank: int) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{probe.getsockname()[1]}"
+    words = ("--nodes", 2, "--node-rank", node_rank, "--rendezvous", place, "--meet-within", 2)
+    text = complaint(paceline("train", "digits", *words))
+    assert f"node {node_rank} of 2: meeting at {place}" in text
+    assert ("the machines did not meet" if node_rank == 0 else "node 0 does not answer") in text
+
+
 @pytest.mark.parametrize("procs", [1, 2])
 def test_a_loss_that_is_not_finite_stops_all_ranks(paceline, tmp_path: Path, procs: int) -> None:
     points = "[{at: 0ba, factor: 1.0}, {at: 25ba, factor: 1.0}, {at: 25ba, factor: 1.0e+30}]"

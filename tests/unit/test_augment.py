@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from paceline.config.batch import BatchLayout
-from paceline.config.recipe import Augment, Data, Synthetic
+from paceline.config.recipe import Augment, Data, SizeFrom, Synthetic
 from paceline.data.load.augment import cut_out_, gather
 from paceline.data.load.resident import ResidentEvaluator, ResidentLoader, statistics
 from paceline.data.sets import load
@@ -86,6 +86,15 @@ def test_resizing_and_odd_requests() -> None:
         ResidentLoader(Data(augment=Augment(translate=8)), images, BatchLayout(8, 1, 1), 0, 0, torch.device("cpu"))
     with pytest.raises(UserError, match=r"data.mean has 3 values"):
         statistics(Data(mean=(0.5,) * 3, std=(0.5,) * 3), images)
+
+
+def test_the_size_grows_as_the_recipe_says_also_from_the_middle() -> None:
+    data = Data(name="digits", size=8, sizes=(SizeFrom("0ba", 4), SizeFrom("2.5ep", 6), SizeFrom("4ep", 12)))
+    loader = ResidentLoader(data, load(data), BatchLayout(479, 1, 1), 0, 0, torch.device("cpu"))
+    assert loader.steps_per_epoch == 3
+    sides = [batch.images.shape[-1] for epoch in range(5) for (batch,) in loader.epoch(epoch)]
+    assert sides == [4] * 8 + [6] * 4 + [12] * 3
+    assert [batch.images.shape[-1] for (batch,) in loader.epoch(2, first_step=1)] == [4, 6]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])

@@ -8,8 +8,10 @@ import time
 from types import FrameType
 
 import psutil
+from torch.distributed import DistError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 
 from paceline.errors import UserError
@@ -42,6 +44,12 @@ def run(arguments: list[str]) -> int:
         elastic_launch(config, command)(*command_arguments)
     except ChildFailedError as error:
         raise UserError(_first_failure(error)) from None
+    except (DistError, RendezvousError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"the machines did not meet ({reason}); check that the same --nodes and --rendezvous are given on each, "
+            "that every --node-rank is used once, and that node 0's port can be reached"
+        ) from None
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)

@@ -7,7 +7,7 @@ into steps once, when the dataset's size is known.
 import re
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator
+from pydantic import BeforeValidator
 
 Unit = Literal["ep", "ba", "s"]
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)(ep|ba|s)")
@@ -26,19 +26,22 @@ def parse(text: str) -> Amount:
     return Amount(float(match[1]), match[2])  # type: ignore[arg-type]
 
 
-def _check(text: str) -> str:
+def _check(text: object) -> str:
+    if not isinstance(text, str):
+        raise ValueError(_CURE)
     parse(text)
     return text
 
 
-def _check_steps(text: str) -> str:
+def _check_steps(text: object) -> str:
+    text = _check(text)
     if parse(text).unit == "s":
         raise ValueError('seconds are not possible here, since the schedule must know its end; use "10ep" or "500ba"')
     return text
 
 
-Duration = Annotated[str, AfterValidator(_check)]
-StepDuration = Annotated[str, AfterValidator(_check_steps)]
+Duration = Annotated[str, BeforeValidator(_check)]
+StepDuration = Annotated[str, BeforeValidator(_check_steps)]
 
 
 def to_steps(text: str, steps_per_epoch: int) -> int:

@@ -21,7 +21,7 @@ def print_fields(recipe: Recipe, source: str, only: Sequence[str] = ()) -> None:
     table.add_column("what it is")
     for row in fields():
         group = row.path.partition(".")[0]
-        if group == "about" or (only and group not in only):
+        if group in ("about", "name") or (only and group not in only):
             continue
         value = tree
         for part in row.path.split("."):
@@ -33,11 +33,13 @@ def print_fields(recipe: Recipe, source: str, only: Sequence[str] = ()) -> None:
 
 
 def print_recipes() -> None:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("recipe", no_wrap=True)
-    for title in ("source", "published", "measured by this project"):
-        table.add_column(title)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
     for name in shipped():
         about = load_recipe(name).about
-        table.add_row(name, Text(about.source), Text(about.published or "-"), Text(about.measured or "not measured"))
-    Console().print(table)
+        grid.add_row(Text(name, "bold"))
+        grid.add_row("  source", Text(about.source))
+        grid.add_row("  published", Text(about.published or "-"))
+        grid.add_row("  measured here", Text(about.measured or "not measured"))
+    Console().print(grid)

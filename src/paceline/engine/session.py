@@ -1,16 +1,19 @@
 """One start of the program: find the run folder, build the experiment, train or evaluate it."""
 
 import dataclasses
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from paceline.base import logs
 from paceline.base.files import FolderLock, write_text
 from paceline.base.logs import console, log
 from paceline.base.world import World
 from paceline.checkpoint import store
-from paceline.config.io import dump_recipe, fingerprint, load_recipe, to_tree
+from paceline.config.io import dump_recipe, fingerprint, load_recipe, recipe_from_tree, to_tree
 from paceline.config.recipe import Recipe
 from paceline.data import sets
 from paceline.engine import precision
@@ -56,8 +59,10 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
 
 def _places(world: World) -> str:
     hosts = len(set(world.hosts()))
-    where = f"{hosts} hosts" if hosts > 1 else "this machine"
-    return f"{world.size} {world.device.type} rank{'s' if world.size > 1 else ''} on {where}"
+    where = f"{hosts} machines" if hosts > 1 else "this machine"
+    threads = torch.get_num_threads()
+    each = f"{threads} thread{'s' if threads > 1 else ''}{' each' if world.size > 1 else ''}"
+    return f"{world.size} {world.device.type} rank{'s' if world.size > 1 else ''} on {where} ({each})"
 
 
 def _choose_folder(recipe: Recipe, root: Path, name: str, resume: Path | None) -> Path:
@@ -165,22 +170,26 @@ def find_save(path: Path, which: str) -> Path:
     return best.folder if best else newest
 
 
-def evaluate_save(path: Path, recipe: Recipe) -> dict[str, float]:
-    """Evaluate a save on a recipe's data; exact on any number of ranks."""
+def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str, dict[str, float]]:
+    """Evaluate a save with its own recipe, some fields overridden; what it was, and (on the leader) its metrics."""
+    folder = find_save(path, which)
+    save, parts = store.read(folder)
+    recipe = recipe_from_tree(parts["progress"]["recipe"], str(folder), overrides)
     world = World.from_env(recipe.device)
     with world.connected():
         logs.set_up(world.rank, world.size)
-        _, parts = world.on_leader(lambda: store.read(path))
         images = sets.load(recipe.data)
         # the save brings all the weights: nothing is to be fetched
         plain = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, weights="random"))
         model = build_model(plain, images, world)
-        load_weights(model, parts["ema"] or parts["model"], str(path))
+        load_weights(model, parts["ema"] or parts["model"], str(folder))
         resolved = precision.resolve(recipe.precision, world.device)
-        return evaluate(
+        metrics = evaluate(
             model,
             evaluation_batches(recipe, images, world),
             world,
             lambda: precision.autocast(resolved, world.device),
             recipe.evaluate.views,
         )
+    label = f"{folder} (step {save.step}), {recipe.data.name}, views {recipe.evaluate.views}"
+    return label, metrics if world.is_leader else {}

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ class Plan:
     environment: dict[str, str]
 
 
-def plan(command: list[str], procs: int, nodes: int, node_rank: int, rendezvous: str) -> Plan:
+def plan(command: list[str], procs: int, nodes: int, node_rank: int, rendezvous: str, timeout: int = 300) -> Plan:
     """Run `python -m paceline COMMAND` as `procs` ranks here; with several nodes, meet the others at HOST:PORT."""
     environment = {
         # restarts after a killed worker fail with the shared store
@@ -36,10 +37,12 @@ def plan(command: list[str], procs: int, nodes: int, node_rank: int, rendezvous:
         own = _own_address_towards(host, port)
         if node_rank == 0:
             _check_port_free(own, port)
+        else:
+            _wait_for_node_0(host, port, timeout)
         environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = _interface_of(own)
         # static: rank 0, and so the run folder, is on node 0, as a user who numbers nodes expects
         meeting = ["--rdzv-backend", "static", "--node-rank", str(node_rank), "--local-addr", own]
-        meeting += ["--master-addr", host, "--master-port", str(port)]
+        meeting += ["--master-addr", host, "--master-port", str(port), "--rdzv-conf", f"timeout={timeout}"]
     kept = {name: value for name, value in environment.items() if name not in os.environ}
     return Plan([*shape, *meeting, "-m", "paceline", *command], kept)
 
@@ -69,6 +72,22 @@ def _interface_of(address: str) -> str:
         if any(entry.address.partition("%")[0] == address for entry in addresses):
             return name
     raise UserError(f"no network interface has the address {address}; set GLOO_SOCKET_IFNAME yourself")
+
+
+def _wait_for_node_0(host: str, port: int, timeout: int) -> None:
+    """Until node 0 answers, so that its absence is said in one line and not by torch in fifty."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"node 0 does not answer at {host}:{port} after {timeout} s ({error}); start it there with "
+                    f"--node-rank 0, and check that this machine can reach that port"
+                ) from None
+            time.sleep(0.2)
 
 
 def _check_port_free(host: str, port: int) -> None:
