@@ -24,7 +24,7 @@ _EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last"
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     status = _guarded(arguments)
-    if "RANK" in os.environ:
+    if _is_rank():
         # all work is done; torch's threads sometimes abort the process while the interpreter is taken down
         sys.stdout.flush()
         sys.stderr.flush()

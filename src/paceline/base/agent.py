@@ -57,7 +57,13 @@ def run(arguments: list[str]) -> int:
 
 
 def _first_failure(error: ChildFailedError) -> str:
-    rank, failure = error.get_first_failure()
+    # a rank that was killed is the cause, those that lost it or were ended by the agent are not
+    def cause_first(rank: int) -> tuple[bool, bool, int]:
+        failure = error.failures[rank]
+        return failure.exitcode != -signal.SIGKILL, failure.exitcode < 0, failure.timestamp
+
+    rank = min(error.failures, key=cause_first)
+    failure = error.failures[rank]
     if failure.exitcode == -signal.SIGKILL:
         return f"rank {rank} was killed (out of memory?); start the same command again to go on from the last save"
     if failure.exitcode < 0:

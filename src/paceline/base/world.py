@@ -23,6 +23,7 @@ from paceline.errors import UserError
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
+_LOST = re.compile("connection (closed|reset) by peer|broken pipe|timed out waiting", re.IGNORECASE)
 _TIMEOUT = timedelta(minutes=10)  # torch's 30 minutes leave users before a hung screen for too long
 
 
@@ -61,6 +62,13 @@ class World:
         try:
             yield self
             self.barrier()
+        except RuntimeError as error:
+            if not _LOST.search(str(error)):
+                raise
+            raise UserError(
+                f"rank {self.rank} lost another rank ({str(error).splitlines()[0][:120]}); look for the first failure "
+                "there, then start the same command again to go on from the last save"
+            ) from None
         finally:
             dist.destroy_process_group()
 
