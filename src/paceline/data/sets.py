@@ -1,0 +1,124 @@
+"""Data sets that fit in memory: digits, CIFAR-10, generated images."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from paceline.config.recipe import Data, Synthetic
+from paceline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Split:
+    images: torch.Tensor
+    """uint8, (samples, height, width, channels)."""
+    labels: torch.Tensor
+    """int64, (samples,)."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    val: Split
+    fingerprint: str
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width, channels."""
+        height, width, channels = self.train.images.shape[1:]
+        return height, width, channels
+
+
+def load(data: Data) -> ImageSet:
+    """The data set a recipe names, in memory."""
+    if data.name == "digits":
+        return _digits()
+    if data.name == "synthetic":
+        return _synthetic(data.synthetic)
+    return _prepared(data)
+
+
+def default_folder(name: str) -> Path:
+    return Path(os.environ.get("PACELINE_DATA", "data")) / name
+
+
+def _digits() -> ImageSet:
+    """scikit-learn's 1797 handwritten digits, 8x8; every fifth one is kept for validation."""
+    package = find_spec("sklearn")
+    if package is None or not package.origin:
+        raise UserError("data.name=digits comes with scikit-learn, which is not installed; pip install scikit-learn")
+    # its file is read without importing it, which would take longer than importing torch
+    table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    images = torch.from_numpy((table[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).round().astype(np.uint8))
+    labels = torch.from_numpy(table[:, -1]).long()
+    held_out = torch.arange(len(labels)) % 5 == 0
+    train, val = Split(images[~held_out], labels[~held_out]), Split(images[held_out], labels[held_out])
+    return ImageSet("digits", tuple("0123456789"), train, val, _fingerprint(images, labels))
+
+
+def _synthetic(shape: Synthetic) -> ImageSet:
+    """Noise around one random image per class, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(0)
+    size = (shape.size, shape.size, shape.channels)
+    prototypes = torch.randint(0, 256, (shape.classes, *size), generator=generator, dtype=torch.int16)
+
+    def split(samples: int) -> Split:
+        labels = torch.randint(0, shape.classes, (samples,), generator=generator)
+        images = torch.randint(0, 256, (samples, *size), generator=generator, dtype=torch.uint8)
+        for begin in range(0, samples, 1024):  # in pieces, so that the wider sums take little memory
+            part = slice(begin, begin + 1024)
+            images[part] = ((images[part] + prototypes[labels[part]]) // 2).to(torch.uint8)
+        return Split(images, labels)
+
+    train, val = split(shape.train_samples), split(shape.val_samples)
+    names = tuple(f"class {number}" for number in range(shape.classes))
+    return ImageSet("synthetic", names, train, val, hashlib.sha256(repr(shape).encode()).hexdigest()[:16])
+
+
+def _prepared(data: Data) -> ImageSet:
+    """Arrays that `paceline prepare` wrote; dataset.json, written last, says that they are complete."""
+    folder = Path(data.path) if data.path else default_folder(data.name)
+    cure = f"run `paceline prepare {data.name} --out {folder}`, or set data.path"
+    try:
+        description = json.loads((folder / "dataset.json").read_text())
+    except FileNotFoundError:
+        raise UserError(f"{folder}: no prepared {data.name} here; {cure}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / 'dataset.json'} is not readable ({error}); {cure}") from None
+    if description.get("name") != data.name:
+        raise UserError(f"{folder} holds {description.get('name')!r}, but data.name={data.name}; {cure}")
+    splits = {}
+    for split, num_samples in description["samples"].items():
+        images = _array(folder / f"{split}_images.npy", (num_samples, *description["shape"]), cure)
+        labels = _array(folder / f"{split}_labels.npy", (num_samples,), cure)
+        splits[split] = Split(torch.from_numpy(images), torch.from_numpy(labels).long())
+    classes = tuple(description["classes"])
+    return ImageSet(data.name, classes, splits["train"], splits["val"], description["fingerprint"])
+
+
+def _array(path: Path, shape: tuple[int, ...], cure: str) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path} is missing or damaged ({error}); {cure}") from None
+    if array.shape != shape or array.dtype != np.uint8:
+        raise UserError(f"{path} holds {array.dtype} {array.shape}, dataset.json says uint8 {shape}; {cure}")
+    return array
+
+
+def _fingerprint(*tensors: torch.Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
