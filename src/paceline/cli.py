@@ -212,6 +212,9 @@ def _enter_rank(options: argparse.Namespace) -> None:
         )
     if options.threads:
         os.environ["PACELINE_THREADS"] = str(options.threads)
+    # OpenMP's threads spin a long time for each other by default: beside one other busy process, small steps then take
+    # up to ten times as long. Read when torch is loaded, so set before.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def _start_ranks(command: list[str], options: argparse.Namespace) -> int:

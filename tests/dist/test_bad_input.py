@@ -18,7 +18,7 @@ from paceline.track.records import RunFolder
         (("train", "digts"), "did you mean 'digits'"),
         (("train", "nowhere.yaml"), "no such file"),
         (("train", "digits", "--optim.lrr", "1"), "optim.lrr=1: no such field; did you mean optim.lr?"),
-        (("train", "digits", "--procs", "3"), "train.global_batch=64 is not a multiple of 3 ranks"),
+        (("train", "digits", "--procs", "3"), "train.global_batch=128 is not a multiple of 3 ranks"),
         (("train", "digits", "--procs", "0"), "'0' is not a whole number from 1 on"),
         (("train", "digits", "--nodes", "2"), "needs --rendezvous HOST:PORT"),
         (("train", "digits", "--name", "a/b"), "'a/b' is not a plain folder name"),
@@ -74,7 +74,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks(paceline, tmp_path: Path, pro
     points = "[{at: 0ba, factor: 1.0}, {at: 25ba, factor: 1.0}, {at: 25ba, factor: 1.0e+30}]"
     schedule = ("--optim.schedule", f"{{name: piecewise, points: {points}}}")
     text = complaint(paceline("train", "digits", *TINY, *schedule, "--procs", procs, "--log.every", "7ba"))
-    assert "the loss is not finite at step 27 (learning rate 2e+29 now)" in text
+    assert "the loss is not finite at step 27 (learning rate 5e+28 now)" in text
     newest = next(store.committed(tmp_path / "runs" / "digits" / "checkpoints"))
     assert f"the last good checkpoint is runs/digits/checkpoints/{newest.name}" in text
     assert newest.name == "step-00000020"

@@ -19,12 +19,12 @@ def test_losses_agree_on_1_2_and_4_ranks(paceline, tmp_path: Path) -> None:
         name = f"r{procs}a{accumulation}"
         answer = paceline("train", "digits", *words, "--procs", procs, "--name", name, "--train.accumulation", accumulation)
         assert answer.returncode == 0, answer.stderr
-        per_rank = 64 // procs // accumulation
-        layout = f"per-rank batch {per_rank} x {procs} rank{'s' * (procs > 1)} x accumulation {accumulation} = global batch 64"
+        per_rank = 128 // procs // accumulation
+        layout = f"per-rank batch {per_rank} x {procs} rank{'s' * (procs > 1)} x accumulation {accumulation} = global batch 128"
         assert layout in answer.stderr
         curves[name] = _losses(tmp_path / "runs" / name)
     alone = curves.pop("r1a1")
-    assert len(alone) == 44
+    assert len(alone) == 22
     for curve in curves.values():
         assert max(abs(ours - theirs) for ours, theirs in zip(curve, alone, strict=True)) < 1e-5
     records = [json.loads(line) for line in (tmp_path / "runs" / "r2a1" / "metrics.jsonl").read_text().splitlines()]

@@ -45,7 +45,7 @@ def test_mistakes_between_fields_are_reported_at_once() -> None:
             "digits", ["--train.accumulation", "3", "--data.mean", "[0.5]", "--optim.schedule.name", "piecewise"]
         )
     assert len(caught.value.problems) == 3
-    assert "try 63 or 66" in str(caught.value)
+    assert "try 126 or 129" in str(caught.value)
 
 
 def test_seconds_are_refused_where_a_schedule_needs_its_end() -> None:

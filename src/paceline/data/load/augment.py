@@ -12,7 +12,7 @@ _FLIP, _SHIFT_ROWS, _SHIFT_COLUMNS, _CUT_ROW, _CUT_COLUMN = range(1, 6)
 def gather(
     pixels: torch.Tensor, shape: tuple[int, int, int], ids: torch.Tensor, augment: Augment, seed: int, epoch: int
 ) -> torch.Tensor:
-    """Images `ids` of a set stored as rows of pixels, mirrored and shifted: uint8 (samples, height, width, channels)."""
+    """Images `ids` of a set stored as rows of pixels, mirrored and shifted: uint8, (N, height, width, channels)."""
     height, width, channels = shape
     rows = torch.arange(height, device=ids.device).expand(len(ids), height)
     columns = torch.arange(width, device=ids.device).expand(len(ids), width)

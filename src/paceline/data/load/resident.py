@@ -54,8 +54,8 @@ class ResidentLoader:
         samples = len(images.train)
         if layout.global_batch > samples:
             raise UserError(
-                f"train.global_batch={layout.global_batch} is more than the {samples} training images of {images.name}; "
-                f"use at most {samples // layout.ranks * layout.ranks or 'as many ranks as images'}"
+                f"train.global_batch={layout.global_batch} is more than the {samples} training images of "
+                f"{images.name}; use at most {samples // layout.ranks * layout.ranks or 'as many ranks as images'}"
             )
         if data.augment.translate >= min(images.shape[:2]):
             raise UserError(
