@@ -69,5 +69,5 @@ def test_the_first_layer_whitens_patches() -> None:
     net.prepare(images)
     answers = net.whiten(images).permute(0, 2, 3, 1).reshape(-1, 24)[:, :12]
     covariance = answers.T @ answers / len(answers)
-    assert torch.allclose(covariance, torch.eye(12), atol=1e-3)
+    assert torch.allclose(covariance, torch.eye(12), atol=5e-3)
     assert not net.whiten.weight.requires_grad
