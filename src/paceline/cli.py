@@ -146,7 +146,7 @@ def train(arguments: list[str]) -> int:
         raise UserError("which recipe? `paceline recipes` lists them; `paceline train digits` needs no data of its own")
     recipe = load_recipe(source, overrides)
     name = options.name or recipe.name
-    if Path(name).name != name:
+    if Path(name).name != name or not name.isprintable():
         raise UserError(f"--name {name!r} is not a plain folder name")
     if not _is_rank():
         BatchLayout.of(recipe, (options.procs or 1) * options.nodes)

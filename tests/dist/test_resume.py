@@ -55,7 +55,7 @@ def test_killed_in_mid_epoch_it_ends_bit_identical(tmp_path: Path, undisturbed: 
     assert not RunFolder(run).finished
     again = subprocess.run(command(*words), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert "was interrupted; going on with it" in again.stderr
+    assert "is not finished; going on with it" in again.stderr
     assert "resuming from step" in again.stderr
     assert _weights(run) == undisturbed
     steps = [record["step"] for record in RunFolder(run).records() if record["kind"] == "train"]

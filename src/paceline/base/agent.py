@@ -1,5 +1,6 @@
 """torchrun's agent, run inside this process: starts the local ranks, watches them, ends with one clear message."""
 
+import contextlib
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 
+from paceline.base.world import LOST_RANK
 from paceline.errors import UserError
 
 MARK = "PACELINE_AGENT"  # in the environment of ranks that this agent started
@@ -31,9 +33,11 @@ def run(arguments: list[str]) -> int:
 
     def pass_on(signum: int, _frame: FrameType | None) -> None:
         received.append(signum)
-        for child in psutil.Process().children():
-            child.send_signal(signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
-        if len(received) > 1:
+        ranks = psutil.Process().children()
+        for rank in ranks:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.send_signal(signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
+        if len(received) > 1 or not ranks:  # before there are ranks nothing can be lost
             os._exit(128 + signum)
 
     previous = {signum: signal.signal(signum, pass_on) for signum in (signal.SIGINT, signal.SIGTERM)}
@@ -43,6 +47,8 @@ def run(arguments: list[str]) -> int:
     try:
         elastic_launch(config, command)(*command_arguments)
     except ChildFailedError as error:
+        if received:  # ranks that had not begun yet die of the signal that was passed on
+            return 128 + received[0]
         raise UserError(_first_failure(error)) from None
     except (DistError, RendezvousError) as error:
         reason = str(error).splitlines()[0]
@@ -58,9 +64,10 @@ def run(arguments: list[str]) -> int:
 
 def _first_failure(error: ChildFailedError) -> str:
     # a rank that was killed is the cause, those that lost it or were ended by the agent are not
-    def cause_first(rank: int) -> tuple[bool, bool, int]:
+    def cause_first(rank: int) -> tuple[bool, bool, bool, int]:
         failure = error.failures[rank]
-        return failure.exitcode != -signal.SIGKILL, failure.exitcode < 0, failure.timestamp
+        lost = LOST_RANK in str(failure.error_file_data.get("message"))
+        return failure.exitcode != -signal.SIGKILL, lost, failure.exitcode < 0, failure.timestamp
 
     rank = min(error.failures, key=cause_first)
     failure = error.failures[rank]

@@ -23,6 +23,7 @@ from paceline.errors import UserError
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
+LOST_RANK = "lost another rank"
 _LOST = re.compile("connection (closed|reset) by peer|broken pipe|timed out waiting", re.IGNORECASE)
 _TIMEOUT = timedelta(minutes=10)  # torch's 30 minutes leave users before a hung screen for too long
 
@@ -66,7 +67,7 @@ class World:
             if not _LOST.search(str(error)):
                 raise
             raise UserError(
-                f"rank {self.rank} lost another rank ({str(error).splitlines()[0][:120]}); look for the first failure "
+                f"rank {self.rank} {LOST_RANK} ({str(error).splitlines()[0][:120]}); look for the first failure "
                 "there, then start the same command again to go on from the last save"
             ) from None
         finally:
@@ -129,6 +130,8 @@ class World:
 
 def _ranks(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
     if "RANK" in environ:
+        if "WORLD_SIZE" not in environ:
+            raise UserError("RANK is set, but WORLD_SIZE is not; unset RANK, or start with torchrun")
         return (
             int(environ["RANK"]),
             int(environ["WORLD_SIZE"]),

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 
 from paceline.base.files import sha256, sync_folder, write_json, write_text
@@ -129,17 +128,35 @@ def _verified_manifest(folder: Path) -> dict[str, Any]:
             raise DamagedCheckpoint(f"{path} does not match its commit marker")
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{folder} is not a complete save: {Path(error.filename).name} is missing") from None
+    except OSError as error:
+        raise DamagedCheckpoint(f"{folder} cannot be read ({error})") from None
     manifest: dict[str, Any] = json.loads(path.read_text())
     return manifest
 
 
 def last(folder: Path) -> tuple[Save, dict[str, Any]] | None:
-    """The newest sound save; damaged ones are named and passed over."""
+    """The newest sound save; damaged ones are named, put aside and passed over. None if nothing was ever saved."""
+    damaged = 0
     for path in committed(folder):
         try:
             return read(path)
         except DamagedCheckpoint as error:
             log.warning("damaged checkpoint: %s; trying the one before it", error)
+            path.rename(path.with_name(f"damaged-{path.name}"))  # it must not count among the saves to keep
+            damaged += 1
+    if damaged:
+        raise UserError(
+            f"{folder}: all {damaged} saves are damaged (kept as damaged-*); start anew with another --name"
+        )
+    return None
+
+
+def put_aside_from(folder: Path, step: int) -> Path | None:
+    """Take saves of this step and later ones out of use; the newest of those that stay."""
+    for path in committed(folder):
+        if describe(path).step < step:
+            return path
+        path.rename(path.with_name(f"damaged-{path.name}"))
     return None
 
 
@@ -178,7 +195,7 @@ class Writer:
             write(folder, step, parts, metrics)
             self._delete_old()
             self.error = None
-        except (OSError, safetensors.SafetensorError) as error:
+        except Exception as error:  # whatever it was, the run must not end as if it had been saved
             self.error = error
             log.warning("save of step %d failed: %s; earlier saves are untouched", step, error)
 

@@ -101,7 +101,7 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str]) -> Iterator[str]:
             yield f"--{dotted}: value missing; write --{dotted} VALUE"
             continue
         try:
-            values = [yaml.safe_load(word) for word in words]
+            values = [yaml.safe_load(word) if word else "" for word in words]
         except yaml.YAMLError:
             yield f"--{dotted} {' '.join(words)}: not readable as a YAML value"
             continue

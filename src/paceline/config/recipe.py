@@ -8,17 +8,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from paceline.config.duration import Duration, StepDuration, parse
 
 _STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):  # YAML's yes and no would pass for 1 and 0
+        raise ValueError("should be a number")
+    return value
+
+
+_NUMBER = BeforeValidator(_no_bool)
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER]
+Share = Annotated[float, Field(ge=0, lt=1), _NUMBER]
+Count = Annotated[int, Field(ge=1), _NUMBER]
+CountOrZero = Annotated[int, Field(ge=0), _NUMBER]
 
 
 @dataclass(frozen=True)

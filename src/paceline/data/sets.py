@@ -13,6 +13,8 @@ import torch
 from paceline.config.recipe import Data, Synthetic
 from paceline.errors import UserError
 
+_DESCRIBED = {"name", "classes", "shape", "samples", "fingerprint"}
+
 
 @dataclass(frozen=True)
 class Split:
@@ -96,8 +98,10 @@ def _prepared(data: Data) -> ImageSet:
         raise UserError(f"{folder}: no prepared {data.name} here; {cure}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{folder / 'dataset.json'} is not readable ({error}); {cure}") from None
-    if description.get("name") != data.name:
-        raise UserError(f"{folder} holds {description.get('name')!r}, but data.name={data.name}; {cure}")
+    if not isinstance(description, dict) or not description.keys() >= _DESCRIBED:
+        raise UserError(f"{folder / 'dataset.json'} does not describe a data set; {cure}")
+    if description["name"] != data.name:
+        raise UserError(f"{folder} holds {description['name']!r}, but data.name={data.name}; {cure}")
     splits = {}
     for split, num_samples in description["samples"].items():
         images = _array(folder / f"{split}_images.npy", (num_samples, *description["shape"]), cure)

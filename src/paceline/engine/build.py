@@ -16,7 +16,7 @@ from paceline.config.recipe import Recipe
 from paceline.data import sets
 from paceline.data.load.resident import ResidentEvaluator, ResidentLoader
 from paceline.engine import precision
-from paceline.engine.parallel import Replica
+from paceline.engine.parallel import Replica, average_buffers
 from paceline.errors import UserError
 from paceline.model import zoo
 from paceline.model.airbench import AirbenchNet
@@ -54,6 +54,11 @@ class Setup:
     def autocast(self) -> Any:
         return partial(precision.autocast, self.precision, self.world.device)
 
+    def average_buffers(self) -> None:
+        """Make ranks agree on batch-norm statistics, those of the averaged weights included."""
+        for model in [self.replica.module] + ([self.ema.model] if self.ema else []):
+            average_buffers(model, self.world)
+
     def state(self, step: int) -> dict[str, Any]:
         """Everything that resuming needs; order, augmentation and dropout follow from seed and step alone."""
         return {
@@ -74,7 +79,8 @@ class Setup:
         if self.ema:
             load_weights(self.ema.model, parts["ema"] or parts["model"], origin)
         groups.load_state(self.optimizer, parts["optimizer"])
-        self.scaler.load_state_dict(parts["progress"]["scaler"])
+        if parts["progress"]["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(parts["progress"]["scaler"])
         if parts["progress"]["data"] != self.images.fingerprint:
             raise UserError(
                 f"{origin} was trained on other data (fingerprint {parts['progress']['data']}, here "
@@ -107,7 +113,7 @@ def build(recipe: Recipe, world: World) -> Setup:
         loader=loader,
         evaluator=evaluator,
         replica=replica,
-        optimizer=groups.create(model, recipe.optim),
+        optimizer=groups.create(model, recipe.optim, scaled=resolved == "fp16"),
         ema=AveragedModel(model, recipe.ema) if recipe.ema.decay else None,
         scaler=precision.grad_scaler(resolved, world.device),
         precision=resolved,
@@ -116,19 +122,20 @@ def build(recipe: Recipe, world: World) -> Setup:
 
 
 def build_model(recipe: Recipe, images: sets.ImageSet, world: World) -> nn.Module:
-    """The model on its device, with the same initial weights on every rank, tried on one image."""
+    """The model on its device, with the same initial weights on every rank, tried on an image of every size."""
     height, width, channels = images.shape
     torch.manual_seed(recipe.seed)
     model = zoo.create(recipe.model, len(images.classes), channels)
-    side = (recipe.data.size, recipe.data.size) if recipe.data.size else (height, width)
-    try:
-        with torch.no_grad():
-            model.eval()(torch.zeros(1, channels, *side))
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise UserError(
-            f"model.name={recipe.model.name} does not take images of {side[0]}x{side[1]} with {channels} channels "
-            f"({' '.join(str(error).split())[:160]}); set data.size, or choose another model"
-        ) from None
+    sides = {(size, size) for size in (recipe.data.size, *(change.size for change in recipe.data.sizes)) if size}
+    for side in sides or {(height, width)}:
+        try:
+            with torch.no_grad():
+                model.eval()(torch.zeros(1, channels, *side))
+        except (RuntimeError, AssertionError, ValueError) as error:
+            raise UserError(
+                f"model.name={recipe.model.name} does not take images of {side[0]}x{side[1]} with {channels} channels "
+                f"({' '.join(str(error).split())[:160]}); set data.size, or choose another model"
+            ) from None
     layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
     return model.train().to(world.device, memory_format=layout)  # type: ignore[call-overload]
 

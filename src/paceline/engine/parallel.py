@@ -48,15 +48,14 @@ class Replica:
         """After backward: how long this rank waited for the others; call the result when the device is done."""
         return self._exchange.seconds_since_last() if self._exchange else lambda: 0.0
 
-    @torch.no_grad()
-    def average_buffers(self) -> None:
-        """Give every rank the mean of all ranks' batch-norm statistics, before evaluation and saving."""
-        if self._world.size == 1:
-            return
-        buffers = [buffer for buffer in self.module.buffers() if buffer.is_floating_point()]
-        if not buffers:
-            return
-        flat = torch.cat([buffer.flatten() for buffer in buffers])
-        self._world.sum_(flat).div_(self._world.size)
-        for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
-            buffer.copy_(part.view_as(buffer))
+
+@torch.no_grad()
+def average_buffers(model: nn.Module, world: World) -> None:
+    """Give every rank the mean of all ranks' batch-norm statistics, before evaluation and saving."""
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    if world.size == 1 or not buffers:
+        return
+    flat = torch.cat([buffer.flatten() for buffer in buffers])
+    world.sum_(flat).div_(world.size)
+    for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+        buffer.copy_(part.view_as(buffer))

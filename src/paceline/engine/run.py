@@ -111,8 +111,9 @@ class Run:
 
     def _not_finite(self, step: int, lr: float) -> None:
         self.writer.wait()
-        newest = next(store.committed(self.folder.checkpoints), None)
-        where = f"the last good checkpoint is {newest}" if newest else "no checkpoint was saved before it"
+        # this step's loss is that of the weights after the step before it, so a save of that moment is no good either
+        good = self._world.on_leader(lambda: store.put_aside_from(self.folder.checkpoints, step - 1))
+        where = f"the last good checkpoint is {good}" if good else "no checkpoint was saved before it"
         message = (
             f"the loss is not finite at step {step} (learning rate {lr:.4g} now); {where}; try a lower --optim.lr, "
             "a longer --optim.schedule.warmup, --optim.clip_norm 1, or another --precision"

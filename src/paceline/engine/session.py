@@ -70,19 +70,17 @@ def _choose_folder(recipe: Recipe, root: Path, name: str, resume: Path | None) -
     if resume:
         folder = RunFolder(resume)
         _check_same_experiment(folder, recipe)
-        write_text(folder.recipe, dump_recipe(recipe))
         return resume
     numbered = [root / name, *(root / f"{name}-{number}" for number in range(2, 10_000))]
     free = next(number for number, path in enumerate(numbered) if not RunFolder(path).exists)
-    if free:
-        newest = RunFolder(numbered[free - 1])
-        if not newest.finished and _recorded_fingerprint(newest) == fingerprint(recipe):
-            log.info("%s was interrupted; going on with it", newest.path)
-            return newest.path
+    for path in reversed(numbered[:free]):
+        folder = RunFolder(path)
+        if not folder.finished and _recorded_fingerprint(folder) == fingerprint(recipe):
+            log.info("%s is not finished; going on with it", path)
+            return path
     path = numbered[free]
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_text(path / "recipe.yaml", dump_recipe(recipe))
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --runs folder") from None
     return path
@@ -98,6 +96,7 @@ def _recorded_fingerprint(folder: RunFolder) -> str:
 def _check_same_experiment(folder: RunFolder, recipe: Recipe) -> None:
     """Overrides of a resumed run must not change what its position in the data means."""
     old, new = to_tree(load_recipe(str(folder.recipe))), to_tree(recipe)
+    old["data"]["path"] = new["data"]["path"]  # the data may lie elsewhere; its fingerprint is compared later
     changed = [key for key in ("seed", "data", "model") if old[key] != new[key]]
     changed += [f"train.{key}" for key in ("global_batch",) if old["train"][key] != new["train"][key]]
     changed += [f"optim.{key}" for key in ("name",) if old["optim"][key] != new["optim"][key]]
@@ -129,6 +128,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
     )
     start = environment.collect(world.hosts(), world.device)
     if world.is_leader:
+        write_text(folder.recipe, dump_recipe(recipe))  # only now: a start that was refused changes nothing
         folder.append_environment(
             start
             | {"ranks": world.size, "precision": setup.precision, "first_step": first_step}

@@ -61,7 +61,7 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
             if log_every.due(done, log_due, now) or evaluating or saving:
                 run.log(done, lr)
             if evaluating or saving:
-                setup.replica.average_buffers()
+                setup.average_buffers()
             if evaluating:
                 saving |= run.evaluate(done, measure, setup)
             if saving:
@@ -71,7 +71,7 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
                 run.stopped(done)
                 raise Stopped(stop)
         agreement.close()
-    return run.finish()
+        return run.finish()
 
 
 def train_step(setup: Setup, micro_batches: list[Batch], lr: float) -> tuple[torch.Tensor, torch.Tensor, Any]:

@@ -60,7 +60,7 @@ def _timm(config: Model, num_classes: int, channels: int, pretrained: bool) -> n
 def _build(factory: Any, config: Model, **arguments: Any) -> nn.Module:
     try:
         model: nn.Module = factory(**arguments, **config.options)
-    except (TypeError, AssertionError, ValueError) as error:
+    except (TypeError, AssertionError, ValueError, RuntimeError) as error:
         raise UserError(f"model.options={config.options} do not fit {config.name}: {_one_line(error)}") from None
     return model
 
@@ -105,7 +105,9 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     except Exception as error:
         raise UserError(f"model.weights={path} is not readable: {_one_line(error)}") from None
     for key in ("state_dict", "model"):
-        state = state.get(key, state)
+        state = state.get(key, state) if isinstance(state, dict) else state
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise UserError(f"model.weights={path} holds no weights by name")
     return {name.removeprefix("module."): tensor for name, tensor in state.items()}
 
 

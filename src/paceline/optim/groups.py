@@ -30,11 +30,14 @@ def groups(model: nn.Module, config: Optim) -> list[dict[str, Any]]:
     return [group for group in listed if group["params"]]
 
 
-def create(model: nn.Module, config: Optim) -> optim.Optimizer:
+def create(model: nn.Module, config: Optim, scaled: bool = False) -> optim.Optimizer:
+    """The optimizer; `scaled` where a loss scaler may skip its steps."""
+    # fused kernels are the fastest, but a step that the loss scaler skips leaves fused SGD's momentum uninitialised
+    fused = not scaled
     if config.name == "sgd":
         nesterov = config.nesterov and config.momentum > 0
-        return optim.SGD(groups(model, config), lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=True)
-    return optim.AdamW(groups(model, config), lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+        return optim.SGD(groups(model, config), lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=fused)
+    return optim.AdamW(groups(model, config), lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
 def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
@@ -48,7 +51,10 @@ def load_state(optimizer: optim.Optimizer, state: dict[str, Any]) -> None:
     Saves hold plain tensors. Fused optimizers walk through parameter and momentum side by side, so a momentum in
     another order than a channels_last filter would be applied to the wrong weights.
     """
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
+    for group, wanted in zip(optimizer.param_groups, settings, strict=True):
+        group.update(wanted)  # the recipe's, which may have been overridden since
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:

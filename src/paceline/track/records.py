@@ -54,10 +54,12 @@ class RunFolder:
         if not self.metrics.is_file():
             return
         kept: list[dict[str, Any]] = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+        for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 record = json.loads(line)
             except ValueError:
+                continue
+            if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
                 continue
             if record["kind"] == "resume":
                 kept = [old for old in kept if old["step"] <= record["step"]]
@@ -67,10 +69,10 @@ class RunFolder:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return content
+    return content if isinstance(content, dict) else {}
 
 
 class JsonLines:

