@@ -51,7 +51,7 @@ def test_two_machines_by_hand(tmp_path: Path) -> None:
     alone = subprocess.run(command("train", "digits", "--train.duration", "1ep"), cwd=tmp_path, env=environment())
     assert alone.returncode == 0
     losses = {name: _final(tmp_path / "runs" / name)["final"]["loss"] for name in ("digits", "fp32", "bf16")}
-    assert abs(losses["fp32"] - losses["digits"]) < 1e-5
+    assert abs(losses["fp32"] - losses["digits"]) < 1e-4
     assert abs(losses["bf16"] - losses["digits"]) < 1e-2
 
 

@@ -25,14 +25,15 @@ def test_durations_without_a_unit_are_refused(text: str) -> None:
 
 def test_every_mistake_is_reported_at_once_with_path_value_and_cure(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
-    path.write_text("name: bad\noptim: {lrr: 0.1, momentum: 1.5}\ntrain: {duration: 10}\nprecission: bf16\n")
+    path.write_text("name: bad\noptim: {lrr: 0.1, momentum: 1.5}\ntrain: {duration: 10}\nprecission: bf16\nmodle: {}\n")
     with pytest.raises(ConfigError) as caught:
         load_recipe(str(path), ["--data.name", "digit", "--train.global-batch", "many", "--evaluate.every"])
     text = str(caught.value)
-    assert "7 problems" in text
+    assert "8 problems" in text
     assert "optim.lrr=0.1: no such field; did you mean optim.lr?" in text
     assert "precission='bf16': no such field; did you mean precision?" in text
     assert "optim.momentum=1.5" in text
+    assert "modle={}: no such field; did you mean model?" in text
     assert "train.duration=10: write a number and a unit" in text
     assert "data.name='digit': should be 'digits', 'cifar10' or 'synthetic'" in text
     assert "train.global_batch='many'" in text

@@ -18,7 +18,7 @@ def print_fields(recipe: Recipe, source: str, only: Sequence[str] = ()) -> None:
     table = Table(box=box.SIMPLE, title=f"fields of {source}", title_justify="left", pad_edge=False)
     table.add_column("option", no_wrap=True)
     table.add_column("value", overflow="fold", max_width=28)
-    table.add_column("what it is")
+    table.add_column("what it is", overflow="fold")
     for row in fields():
         group = row.path.partition(".")[0]
         if group in ("about", "name") or (only and group not in only):

@@ -148,14 +148,18 @@ def _describe(item: Any) -> str:
 
 
 def _did_you_mean(location: tuple[Any, ...]) -> str:
-    *parents, last = location
-    siblings = [row.path for row in fields() if row.path.split(".")[:-1] == [p for p in parents if isinstance(p, str)]]
-    names = {path.rpartition(".")[2]: path for path in siblings}
-    close = difflib.get_close_matches(str(last), names, n=1, cutoff=0.6)
-    if not close:
-        everywhere = {row.path.rpartition(".")[2]: row.path for row in fields()}
-        names, close = everywhere, difflib.get_close_matches(str(last), everywhere, n=1, cutoff=0.7)
-    return f"did you mean {names[close[0]]}?" if close else f"possible are {', '.join(names)}"
+    """A field or group of the same level that is spelt alike, else a field of that name elsewhere."""
+    *parents, last = [str(part) for part in location]
+    depth = len(parents)
+    paths = [row.path.split(".") for row in fields()]
+    level = {
+        path[depth]: ".".join(path[: depth + 1]) for path in paths if path[:depth] == parents and len(path) > depth
+    }
+    everywhere = {path[-1]: ".".join(path) for path in paths}
+    for names, cutoff in ((level, 0.6), (everywhere, 0.8)):
+        if close := difflib.get_close_matches(last, names, n=1, cutoff=cutoff):
+            return f"did you mean {names[close[0]]}?"
+    return f"possible are {', '.join(level)}" if level else "see `paceline train RECIPE --help`"
 
 
 def _field_help(location: tuple[Any, ...]) -> str:

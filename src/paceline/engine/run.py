@@ -152,7 +152,8 @@ class Run:
         self._settle(step)
         self._summarise("interrupted", step)
         self.close()
-        log.info("stopped after step %d; go on with: paceline train --resume %s", step, self.folder.path)
+        ranks = f" --procs {self._world.local_size}" if self._world.local_size > 1 else ""
+        log.info("stopped after step %d; go on with: paceline train --resume %s%s", step, self.folder.path, ranks)
 
     def finish(self) -> dict[str, Any]:
         step = self.setup.total_steps

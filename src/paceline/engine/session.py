@@ -112,9 +112,10 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
     if saved:
         save, parts = saved
         first_step = setup.load(parts, str(save.folder))
-        log.info("resuming from step %d (%s)", first_step, save.folder)
     if first_step > setup.total_steps or (first_step == setup.total_steps and folder.finished):
         raise UserError(f"{folder.path} is finished at step {first_step}; to train longer, raise --train.duration")
+    if saved:
+        log.info("resuming from step %d (%s)", first_step, saved[0].folder)
     metric = recipe.checkpoint.best
     best = world.on_leader(lambda: store.best(folder.checkpoints, metric))
     run = Run(
