@@ -212,8 +212,8 @@ def _enter_rank(options: argparse.Namespace) -> None:
         )
     if options.threads:
         os.environ["PACELINE_THREADS"] = str(options.threads)
-    # OpenMP's threads spin a long time for each other by default: beside one other busy process, small steps then take
-    # up to ten times as long. Read when torch is loaded, so set before.
+    # OpenMP's threads spin a long time for each other by default, which makes small steps many times slower beside
+    # another busy process. Read when torch is loaded, so set before.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 

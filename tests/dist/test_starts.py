@@ -34,7 +34,8 @@ def test_two_machines_by_hand(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{probe.getsockname()[1]}"
-    words = ("train", "digits", "--train.duration", "1ep", "--nodes", 2, "--rendezvous", place)
+    slow = ("--optim.lr", "0.01")  # rounding differences grow with the learning rate
+    words = ("train", "digits", "--train.duration", "1ep", *slow, "--nodes", 2, "--rendezvous", place)
     for dtype in ("fp32", "bf16"):
         nodes = [
             subprocess.Popen(
@@ -48,10 +49,10 @@ def test_two_machines_by_hand(tmp_path: Path) -> None:
         assert _final(tmp_path / "runs" / dtype)["ranks"] == 2
     starts = json.loads((tmp_path / "runs" / "fp32" / "environment.json").read_text())["starts"]
     assert sum(starts[0]["hosts"].values()) == 2
-    alone = subprocess.run(command("train", "digits", "--train.duration", "1ep"), cwd=tmp_path, env=environment())
+    alone = subprocess.run(command("train", "digits", "--train.duration", "1ep", *slow), cwd=tmp_path, env=environment())
     assert alone.returncode == 0
     losses = {name: _final(tmp_path / "runs" / name)["final"]["loss"] for name in ("digits", "fp32", "bf16")}
-    assert abs(losses["fp32"] - losses["digits"]) < 1e-4
+    assert abs(losses["fp32"] - losses["digits"]) < 1e-5
     assert abs(losses["bf16"] - losses["digits"]) < 1e-2
 
 
