@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from paceline.base.logs import log
+from paceline.cli import main
 
 # small enough for seconds, with batch norm, whose statistics are the hardest part of an exact resume
 TINY = (
@@ -33,6 +36,25 @@ def paceline(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(command(*words), **(options | more), check=False)
 
     return run
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch, capsys) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """The command line within this process: a lone process needs no new one, and torch is imported once."""
+    monkeypatch.chdir(tmp_path)
+    for name in set(os.environ) - set(environment()):
+        monkeypatch.delenv(name)
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as left:  # argparse
+            status = int(left.code or 0)
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess([*map(str, words)], status, printed.out, printed.err)
+
+    yield run
+    log.handlers, log.propagate = [], True
 
 
 def complaint(answer: subprocess.CompletedProcess[str]) -> str:

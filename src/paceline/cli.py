@@ -37,16 +37,28 @@ def _guarded(arguments: list[str]) -> int:
     try:
         return _dispatch(arguments)
     except Stopped as stopped:
-        # under torchrun a stopped rank has done what it was asked to: torchrun would report another status as a crash
-        return 0 if "TORCHELASTIC_RUN_ID" in os.environ else stopped.exit_status
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            return stopped.exit_status
+        # a stopped rank has done what it was asked to; torchrun would report another status as a crash
+        if "PACELINE_AGENT" in os.environ:
+            from paceline.base.agent import report_stop
+
+            report_stop(stopped.signum)
+        return 0
     except UserError as error:
         _complain(str(error))
         return 1
     except KeyboardInterrupt:
+        _complain("interrupted")
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # no room, no right to write, a file that vanished: the user's to mend
+        if not error.filename:
+            raise
+        _complain(f"{error.filename}: {error.strerror}")
+        return 1
 
 
 def _complain(message: str) -> None:
@@ -139,6 +151,8 @@ def train(arguments: list[str]) -> int:
             raise UserError(f"--resume {options.resume}: no run folder (it has no recipe.yaml)")
         if source:
             raise UserError(f"--resume goes on with the run's own recipe; leave {source!r} out")
+        if options.name:
+            raise UserError(f"--resume goes on in {options.resume}; leave --name {options.name} out")
         source = str(options.resume / "recipe.yaml")
     if options.help:
         return _help_with_fields(parser, source or "digits", overrides)
@@ -205,10 +219,12 @@ def _needs_agent(options: argparse.Namespace) -> bool:
 
 
 def _enter_rank(options: argparse.Namespace) -> None:
-    started = os.environ.get("LOCAL_WORLD_SIZE")
-    if options.procs and started and int(started) != options.procs:
+    from paceline.config.launched import place
+
+    started = place(os.environ).local_size
+    if _is_rank() and options.procs not in (None, started):
         raise UserError(
-            f"--procs {options.procs}, but torchrun started {started} here; leave --procs out under torchrun"
+            f"--procs {options.procs}, but torchrun or srun started {started} here; leave --procs out under them"
         )
     if options.threads:
         os.environ["PACELINE_THREADS"] = str(options.threads)
@@ -221,9 +237,13 @@ def _start_ranks(command: list[str], options: argparse.Namespace) -> int:
     from paceline.launch.local import plan
 
     place = (options.nodes, options.node_rank, options.rendezvous, options.meet_within)
-    if options.nodes > 1:
-        print(f"node {options.node_rank} of {options.nodes}: meeting at {options.rendezvous} ...", file=sys.stderr)
-    planned = plan(command, options.procs or 1, *place)
+    meeting = f"node {options.node_rank} of {options.nodes}, meeting at {options.rendezvous}: "
+    procs = options.procs or 1
+    print(
+        f"{meeting if options.nodes > 1 else ''}starting {procs} process{'es' if procs > 1 else ''} ...",
+        file=sys.stderr,
+    )
+    planned = plan(command, procs, *place)
     os.environ.update(planned.environment)
     from paceline.base import agent
 

@@ -14,9 +14,13 @@ from paceline.checkpoint import store
 from paceline.track.records import RunFolder
 
 
+# long enough that a signal sent in the middle arrives in the middle
+LONG = (*TINY, "--train.duration", "150ba")
+
+
 def _weights(run: Path) -> bytes:
     newest = next(store.committed(run / "checkpoints"))
-    assert newest.name == "step-00000060"
+    assert newest.name == "step-00000150"
     return (newest / "model.safetensors").read_bytes() + (newest / "optimizer.safetensors").read_bytes()
 
 
@@ -40,13 +44,13 @@ def _ranks(process: subprocess.Popen[str]) -> list[psutil.Process]:
 def undisturbed(tmp_path_factory) -> bytes:
     """Final weights and optimizer of a run on two ranks that nothing happened to."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    subprocess.run(command("train", "digits", *TINY, "--procs", 2), cwd=folder, env=environment(), check=True)
+    subprocess.run(command("train", "digits", *LONG, "--procs", 2), cwd=folder, env=environment(), check=True)
     return _weights(folder / "runs" / "digits")
 
 
 def test_killed_in_mid_epoch_it_ends_bit_identical(tmp_path: Path, undisturbed: bytes) -> None:
     run = tmp_path / "runs" / "digits"
-    words = ("train", "digits", *TINY, "--procs", 2)
+    words = ("train", "digits", *LONG, "--procs", 2)
     process = _start(tmp_path, *words)
     _wait_for_step(process, run, 25)
     for victim in [*_ranks(process), psutil.Process(process.pid)]:
@@ -59,12 +63,12 @@ def test_killed_in_mid_epoch_it_ends_bit_identical(tmp_path: Path, undisturbed: 
     assert "resuming from step" in again.stderr
     assert _weights(run) == undisturbed
     steps = [record["step"] for record in RunFolder(run).records() if record["kind"] == "train"]
-    assert steps == list(range(1, 61))
+    assert steps == list(range(1, 151))
 
 
 def test_one_killed_rank_ends_the_others_with_a_clear_message(tmp_path: Path, undisturbed: bytes) -> None:
     run = tmp_path / "runs" / "digits"
-    words = ("train", "digits", *TINY, "--procs", 2)
+    words = ("train", "digits", *LONG, "--procs", 2)
     process = _start(tmp_path, *words)
     _wait_for_step(process, run, 15)
     max(_ranks(process), key=lambda rank: int(rank.environ()["RANK"])).kill()
@@ -79,7 +83,7 @@ def test_one_killed_rank_ends_the_others_with_a_clear_message(tmp_path: Path, un
 @pytest.mark.parametrize(("procs", "signum"), [(1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, procs: int, signum: int) -> None:
     run = tmp_path / "runs" / "digits"
-    process = _start(tmp_path, "train", "digits", *TINY, "--procs", procs, "--checkpoint.every", "1000ba")
+    process = _start(tmp_path, "train", "digits", *LONG, "--procs", procs, "--checkpoint.every", "1000ba")
     _wait_for_step(process, run, 5)
     os.kill(process.pid, signum)
     _, errors = process.communicate(timeout=60)
@@ -89,6 +93,48 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, procs: int, signum
     summary = RunFolder(run).read_summary()
     assert summary["status"] == "interrupted"
     assert next(store.committed(run / "checkpoints")).name == f"step-{summary['step']:08d}"
+
+
+def test_a_signal_to_one_rank_stops_all_of_them_and_the_status_says_so(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "digits"
+    process = _start(tmp_path, "train", "digits", *LONG, "--procs", 2)
+    _wait_for_step(process, run, 5)
+    max(_ranks(process), key=lambda rank: int(rank.environ()["RANK"])).terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert "go on with: paceline train --resume runs/digits --procs 2" in errors
+    assert RunFolder(run).read_summary()["status"] == "interrupted"
+
+
+def test_a_signal_while_ranks_are_starting(tmp_path: Path) -> None:
+    process = _start(tmp_path, "train", "digits", *LONG, "--procs", 2)
+    deadline = time.monotonic() + 60
+    while len(_ranks(process)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, errors
+    assert errors.endswith("paceline: interrupted before it had begun\n")
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_signal_within_an_evaluation(tmp_path: Path) -> None:
+    """The last one, of so many small batches that it takes minutes; gone on with, it is done anew."""
+    run = tmp_path / "runs" / "digits"
+    shape = "{train_samples: 48, val_samples: 300000, channels: 1, size: 8}"
+    words = ("digits", *TINY, "--train.duration", "1ba", "--data.name", "synthetic", "--data.synthetic", shape)
+    process = _start(tmp_path, "train", *words, "--evaluate.per_rank_batch", 1)
+    _wait_for_step(process, run, 1)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, errors
+    assert "SIGINT: saving after this step; once more to leave at once" in errors
+    assert [record["kind"] for record in RunFolder(run).records()] == ["train", "save"]
+    again = command("train", "--resume", run, "--evaluate.per_rank_batch", 50_000)
+    subprocess.run(again, cwd=tmp_path, env=environment(), check=True)
+    summary = RunFolder(run).read_summary()
+    assert (summary["status"], summary["final"]["samples"]) == ("finished", 300_000)
 
 
 def _catches(pid: int, signum: int) -> bool:
@@ -129,3 +175,45 @@ def test_two_ranks_then_one_then_two_repeat_and_skip_no_sample(tmp_path: Path) -
     )
     assert alone.keys() == moved.keys() == set(range(1, 29))
     assert max(abs(alone[step] - moved[step]) for step in alone) < 1e-5
+
+
+def test_fields_that_may_change_are_taken_over_and_the_precision_is_one(here, tmp_path: Path) -> None:
+    assert here("train", "digits", *TINY, "--train.duration", "20ba").returncode == 0
+    words = ("--train.duration", "30ba", "--optim.weight_decay", "0.5", "--optim.momentum", "0.5", "--precision", "fp16")
+    answer = here("train", "--resume", "runs/digits", *words)
+    assert answer.returncode == 0, answer.stderr
+    _, parts = store.read(tmp_path / "runs" / "digits" / "checkpoints" / "step-00000030")
+    group = parts["optimizer"]["param_groups"][0]
+    assert (group["weight_decay"], group["momentum"]) == (0.5, 0.5)
+    records = [record for record in RunFolder(tmp_path / "runs" / "digits").records() if record["kind"] == "train"]
+    assert ["loss_scale" in record for record in records] == [False] * 20 + [True] * 10
+
+
+def test_the_unfinished_run_of_the_same_recipe_is_found_behind_others(here, tmp_path: Path) -> None:
+    first = ("train", "digits", *TINY, "--train.duration", "20ba")
+    assert here(*first).returncode == 0
+    assert here(*first, "--seed", 1).returncode == 0
+    summary = tmp_path / "runs" / "digits" / "summary.json"
+    summary.write_text(summary.read_text().replace("finished", "running"))  # as a kill right at the end leaves it
+    answer = here(*first)
+    assert "runs/digits is not finished; going on with it" in answer.stderr
+    assert RunFolder(tmp_path / "runs" / "digits").finished
+
+
+def test_another_data_set_is_evaluated_with_the_training_data_s_normalisation(here, tmp_path: Path) -> None:
+    shape = "{train_samples: 96, val_samples: 10, channels: 1, size: 8}"
+    words = (*TINY, "--train.duration", "20ba", "--data.name", "synthetic", "--data.synthetic", shape)
+    assert here("train", "digits", *words).returncode == 0
+    other = ("evaluate", "runs/digits", "--data.name", "digits")
+    _, parts = store.read(tmp_path / "runs" / "digits" / "checkpoints" / "step-00000020")
+    known = parts["progress"]["normalisation"]
+    results = [
+        here(*other, *more).stdout
+        for more in (
+            (),
+            ("--data.mean", known["mean"], "--data.std", known["std"]),
+            ("--data.mean", "[]", "--data.std", "[]"),  # measured on the digits
+        )
+    ]
+    assert "of 360)" in results[0]
+    assert results[0] == results[1] != results[2]

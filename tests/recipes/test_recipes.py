@@ -21,7 +21,7 @@ def test_it_loads_and_round_trips(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs_two_tiny_steps(name: str, paceline, tmp_path: Path) -> None:
+def test_it_runs_two_tiny_steps(name: str, here, tmp_path: Path) -> None:
     """On generated images of the data's shape, from random weights: nothing is downloaded."""
     shape = {"cifar10": (3, 32), "digits": (1, 8)}[load_recipe(name).data.name]
     words = [
@@ -40,7 +40,7 @@ def test_it_runs_two_tiny_steps(name: str, paceline, tmp_path: Path) -> None:
         "--model.weights",
         "random",
     ]
-    answer = paceline("train", name, *words)
+    answer = here("train", name, *words)
     assert answer.returncode == 0, answer.stderr
     summary = RunFolder(tmp_path / "runs" / name).read_summary()
     assert (summary["status"], summary["step"], summary["final"]["samples"]) == ("finished", 2, 5)

@@ -9,6 +9,7 @@ from torch import nn
 
 from paceline.checkpoint import store
 from paceline.checkpoint.state import flatten, snapshot, unflatten
+from paceline.errors import UserError
 
 
 def _parts(step: int) -> dict:
@@ -106,6 +107,30 @@ def test_a_damaged_newest_save_is_named_and_the_one_before_it_used(tmp_path: Pat
     assert found
     assert found[0].step == 1
     assert str(newest / "model.safetensors") in caplog.text
+
+
+def test_when_every_save_is_damaged_nothing_starts_anew_by_itself(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (_write(tmp_path, step) / "model.safetensors").write_bytes(b"rubbish")
+    with pytest.raises(UserError, match="all 2 saves are damaged"):
+        store.last(tmp_path)
+    assert len(list(tmp_path.glob("damaged-*"))) == 2
+
+
+def test_saves_from_a_step_on_are_put_aside_damaged_ones_too(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        _write(tmp_path, step)
+    (tmp_path / "step-00000003" / "state.json").write_bytes(b"rubbish")
+    assert store.put_aside_from(tmp_path, 4) == tmp_path / "step-00000002"
+    assert [path.name for path in store.committed(tmp_path)] == ["step-00000002", "step-00000001"]
+
+
+def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+    _write(tmp_path, 1)
+    (tmp_path / ".writing-step-00000002").mkdir()
+    (tmp_path / ".deleting-step-00000000").mkdir()
+    store.Writer(tmp_path, keep=2, best_metric="top1")
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_what_was_being_written_does_not_exist(tmp_path: Path, monkeypatch) -> None:

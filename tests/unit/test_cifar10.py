@@ -124,7 +124,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
         cifar10.prepare(tmp_path / "out", path)
 
 
-def test_damaged_arrays_are_named(tmp_path: Path, binary_files: dict[str, bytes]) -> None:
+def test_damaged_arrays_are_named_and_prepared_anew(tmp_path: Path, binary_files: dict[str, bytes]) -> None:
     cifar10.prepare(tmp_path / "out", _tar(tmp_path / "a.tar", binary_files))
     labels = tmp_path / "out" / "val_labels.npy"
     np.save(labels, np.zeros(5, np.uint8))
@@ -133,6 +133,8 @@ def test_damaged_arrays_are_named(tmp_path: Path, binary_files: dict[str, bytes]
     labels.write_bytes(b"")
     with pytest.raises(UserError, match=r"val_labels.npy is missing or damaged"):
         load(Data(name="cifar10", path=str(tmp_path / "out")))
+    cifar10.prepare(tmp_path / "out", tmp_path / "a.tar")
+    assert load(Data(name="cifar10", path=str(tmp_path / "out"))).val.labels.tolist() == LABELS.tolist()
 
 
 def test_a_download_that_ends_early_or_is_another_file_never_counts(tmp_path: Path, monkeypatch) -> None:

@@ -55,6 +55,19 @@ def test_seconds_are_refused_where_a_schedule_needs_its_end() -> None:
     assert load_recipe("digits", ["--checkpoint.every", "90s"]).checkpoint.every == "90s"
 
 
+def test_numbers_are_read_as_people_mean_them(tmp_path: Path) -> None:
+    assert load_recipe("digits", ["--train.global_batch", "010"]).train.global_batch == 10
+    with pytest.raises(ConfigError, match=r"train.global_batch='1:30'"):
+        load_recipe("digits", ["--train.global_batch", "1:30"])
+
+
+def test_a_mistake_in_the_yaml_is_shown_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text("name: a\noptim:\n  lr: 0.1\n momentum: 3\n")
+    with pytest.raises(ConfigError, match=r"line 4, column 2: .*\n +momentum: 3\n +\^"):
+        load_recipe(str(path))
+
+
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "twice.yaml"
     path.write_text("name: a\nseed: 1\nseed: 2\n")

@@ -7,7 +7,7 @@ import torch
 
 from paceline.base import world as worlds
 from paceline.base.world import World
-from paceline.config.launched import under_launcher
+from paceline.config.launched import first_host, under_launcher
 from paceline.errors import UserError
 from paceline.launch.local import plan
 
@@ -66,7 +66,7 @@ def test_a_batch_script_and_a_single_task_are_no_ranks() -> None:
     [("n1", "n1"), ("n1,n2", "n1"), ("n[1-4]", "n1"), ("gpu-[003,007]", "gpu-003"), ("a[2-3],b", "a2")],
 )
 def test_the_first_host_of_slurm_s_list(nodelist: str, host: str) -> None:
-    assert worlds.first_host(nodelist) == host
+    assert first_host(nodelist) == host
 
 
 def test_cores_are_shared_out(clean) -> None:

@@ -55,6 +55,32 @@ def test_a_sink_that_fails_is_dropped_and_training_goes_on() -> None:
     assert broken.calls == 1
 
 
+def test_records_that_found_no_room_are_written_when_there_is_some(tmp_path: Path, monkeypatch) -> None:
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    guarded = Guarded(lines, persistent=True)
+    guarded.write({"kind": "train", "step": 1})
+
+    class Full:
+        """Takes five bytes, then none."""
+
+        room = 5
+
+        def write(self, data: bytes) -> int:
+            if not self.room:
+                raise OSError(28, "No space left on device")
+            took, self.room = self.room, 0
+            return file.write(data[:took])
+
+    file, lines._file = lines._file, Full()  # type: ignore[assignment]
+    guarded.write({"kind": "train", "step": 2})
+    guarded.write({"kind": "train", "step": 3})
+    assert [record["step"] for record in RunFolder(tmp_path).records()] == [1]
+    lines._file = file
+    guarded.write({"kind": "train", "step": 4})
+    guarded.close()
+    assert [record["step"] for record in RunFolder(tmp_path).records()] == [1, 2, 3, 4]
+
+
 def test_tensorboard_gets_this_field_s_tags(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -52,6 +52,10 @@ def test_weights_files_that_cannot_be_read_or_would_run_code(tmp_path: Path) -> 
     with pytest.raises(UserError, match="not readable"):
         create(Model(name="airbench", weights=str(rubbish)), 10, 3)
 
+    torch.save([torch.ones(2)], tmp_path / "list.pth")
+    with pytest.raises(UserError, match="holds no weights by name"):
+        create(Model(name="airbench", weights=str(tmp_path / "list.pth")), 10, 3)
+
     class Trap:
         def __reduce__(self):
             return (Path(tmp_path / "owned").touch, ())

@@ -5,7 +5,10 @@ import json
 import logging
 import os
 import signal
+import sys
+import tempfile
 import time
+from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -18,7 +21,7 @@ from torch.distributed.launcher.api import elastic_launch
 from paceline.base.world import LOST_RANK
 from paceline.errors import UserError
 
-MARK = "PACELINE_AGENT"  # in the environment of ranks that this agent started
+MARK = "PACELINE_AGENT"  # in the environment of ranks that this agent started: where they note that they were stopped
 
 
 def run(arguments: list[str]) -> int:
@@ -28,7 +31,6 @@ def run(arguments: list[str]) -> int:
     print a traceback); a second one ends them at once.
     """
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its account of a failure hides the cause
-    os.environ[MARK] = "1"
     received: list[int] = []
 
     def pass_on(signum: int, _frame: FrameType | None) -> None:
@@ -45,9 +47,15 @@ def run(arguments: list[str]) -> int:
         torchrun.get_args_parser().parse_args(["--signals-to-handle", "SIGQUIT", *arguments])
     )
     try:
-        elastic_launch(config, command)(*command_arguments)
+        with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
+            os.environ[MARK] = str(note := Path(scratch) / "stopped")
+            elastic_launch(config, command)(*command_arguments)
+            stopped = received or ([int(note.read_text())] if note.exists() else [])
+            return 128 + stopped[0] if stopped else 0
     except ChildFailedError as error:
-        if received:  # ranks that had not begun yet die of the signal that was passed on
+        # ranks that had not begun yet die of the signal that was passed on
+        if received and all(failure.exitcode == -signal.SIGTERM for failure in error.failures.values()):
+            print("paceline: interrupted before it had begun", file=sys.stderr)
             return 128 + received[0]
         raise UserError(_first_failure(error)) from None
     except (DistError, RendezvousError) as error:
@@ -59,7 +67,6 @@ def run(arguments: list[str]) -> int:
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)
-    return 128 + received[0] if received else 0
 
 
 def _first_failure(error: ChildFailedError) -> str:
@@ -77,6 +84,11 @@ def _first_failure(error: ChildFailedError) -> str:
         return f"rank {rank} died of {failure.signal_name()}"
     message = failure.error_file_data.get("message")
     return message if isinstance(message, str) and message != "<NONE>" else f"rank {rank} failed; see the lines above"
+
+
+def report_stop(signum: int) -> None:
+    """From a rank that a signal reached, perhaps only it: let the agent end with the status that says so."""
+    Path(os.environ[MARK]).write_text(str(signum))
 
 
 def report(message: str) -> bool:

@@ -55,11 +55,14 @@ def sha256(path: Path, advance: Callable[[int], object] = lambda _: None) -> str
     return digest.hexdigest()
 
 
+LOCK_NAME = ".lock"
+
+
 class FolderLock:
     """At most one process writes to a folder; the kernel frees the lock however its holder ends."""
 
     def __init__(self, folder: Path):
-        self._file = (folder / ".lock").open("a+")
+        self._file = (folder / LOCK_NAME).open("a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from paceline.config.launched import in_srun
+from paceline.config import launched
 from paceline.errors import UserError
 
 T = TypeVar("T")
@@ -39,8 +39,10 @@ class World:
     @classmethod
     def from_env(cls, device: str = "auto") -> "World":
         """This process's place as torchrun, or srun, tells it; a lone process without either."""
-        rank, size, local_rank, local_size = _ranks(os.environ)
-        return cls(rank, size, local_rank, local_size, _device(device, local_rank))
+        place = launched.place(os.environ)
+        for name, value in place.meeting.items():
+            os.environ.setdefault(name, value)
+        return cls(place.rank, place.size, place.local_rank, place.local_size, _device(device, place.local_rank))
 
     @property
     def is_leader(self) -> bool:
@@ -128,46 +130,6 @@ class World:
         return names
 
 
-def _ranks(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
-    if "RANK" in environ:
-        if "WORLD_SIZE" not in environ:
-            raise UserError("RANK is set, but WORLD_SIZE is not; unset RANK, or start with torchrun")
-        return (
-            int(environ["RANK"]),
-            int(environ["WORLD_SIZE"]),
-            int(environ.get("LOCAL_RANK", "0")),
-            int(environ.get("LOCAL_WORLD_SIZE", "1")),
-        )
-    if in_srun(environ):
-        os.environ.setdefault("MASTER_ADDR", first_host(environ["SLURM_STEP_NODELIST"]))
-        os.environ.setdefault("MASTER_PORT", str(20000 + int(environ["SLURM_JOB_ID"]) % 20000))
-        local_size = _tasks_here(environ["SLURM_STEP_TASKS_PER_NODE"], int(environ["SLURM_NODEID"]))
-        return (
-            int(environ["SLURM_PROCID"]),
-            int(environ["SLURM_STEP_NUM_TASKS"]),
-            int(environ["SLURM_LOCALID"]),
-            local_size,
-        )
-    return 0, 1, 0, 1
-
-
-def first_host(nodelist: str) -> str:
-    """First of SLURM's compressed host list: "gpu[03-05,9],login" gives "gpu03"."""
-    match = re.match(r"([^\[,]+)(?:\[(\d+))?", nodelist)
-    if not match:
-        raise UserError(f"SLURM_STEP_NODELIST={nodelist!r} names no host; set MASTER_ADDR to the first node's name")
-    return match[1] + (match[2] or "")
-
-
-def _tasks_here(tasks_per_node: str, node: int) -> int:
-    """SLURM's "2(x3),1": tasks on the nodes in order."""
-    counts: list[int] = []
-    for part in tasks_per_node.split(","):
-        number, _, times = part.partition("(x")
-        counts += [int(number)] * int(times.rstrip(")") or 1)
-    return counts[node]
-
-
 def _device(wanted: str, local_rank: int) -> torch.device:
     available = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
     if wanted == "cuda" and not available:
@@ -187,7 +149,9 @@ def threads_per_process(processes: int) -> int:
     OMP_NUM_THREADS is not asked, because torchrun sets it to 1 whatever the machine has.
     """
     if wanted := os.environ.get("PACELINE_THREADS"):
-        return max(1, int(wanted))
+        if not wanted.isdigit() or int(wanted) < 1:
+            raise UserError(f"PACELINE_THREADS={wanted!r} is not a whole number from 1 on; unset it, or use --threads")
+        return int(wanted)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // processes)
 

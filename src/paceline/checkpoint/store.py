@@ -154,8 +154,11 @@ def last(folder: Path) -> tuple[Save, dict[str, Any]] | None:
 def put_aside_from(folder: Path, step: int) -> Path | None:
     """Take saves of this step and later ones out of use; the newest of those that stay."""
     for path in committed(folder):
-        if describe(path).step < step:
-            return path
+        try:
+            if describe(path).step < step:
+                return path
+        except DamagedCheckpoint as error:
+            log.warning("damaged checkpoint: %s", error)
         path.rename(path.with_name(f"damaged-{path.name}"))
     return None
 
@@ -179,6 +182,8 @@ class Writer:
 
     def __init__(self, folder: Path, keep: int, best_metric: str):
         self._folder, self._keep, self._metric = folder, keep, best_metric
+        for half in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
+            shutil.rmtree(half, ignore_errors=True)  # left by a kill
         self._thread: threading.Thread | None = None
         self.error: Exception | None = None
 

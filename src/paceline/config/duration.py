@@ -33,6 +33,13 @@ def _check(text: object) -> str:
     return text
 
 
+def _check_interval(text: object) -> str:
+    text = _check(text)
+    if not parse(text).value:
+        raise ValueError('zero is no interval; for "never" write more than the whole training, e.g. "100000ep"')
+    return text
+
+
 def _check_steps(text: object) -> str:
     text = _check(text)
     if parse(text).unit == "s":
@@ -40,7 +47,7 @@ def _check_steps(text: object) -> str:
     return text
 
 
-Duration = Annotated[str, BeforeValidator(_check)]
+Interval = Annotated[str, BeforeValidator(_check_interval)]
 StepDuration = Annotated[str, BeforeValidator(_check_steps)]
 
 

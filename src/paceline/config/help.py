@@ -37,8 +37,11 @@ def print_recipes() -> None:
     grid.add_column(no_wrap=True)
     grid.add_column()
     for name in shipped():
-        about = load_recipe(name).about
+        recipe = load_recipe(name)
+        about = recipe.about
         grid.add_row(Text(name, "bold"))
+        batch = f"global batch {recipe.train.global_batch}"
+        grid.add_row("  trains", Text(f"{recipe.model.name} on {recipe.data.name}, {recipe.train.duration}, {batch}"))
         grid.add_row("  source", Text(about.source))
         grid.add_row("  published", Text(about.published or "-"))
         grid.add_row("  measured here", Text(about.measured or "not measured"))

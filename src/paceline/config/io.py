@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
@@ -19,17 +20,26 @@ _ADAPTER = TypeAdapter(Recipe)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key given twice, which plain YAML silently takes as the last one."""
+    """YAML without its traps: a key given twice is refused (plain YAML takes the last one), 010 is ten and 1:30 a text
+    (plain YAML: eight and ninety)."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+    seen = []
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+        seen.append(key)
     return loader.construct_mapping(node, deep=True)
 
 
+_INT = "tag:yaml.org,2002:int"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _INT]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_INT, re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
@@ -44,11 +54,21 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
     path = _find(source)
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(str(path), [f"not readable as YAML: {_yaml_problem(error)}"]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), [f"not readable as YAML: {' '.join(str(error).split())}"]) from None
     if not isinstance(tree, dict):
         raise ConfigError(str(path), ["not a recipe; it should hold `key: value` lines, beginning with `name: ...`"])
     return recipe_from_tree(tree, source, overrides)
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
+    """What is wrong, where, and the line itself."""
+    mark = error.problem_mark or error.context_mark
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    excerpt = mark.get_snippet(indent=6) if mark else None
+    return f"{where}{error.problem or error.context}" + (f"\n{excerpt}" if excerpt else "")
 
 
 def recipe_from_tree(tree: dict[str, Any], origin: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -101,23 +121,31 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str]) -> Iterator[str]:
             yield f"--{dotted}: value missing; write --{dotted} VALUE"
             continue
         try:
-            values = [yaml.safe_load(word) if word else "" for word in words]
+            values = [yaml.load(word, _Loader) if word else "" for word in words]
         except yaml.YAMLError:
             yield f"--{dotted} {' '.join(words)}: not readable as a YAML value"
             continue
         *parents, last = dotted.replace("-", "_").split(".")
         node: Any = tree
         for parent in parents:
-            if isinstance(node, list) and parent.isdigit() and int(parent) < len(node):
+            if _has_place(node, parent):
                 node = node[int(parent)]
             elif isinstance(node, dict):
                 node = node.setdefault(parent, {})
             else:
                 node = None
-        if not isinstance(node, dict):
-            yield f"--{dotted}: there is no such field"
-            continue
-        node[last] = values[0] if len(values) == 1 else values
+        value = values[0] if len(values) == 1 else values
+        if _has_place(node, last):
+            node[int(last)] = value
+        elif isinstance(node, dict):
+            node[last] = value
+        else:
+            short = f"; it has {len(node)} values" if isinstance(node, list) else ""
+            yield f"--{dotted}: there is no such field{short}"
+
+
+def _has_place(node: Any, number: str) -> bool:
+    return isinstance(node, list) and number.isdigit() and int(number) < len(node)
 
 
 def _validated(tree: dict[str, Any], mistakes: list[str]) -> Recipe | None:

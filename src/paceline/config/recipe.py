@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from paceline.config.duration import Duration, StepDuration, parse
+from paceline.config.duration import Interval, StepDuration, parse
 
 _STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -217,7 +217,7 @@ class Evaluate:
 
     __pydantic_config__ = _STRICT
 
-    every: Duration = "1ep"
+    every: Interval = "1ep"
     """How often; the end of training always counts."""
     per_rank_batch: Count = 500
     """Images per forward pass on one rank."""
@@ -231,7 +231,7 @@ class Checkpoint:
 
     __pydantic_config__ = _STRICT
 
-    every: Duration = "1ep"
+    every: Interval = "1ep"
     """How often to save; the end of training always counts."""
     keep: Count = 2
     """Newest saves to keep; the best one stays as well."""
@@ -245,7 +245,7 @@ class Log:
 
     __pydantic_config__ = _STRICT
 
-    every: Duration = "10ba"
+    every: Interval = "10ba"
     """How often; the only steps on which the loop waits for the device."""
     tensorboard: bool = True
     """Write TensorBoard event files."""

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from paceline.base.logs import log
 from paceline.base.world import World
 from paceline.config.batch import BatchLayout
 from paceline.config.duration import to_steps
@@ -69,6 +71,7 @@ class Setup:
                 "step": step,
                 "scaler": self.scaler.state_dict(),
                 "recipe": to_tree(self.recipe),
+                "normalisation": {"mean": self.loader.mean.tolist(), "std": self.loader.std.tolist()},
                 "data": self.images.fingerprint,
             },
         }
@@ -99,11 +102,22 @@ def build(recipe: Recipe, world: World) -> Setup:
     if isinstance(model, AirbenchNet) and recipe.model.weights == "random":
         model.prepare(loader.plain_images(5000))
     replica = Replica(model, world, recipe)
+    if layout.per_rank_batch == 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise UserError(
+            f"{layout}: batch norm cannot learn from one image at a time; raise --train.global_batch, or use fewer "
+            "ranks or less accumulation"
+        )
     resolved = precision.resolve(recipe.precision, world.device)
     total = to_steps(recipe.train.duration, loader.steps_per_epoch)
     if total == 0:
         raise UserError(
             f"train.duration={recipe.train.duration} is less than one step; an epoch has {loader.steps_per_epoch}"
+        )
+    lr_plan = LrPlan.of(recipe.optim, total, loader.steps_per_epoch)
+    if lr_plan.warmup >= total and world.is_leader:
+        log.warning(
+            "optim.schedule.warmup=%s is not shorter than train.duration=%s: the learning rate only rises",
+            *(recipe.optim.schedule.warmup, recipe.train.duration),
         )
     return Setup(
         recipe=recipe,
@@ -117,7 +131,7 @@ def build(recipe: Recipe, world: World) -> Setup:
         ema=AveragedModel(model, recipe.ema) if recipe.ema.decay else None,
         scaler=precision.grad_scaler(resolved, world.device),
         precision=resolved,
-        lr_plan=LrPlan.of(recipe.optim, total, loader.steps_per_epoch),
+        lr_plan=lr_plan,
     )
 
 

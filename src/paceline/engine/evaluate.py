@@ -1,5 +1,6 @@
 """Exact evaluation: every sample counts once on any number of ranks; sums are reduced, nothing is padded."""
 
+import signal
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 from paceline.base.world import World
 from paceline.data.load.resident import Batch
+from paceline.errors import Stopped
 
 
 @torch.no_grad()
@@ -18,13 +20,22 @@ def evaluate(
     world: World,
     autocast: Callable[[], AbstractContextManager[object]],
     views: str = "none",
+    on_batch: Callable[[int], object] = lambda _: None,
+    stop: Callable[[], int] = lambda: 0,
 ) -> dict[str, float]:
-    """Top-1, top-5 and loss over all ranks' batches, with the counts they come from."""
+    """Top-1, top-5 and loss over all ranks' batches, with the counts they come from.
+
+    `on_batch` hears how many samples this rank has seen in each batch. Where `stop` gives any rank a signal, that rank
+    leaves its remaining batches, and all ranks raise Stopped.
+    """
     was_training = model.training
     model.eval()
     # float64 holds counts exactly, and the loss without a trace of the order in which ranks are added
-    totals = torch.zeros(4, dtype=torch.float64, device=world.device)
+    totals = torch.zeros(5, dtype=torch.float64, device=world.device)
     for batch in batches:
+        if stop():
+            totals[4] += 1
+            break
         with autocast():
             logits = predict(model, batch.images, views)
         logits = logits.float()
@@ -33,8 +44,11 @@ def evaluate(
         totals[1] += top[:, 0].sum()
         totals[2] += top.any(1).sum()
         totals[3] += F.cross_entropy(logits, batch.labels, reduction="none").double().sum()
+        on_batch(len(batch.labels))
     model.train(was_training)
-    samples, top1, top5, loss = world.sum_(totals).tolist()  # waits for the device: once an evaluation
+    samples, top1, top5, loss, stopped = world.sum_(totals).tolist()  # waits for the device: once an evaluation
+    if stopped:
+        raise Stopped(stop() or signal.SIGTERM)
     return {
         "samples": int(samples),
         "correct": int(top1),

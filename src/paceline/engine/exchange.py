@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from paceline.base.world import World
+from paceline.errors import UserError
 
 _MEMORY = "/dev/shm"
 WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -111,17 +112,28 @@ class SharedMemory:
 
     def _allocate(self, numel: int) -> torch.Tensor:
         count = self._world.size * numel
-        path = ""
-        if self._world.is_leader:
-            descriptor, path = tempfile.mkstemp(dir=_MEMORY, prefix="paceline-")
-            os.posix_fallocate(descriptor, 0, count * self._dtype.itemsize)  # no room: an error now, not a crash later
-            os.close(descriptor)
-        path = self._world.from_leader(path)
+        path = self._world.on_leader(lambda: _reserve(count * self._dtype.itemsize))
         area = torch.from_file(path, shared=True, size=count, dtype=self._dtype)
         self._world.barrier()
         if self._world.is_leader:
             os.unlink(path)  # the name goes at once, so that nothing stays behind however the run ends
         return area.view(self._world.size, numel)
+
+
+def _reserve(num_bytes: int) -> str:
+    """A new file of that size in memory; without room it is an error now, not a crash later."""
+    descriptor, path = tempfile.mkstemp(dir=_MEMORY, prefix="paceline-")
+    try:
+        os.posix_fallocate(descriptor, 0, num_bytes)
+    except OSError as error:
+        os.unlink(path)
+        raise UserError(
+            f"{_MEMORY} has no room for the {num_bytes >> 20} MB that ranks exchange gradients in ({error.strerror}); "
+            "free some of it"
+        ) from None
+    finally:
+        os.close(descriptor)
+    return path
 
 
 def _shares(numel: int, ranks: int) -> list[tuple[int, int]]:

@@ -122,18 +122,19 @@ class Run:
         self.close()
         raise UserError(message)
 
-    def evaluate(self, step: int, measure: Callable[[Setup], dict[str, float]], setup: Setup) -> bool:
-        """Write an evaluation down; whether it is the best so far."""
+    def evaluate(self, step: int, measure: Callable[..., dict[str, float]]) -> bool:
+        """Show an evaluation while it goes on, and write it down; whether it is the best so far."""
         begin = time.perf_counter()
-        metrics = measure(setup)
+        with self.display.evaluating(self.setup.evaluator.num_samples) as advance:
+            metrics = measure(on_batch=advance)
         seconds = time.perf_counter() - begin
         record = {"kind": "eval", **self._place(step), **metrics, "seconds": seconds}
         self.sink.write(record)
         self.display.evaluated(record)
         self._evaluation = record
         self.window.restart()
-        value = metrics[setup.recipe.checkpoint.best]
-        value = -value if setup.recipe.checkpoint.best == "loss" else value
+        metric = self.setup.recipe.checkpoint.best
+        value = -metrics[metric] if metric == "loss" else metrics[metric]
         improved = self.best is None or value > self.best
         self.best = value if improved else self.best
         return improved

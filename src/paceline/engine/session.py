@@ -1,15 +1,16 @@
 """One start of the program: find the run folder, build the experiment, train or evaluate it."""
 
 import dataclasses
+import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline.base import logs
-from paceline.base.files import FolderLock, write_text
+from paceline.base.files import LOCK_NAME, FolderLock, write_text
 from paceline.base.logs import console, log
 from paceline.base.world import World
 from paceline.checkpoint import store
@@ -23,7 +24,7 @@ from paceline.engine.run import Run
 from paceline.engine.train import train
 from paceline.errors import ConfigError, UserError
 from paceline.track import environment
-from paceline.track.progress import Bar, Display, Lines, Silent
+from paceline.track.progress import Bar, Display, Lines
 from paceline.track.records import JsonLines, RunFolder
 from paceline.track.sinks import Fan, Guarded, Sink, TensorBoard
 from paceline.track.telemetry import HostSampler
@@ -34,12 +35,10 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
     world = World.from_env(recipe.device)
     with world.connected(), ExitStack() as cleanup:
         logs.set_up(world.rank, world.size)
-        path = world.on_leader(lambda: _choose_folder(recipe, root, name, resume))
+        path = world.on_leader(lambda: _claim_folder(_choose_folder(recipe, root, name, resume), cleanup))
         folder = RunFolder(path)
-        if world.is_leader:
-            cleanup.callback(FolderLock(path).release)
-            handler = logs.also_to(folder.log)
-            cleanup.callback(log.removeHandler, handler)
+        if folder.exists and not resume:
+            log.info("%s is not finished; going on with it", path)
         setup = build(recipe, world)
         log.info("%s on %s: %s", recipe.name, _places(world), setup.layout)
         saved = world.on_leader(lambda: store.last(folder.checkpoints))
@@ -76,7 +75,6 @@ def _choose_folder(recipe: Recipe, root: Path, name: str, resume: Path | None) -
     for path in reversed(numbered[:free]):
         folder = RunFolder(path)
         if not folder.finished and _recorded_fingerprint(folder) == fingerprint(recipe):
-            log.info("%s is not finished; going on with it", path)
             return path
     path = numbered[free]
     try:
@@ -84,6 +82,23 @@ def _choose_folder(recipe: Recipe, root: Path, name: str, resume: Path | None) -
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --runs folder") from None
     return path
+
+
+def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
+    """Be the folder's only writer, and copy the log there, until the clean-up."""
+    folder = RunFolder(path)
+    cleanup.callback(FolderLock(path).release)
+    cleanup.callback(_remove_if_unused, folder)
+    handler = logs.also_to(folder.log)
+    cleanup.callback(handler.close)
+    cleanup.callback(log.removeHandler, handler)
+    return path
+
+
+def _remove_if_unused(folder: RunFolder) -> None:
+    """A start that was refused leaves no empty run behind."""
+    if not folder.exists and {path.name for path in folder.path.iterdir()} <= {LOCK_NAME, folder.log.name}:
+        shutil.rmtree(folder.path)
 
 
 def _recorded_fingerprint(folder: RunFolder) -> str:
@@ -123,7 +138,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
         setup,
         Fan(_sinks(folder, setup, first_step, resumed=folder.metrics.exists()) if world.is_leader else []),
         store.Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_leader else store.NoWriter(),
-        _display(world, first_step, setup.total_steps),
+        _display(world, setup.total_steps, first_step),
         first_step,
         best=(-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None,
     )
@@ -142,16 +157,16 @@ def _sinks(folder: RunFolder, setup: Setup, first_step: int, resumed: bool) -> l
     lines = JsonLines(folder.metrics)
     if resumed:
         lines.write({"kind": "resume", "step": first_step, "ranks": setup.world.size})
-    sinks: list[Sink] = [Guarded(lines)]
+    sinks: list[Sink] = [Guarded(lines, persistent=True)]
     if setup.recipe.log.tensorboard:
         sinks.append(Guarded(TensorBoard(folder.tensorboard, first_step)))
     return sinks
 
 
-def _display(world: World, first_step: int, total: int) -> Display:
+def _display(world: World, total_steps: int = 0, first_step: int = 0) -> Display:
     if not world.is_leader:
-        return Silent()
-    return Bar(first_step, total) if console.is_terminal else Lines()
+        return Display()
+    return Bar(total_steps, first_step) if console.is_terminal else Lines()
 
 
 def find_save(path: Path, which: str) -> Path:
@@ -173,24 +188,35 @@ def find_save(path: Path, which: str) -> Path:
 
 def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str, dict[str, float]]:
     """Evaluate a save with its own recipe, some fields overridden; what it was, and (on the leader) its metrics."""
-    folder = find_save(path, which)
-    save, parts = store.read(folder)
-    recipe = recipe_from_tree(parts["progress"]["recipe"], str(folder), overrides)
-    world = World.from_env(recipe.device)
+    world = World.from_env(_saved_recipe(store.read(find_save(path, which))[1], str(path), overrides).device)
     with world.connected():
         logs.set_up(world.rank, world.size)
+        # the run may be going on, and replace its saves: the leader's choice counts
+        save, parts = world.on_leader(lambda: store.read(find_save(path, which)))
+        folder = save.folder
+        recipe = _saved_recipe(parts, str(folder), overrides)
         images = sets.load(recipe.data)
         # the save brings all the weights: nothing is to be fetched
         plain = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, weights="random"))
         model = build_model(plain, images, world)
         load_weights(model, parts["ema"] or parts["model"], str(folder))
         resolved = precision.resolve(recipe.precision, world.device)
-        metrics = evaluate(
-            model,
-            evaluation_batches(recipe, images, world),
-            world,
-            lambda: precision.autocast(resolved, world.device),
-            recipe.evaluate.views,
-        )
+        batches = evaluation_batches(recipe, images, world)
+        with closing(_display(world)) as display, display.evaluating(batches.num_samples) as advance:
+            metrics = evaluate(
+                model,
+                batches,
+                world,
+                lambda: precision.autocast(resolved, world.device),
+                recipe.evaluate.views,
+                advance,
+            )
     label = f"{folder} (step {save.step}), {recipe.data.name}, views {recipe.evaluate.views}"
     return label, metrics if world.is_leader else {}
+
+
+def _saved_recipe(parts: dict[str, Any], origin: str, overrides: Sequence[str]) -> Recipe:
+    """The recipe of a save; images are normalised as in training, whatever data they come from."""
+    tree = parts["progress"]["recipe"]
+    tree["data"] = tree["data"] | parts["progress"]["normalisation"]
+    return recipe_from_tree(tree, origin, overrides)

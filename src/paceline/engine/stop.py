@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from types import FrameType, TracebackType
 
 import torch
@@ -13,8 +14,9 @@ from paceline.base.world import World
 class Signals:
     """Remembers SIGINT or SIGTERM, so that the loop can end after a step; a second one ends the process at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, announce: bool = False) -> None:
         self.received = 0
+        self._announce = announce
 
     def __enter__(self) -> "Signals":
         self._previous = {signum: signal.signal(signum, self._note) for signum in (signal.SIGINT, signal.SIGTERM)}
@@ -24,6 +26,10 @@ class Signals:
         if self.received:
             os._exit(128 + signum)
         self.received = signum
+        if self._announce:
+            # not through the log: the signal may have come while a line is being written
+            text = f"\n{signal.Signals(signum).name}: saving after this step; once more to leave at once\n"
+            os.write(sys.stderr.fileno(), text.encode())
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         for signum, handler in self._previous.items():

@@ -15,7 +15,9 @@ them together; engine/run.py opens the run folder and keeps the books.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +42,7 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
     log_every, evaluate_every, save_every = intervals(recipe, setup.loader.steps_per_epoch)
     agreement = Agreement(setup.world, num_wishes=4)
     batches = stream(setup, run.first_step)
-    with Signals() as signals:
+    with Signals(announce=setup.world.is_leader) as signals, closing(agreement):
         for step in range(run.first_step, total):
             with run.window.waiting_for_data():
                 micro_batches = next(batches)
@@ -56,22 +58,30 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
             wishes = [signals.received, log_every.wish(now), evaluate_every.wish(now), save_every.wish(now)]
             stop, log_due, evaluate_due, save_due = agreement.exchange(wishes)
             last = done == total
-            evaluating = evaluate_every.due(done, evaluate_due, now) or last
-            saving = save_every.due(done, save_due, now) or last or bool(stop)
-            if log_every.due(done, log_due, now) or evaluating or saving:
+            evaluating = evaluate_every.due(done, evaluate_due, now)
+            saving = save_every.due(done, save_due, now)
+            if log_every.due(done, log_due, now) or evaluating or saving or stop or last:
                 run.log(done, lr)
-            if evaluating or saving:
-                setup.average_buffers()
-            if evaluating:
-                saving |= run.evaluate(done, measure, setup)
-            if saving:
-                run.save(done, setup)
-            if stop and not last:
-                agreement.close()
-                run.stopped(done)
-                raise Stopped(stop)
-        agreement.close()
-        return run.finish()
+            if not last and (evaluating or saving or stop):
+                pause(setup, run, done, evaluating, saving, stop, signals)
+        # the end counts as a step to evaluate and to save; a run stopped right here comes back to it
+        pause(setup, run, total, evaluating=True, saving=True, stop=0, signals=signals)
+    return run.finish()
+
+
+def pause(setup: Setup, run: Run, done: int, evaluating: bool, saving: bool, stop: int, signals: Signals) -> None:
+    """Between two steps: evaluate, save, or stop, which saves as well."""
+    setup.average_buffers()
+    if evaluating and not stop:
+        try:
+            saving |= run.evaluate(done, partial(measure, setup, stop=lambda: signals.received))
+        except Stopped as early:
+            stop = early.signum
+    if saving or stop:
+        run.save(done, setup)
+    if stop:
+        run.stopped(done)
+        raise Stopped(stop)
 
 
 def train_step(setup: Setup, micro_batches: list[Batch], lr: float) -> tuple[torch.Tensor, torch.Tensor, Any]:
@@ -105,9 +115,9 @@ def stream(setup: Setup, first_step: int) -> Iterator[list[Batch]]:
         epoch, step_in_epoch = epoch + 1, 0
 
 
-def measure(setup: Setup) -> dict[str, float]:
-    views = setup.recipe.evaluate.views
-    return evaluate(setup.evaluated_model, setup.evaluator, setup.world, setup.autocast, views)
+def measure(setup: Setup, on_batch: Callable[[int], object], stop: Callable[[], int]) -> dict[str, float]:
+    model, views = setup.evaluated_model, setup.recipe.evaluate.views
+    return evaluate(model, setup.evaluator, setup.world, setup.autocast, views, on_batch, stop)
 
 
 def intervals(recipe: Recipe, steps_per_epoch: int) -> tuple[Interval, Interval, Interval]:

@@ -61,7 +61,10 @@ def _build(factory: Any, config: Model, **arguments: Any) -> nn.Module:
     try:
         model: nn.Module = factory(**arguments, **config.options)
     except (TypeError, AssertionError, ValueError, RuntimeError) as error:
-        raise UserError(f"model.options={config.options} do not fit {config.name}: {_one_line(error)}") from None
+        raise UserError(
+            f"model.options={config.options} do not fit {config.name}: {_one_line(error)}; "
+            "set --model.options '{}' for the model's own defaults"
+        ) from None
     return model
 
 

@@ -1,57 +1,67 @@
 """What the user watches: a live bar on a terminal, plain lines elsewhere, nothing on ranks other than the leader."""
 
 import time
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from paceline.base.logs import console, log
 
 
-class Display(Protocol):
+class Display:
+    """Shows nothing: for ranks other than the leader."""
+
     def step(self, step: int) -> None: ...
 
     def train(self, record: dict[str, Any]) -> None: ...
+
+    @contextmanager
+    def evaluating(self, num_samples: int) -> Iterator[Callable[[int], object]]:
+        """While an evaluation goes on; what it yields is to be told of every batch."""
+        yield lambda _: None
 
     def evaluated(self, record: dict[str, Any]) -> None: ...
 
     def close(self) -> None: ...
 
 
-class Silent:
-    def step(self, step: int) -> None: ...
-
-    def train(self, record: dict[str, Any]) -> None: ...
-
-    def evaluated(self, record: dict[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Lines:
+class Lines(Display):
     """A line per evaluation, and one now and then in between."""
 
     quiet_seconds = 30.0
 
     def __init__(self) -> None:
-        self._last: dict[str, Any] = {}
+        self._unsaid: dict[str, Any] = {}
         self._spoke = time.monotonic()
 
-    def step(self, step: int) -> None: ...
-
     def train(self, record: dict[str, Any]) -> None:
-        self._last = record
+        self._unsaid = record
         if time.monotonic() - self._spoke > self.quiet_seconds:
             self._say(_training(record))
+            self._unsaid = {}
+
+    @contextmanager
+    def evaluating(self, num_samples: int) -> Iterator[Callable[[int], object]]:
+        seen = 0
+
+        def advance(samples: int) -> None:
+            nonlocal seen
+            seen += samples
+            if time.monotonic() - self._spoke > self.quiet_seconds:
+                self._say(f"evaluating: {seen / num_samples:.0%}")
+
+        yield advance
 
     def evaluated(self, record: dict[str, Any]) -> None:
-        self._say(f"{_training(self._last)}  val loss {record['loss']:.4f}  top-1 {record['top1']:.2%}")
+        training = f"{_training(self._unsaid)}  " if self._unsaid else ""
+        self._say(f"{training}val loss {record['loss']:.4f}  val top-1 {record['top1']:.2%}")
+        self._unsaid = {}
 
     def _say(self, line: str) -> None:
         log.info("%s", line)
         self._spoke = time.monotonic()
-
-    def close(self) -> None: ...
 
 
 class Bar(Lines):
@@ -59,19 +69,21 @@ class Bar(Lines):
 
     quiet_seconds = float("inf")  # the bar shows it
 
-    def __init__(self, first_step: int, total_steps: int):
+    def __init__(self, total_steps: int = 0, first_step: int = 0):
         super().__init__()
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("gone,"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=console,
         )
-        self._task = self._progress.add_task("training", total=total_steps, completed=first_step, figures="")
+        if total_steps:
+            self._task = self._progress.add_task("training", total=total_steps, completed=first_step, figures="")
         self._progress.start()
 
     def step(self, step: int) -> None:
@@ -79,8 +91,19 @@ class Bar(Lines):
 
     def train(self, record: dict[str, Any]) -> None:
         super().train(record)
-        figures = f"loss {record['loss']:.3f}  top-1 {record['top1']:.1%}  {record['images_per_second']:,.0f} images/s"
+        figures = (
+            f"epoch {record['epoch']:.1f}  loss {record['loss']:.3f}  train top-1 {record['top1']:.1%}  "
+            f"{record['images_per_second']:,.0f} images/s"
+        )
         self._progress.update(self._task, figures=figures)
+
+    @contextmanager
+    def evaluating(self, num_samples: int) -> Iterator[Callable[[int], object]]:
+        task = self._progress.add_task("evaluating", total=num_samples, figures="")
+        try:
+            yield lambda samples: self._progress.advance(task, samples)
+        finally:
+            self._progress.remove_task(task)
 
     def close(self) -> None:
         self._progress.stop()

@@ -76,19 +76,26 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class JsonLines:
-    """Appends records to metrics.jsonl, each on disk as soon as it is written."""
+    """Appends records to metrics.jsonl; what could not be written (a full disk) is kept and written with the next."""
 
     def __init__(self, path: Path):
         cut_off = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-        self._file = path.open("a", encoding="utf-8", buffering=1)
-        if cut_off:
-            self._file.write("\n")
+        self._file = path.open("ab", buffering=0)
+        self._unwritten = b"\n" if cut_off else b""
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(_rounded(record)) + "\n")
+        self._unwritten += json.dumps(_rounded(record)).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unwritten:
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._flush()
+        finally:
+            self._file.close()
 
 
 def _rounded(value: Any) -> Any:

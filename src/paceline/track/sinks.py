@@ -49,18 +49,24 @@ def scalars(record: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 class Guarded:
-    """Passes records on until the sink fails for the first time."""
+    """Passes records on until the sink fails for the first time; a persistent sink is tried again every time."""
 
-    def __init__(self, sink: Sink):
+    def __init__(self, sink: Sink, persistent: bool = False):
         self._sink: Sink | None = sink
+        self._persistent = persistent
+        self._warned = False
 
     def write(self, record: dict[str, Any]) -> None:
         if self._sink:
             try:
                 self._sink.write(record)
+                self._warned = False
             except Exception as error:
-                log.warning("%s stopped: %s", type(self._sink).__name__, error)
-                self._sink = None
+                if not self._warned:
+                    fate = "will be tried again" if self._persistent else "stopped"
+                    log.warning("%s %s: %s", type(self._sink).__name__, fate, error)
+                self._warned = True
+                self._sink = self._sink if self._persistent else None
 
     def close(self) -> None:
         if self._sink:

@@ -61,7 +61,8 @@ class ResidentLoader:
             raise UserError(
                 f"data.augment.translate={data.augment.translate} is not less than the {images.shape[0]} px images"
             )
-        self._pixels = _Pixels(images.train, *statistics(data, images), device)
+        self.mean, self.std = statistics(data, images)
+        self._pixels = _Pixels(images.train, self.mean, self.std, device)
         self._augment, self._layout, self._rank, self._seed = data.augment, layout, rank, seed
         self._num_samples = samples
         self.steps_per_epoch = samples // layout.global_batch
@@ -96,11 +97,12 @@ class ResidentEvaluator:
         self._pixels = _Pixels(images.val, *statistics(data, images), device)
         self._size = data.size
         self._starts = range(rank * batch, len(images.val), ranks * batch)
-        self._batch, self._num_samples = batch, len(images.val)
+        self._batch, self._total = batch, len(images.val)
+        self.num_samples = sum(min(batch, self._total - start) for start in self._starts)
 
     def __iter__(self) -> Iterator[Batch]:
         for start in self._starts:
-            ids = torch.arange(start, min(start + self._batch, self._num_samples))
+            ids = torch.arange(start, min(start + self._batch, self._total))
             yield self._pixels.batch(ids, Augment(), seed=0, epoch=0, size=self._size)
 
 
