@@ -1,12 +1,14 @@
 """The command line: verbs, thin. Nothing heavy is imported before a verb needs it."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from paceline import __version__
+from paceline.config.launched import AGENT
 from paceline.errors import Stopped, UserError
 
 _TRAIN = """Train a recipe.
@@ -40,7 +42,7 @@ def _guarded(arguments: list[str]) -> int:
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             return stopped.exit_status
         # a stopped rank has done what it was asked to; torchrun would report another status as a crash
-        if "PACELINE_AGENT" in os.environ:
+        if AGENT in os.environ:
             from paceline.base.agent import report_stop
 
             report_stop(stopped.signum)
@@ -55,14 +57,14 @@ def _guarded(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:  # no room, no right to write, a file that vanished: the user's to mend
-        if not error.filename:
+        if not error.filename and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        _complain(f"{error.filename}: {error.strerror}")
+        _complain(f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}; make room")
         return 1
 
 
 def _complain(message: str) -> None:
-    if "PACELINE_AGENT" in os.environ:
+    if AGENT in os.environ:
         from paceline.base.agent import report
 
         if report(message):
@@ -160,7 +162,7 @@ def train(arguments: list[str]) -> int:
         raise UserError("which recipe? `paceline recipes` lists them; `paceline train digits` needs no data of its own")
     recipe = load_recipe(source, overrides)
     name = options.name or recipe.name
-    if Path(name).name != name or not name.isprintable():
+    if Path(name).name != name or not name.isprintable() or name in ("", ".", ".."):
         raise UserError(f"--name {name!r} is not a plain folder name")
     if not _is_rank():
         BatchLayout.of(recipe, (options.procs or 1) * options.nodes)

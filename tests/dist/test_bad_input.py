@@ -30,6 +30,9 @@ from paceline.track.records import RunFolder
         (("train", "digits", "--data.name", "cifar10"), "no prepared cifar10 here; run `paceline prepare cifar10"),
         (("train", "digits", "--device", "cuda"), "this PyTorch sees no GPU"),
         (("train", "digits", "--train.duration", "0ba"), "is less than one step"),
+        (("train", "digits", "--name", ".."), "'..' is not a plain folder name"),
+        (("train", "digits", "--optim.lr", "2024-99-99"), "not readable as a YAML value"),
+        (("train", "digits", "--train.duration", f"{10**400}ba"), "write a number and a unit"),
         (("train", "digits", "--log.every", "0s"), "log.every='0s': zero is no interval"),
         (("train", "digits", "--data.mean", "0.5", "0.5", "--data.mean.2", "1"), "there is no such field; it has 2 values"),
         (("train", "--resume", "nowhere", "--name", "other"), "--resume nowhere: no run folder"),
@@ -145,6 +148,23 @@ def test_a_refused_resume_changes_nothing(here, tmp_path: Path) -> None:
     before = [path.read_bytes() for path in kept]
     assert "is finished at step 20" in complaint(here("train", "--resume", run.path, "--train.duration", "15ba"))
     assert [path.read_bytes() for path in kept] == before
+
+
+def test_a_refused_start_leaves_what_was_there_before(here, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "log.txt").write_text("precious")
+    words = ("--runs", ".", "--name", "mine", "--model.weights", "nowhere.pth")
+    assert "nowhere.pth: no such file" in complaint(here("train", "digits", *words))
+    assert (tmp_path / "mine" / "log.txt").read_text().startswith("precious")
+
+
+def test_weights_that_only_the_evaluation_finds_out(here, tmp_path: Path) -> None:
+    """The last step's update ruins them: its loss was that of the step before."""
+    points = "[{at: 0ba, factor: 1.0}, {at: 19ba, factor: 1.0}, {at: 19ba, factor: 1.0e+38}]"
+    schedule = ("--optim.schedule", f"{{name: piecewise, points: {points}}}", "--train.duration", "20ba")
+    text = complaint(here("train", "digits", *TINY, *schedule))
+    assert "the validation loss is not finite after step 20; the last good checkpoint is runs/digits/checkpoints/step-00000010" in text
+    assert RunFolder(tmp_path / "runs" / "digits").read_summary()["status"] == "failed"
 
 
 def test_a_run_that_is_going_on_is_not_entered_twice(here, tmp_path: Path) -> None:

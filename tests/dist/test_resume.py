@@ -106,6 +106,18 @@ def test_a_signal_to_one_rank_stops_all_of_them_and_the_status_says_so(tmp_path:
     assert RunFolder(run).read_summary()["status"] == "interrupted"
 
 
+def test_one_signal_to_launcher_and_ranks_is_one_signal(tmp_path: Path) -> None:
+    """As systemd stops a service: the ranks get it twice, since the launcher passes on its own."""
+    run = tmp_path / "runs" / "digits"
+    process = _start(tmp_path, "train", "digits", *LONG, "--procs", 2)
+    _wait_for_step(process, run, 5)
+    for member in [*_ranks(process), psutil.Process(process.pid)]:
+        member.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert RunFolder(run).read_summary()["status"] == "interrupted"
+
+
 def test_a_signal_while_ranks_are_starting(tmp_path: Path) -> None:
     process = _start(tmp_path, "train", "digits", *LONG, "--procs", 2)
     deadline = time.monotonic() + 60
@@ -115,7 +127,7 @@ def test_a_signal_while_ranks_are_starting(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, errors
-    assert errors.endswith("paceline: interrupted before it had begun\n")
+    assert errors.endswith("paceline: interrupted\n")
     assert not list(tmp_path.glob("runs/*"))
 
 
@@ -129,7 +141,7 @@ def test_a_signal_within_an_evaluation(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, errors
-    assert "SIGINT: saving after this step; once more to leave at once" in errors
+    assert "SIGINT received: stopping; once more to leave at once" in errors
     assert [record["kind"] for record in RunFolder(run).records()] == ["train", "save"]
     again = command("train", "--resume", run, "--evaluate.per_rank_batch", 50_000)
     subprocess.run(again, cwd=tmp_path, env=environment(), check=True)

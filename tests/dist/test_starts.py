@@ -56,6 +56,36 @@ def test_two_machines_by_hand(tmp_path: Path) -> None:
     assert abs(losses["bf16"] - losses["digits"]) < 1e-2
 
 
+def test_machines_with_different_options_are_refused(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{probe.getsockname()[1]}")
+    nodes = [
+        subprocess.Popen(
+            command("train", "digits", *TINY, *place, "--node-rank", rank, "--seed", rank),
+            cwd=tmp_path,
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for node in nodes:
+        _, errors = node.communicate(timeout=120)
+        assert node.returncode == 1
+        assert "rank 1 was started with another recipe than rank 0: seed is 0 there, 1 here" in errors
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_run_s_own_weights_start_another_one(here, tmp_path: Path) -> None:
+    assert here("train", "digits", *TINY, "--train.duration", "10ba").returncode == 0
+    weights = tmp_path / "runs" / "digits" / "checkpoints" / "step-00000010" / "model.safetensors"
+    answer = here("train", "digits", *TINY, "--train.duration", "10ba", "--name", "more", "--model.weights", weights)
+    assert answer.returncode == 0, answer.stderr
+    first, more = (next(RunFolder(tmp_path / "runs" / name).records())["loss"] for name in ("digits", "more"))
+    assert more < 0.9 * first
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision_trains_on_the_cpu(here, tmp_path: Path, precision: str) -> None:
     words = ("--train.duration", "5ep", "--precision", precision, "--optim.clip_norm", "5", "--model.options.widths", "[32, 64]")

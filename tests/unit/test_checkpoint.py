@@ -45,7 +45,7 @@ def test_state_survives_a_trip_through_tensors_and_json() -> None:
     parts = _parts(5)
     skeleton, tensors = flatten(parts)
     assert _equal(unflatten(json.loads(json.dumps(skeleton)), tensors), parts)
-    with pytest.raises(TypeError, match=r"state.model is a set"):
+    with pytest.raises(TypeError, match=r"model is a set"):
         flatten({"model": {1}})
 
 
@@ -129,8 +129,31 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     _write(tmp_path, 1)
     (tmp_path / ".writing-step-00000002").mkdir()
     (tmp_path / ".deleting-step-00000000").mkdir()
-    store.Writer(tmp_path, keep=2, best_metric="top1")
+    store.last(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_save_that_lacked_only_its_name_counts(tmp_path: Path) -> None:
+    """Killed between taking the old save of a step away and giving the new one its name."""
+    _write(tmp_path, 1)
+    _write(tmp_path, 2).rename(tmp_path / ".writing-step-00000002")
+    found = store.last(tmp_path)
+    assert found
+    assert found[0].step == 2
+    assert store.read(tmp_path / "step-00000002")[0].step == 2
+
+
+def test_a_save_that_is_damaged_for_the_second_time_is_put_aside_too(tmp_path: Path) -> None:
+    _write(tmp_path, 1)
+    for _ in range(2):
+        (_write(tmp_path, 2) / "model.safetensors").write_bytes(b"rubbish")
+        found = store.last(tmp_path)
+        assert found
+        assert found[0].step == 1
+    assert sorted(path.name for path in tmp_path.glob("damaged-*")) == [
+        "damaged-step-00000002",
+        "damaged-step-00000002-2",
+    ]
 
 
 def test_what_was_being_written_does_not_exist(tmp_path: Path, monkeypatch) -> None:
@@ -148,6 +171,7 @@ def test_best_is_found_by_its_metric_not_by_a_name(tmp_path: Path) -> None:
     for step, top1 in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.9)):
         _write(tmp_path, step, top1=top1, loss=1 - top1)
     _write(tmp_path, 5)
+    _write(tmp_path, 6, top1=float("nan"), loss=float("nan"))
     for metric in ("top1", "loss"):
         best = store.best(tmp_path, metric)
         assert best

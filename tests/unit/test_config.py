@@ -34,7 +34,7 @@ def test_every_mistake_is_reported_at_once_with_path_value_and_cure(tmp_path: Pa
     assert "precission='bf16': no such field; did you mean precision?" in text
     assert "optim.momentum=1.5" in text
     assert "modle={}: no such field; did you mean model?" in text
-    assert "train.duration=10: write a number and a unit" in text
+    assert 'train.duration=10: write a number and a unit: "10ep" (epochs), "500ba" (steps)\n' in text
     assert "data.name='digit': should be 'digits', 'cifar10' or 'synthetic'" in text
     assert "train.global_batch='many'" in text
     assert "--evaluate.every: value missing" in text
@@ -59,6 +59,12 @@ def test_numbers_are_read_as_people_mean_them(tmp_path: Path) -> None:
     assert load_recipe("digits", ["--train.global_batch", "010"]).train.global_batch == 10
     with pytest.raises(ConfigError, match=r"train.global_batch='1:30'"):
         load_recipe("digits", ["--train.global_batch", "1:30"])
+
+
+def test_merge_keys_work(tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    path.write_text("name: a\noptim: &base {lr: 0.5}\nema: {}\nmodel: {options: {<<: *base, widths: [8]}}\n")
+    assert load_recipe(str(path)).model.options == {"lr": 0.5, "widths": [8]}
 
 
 def test_a_mistake_in_the_yaml_is_shown_where_it_is(tmp_path: Path) -> None:

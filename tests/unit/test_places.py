@@ -42,8 +42,15 @@ def test_a_lone_process_is_its_own_world(clean) -> None:
 def test_torchrun_s_variables(clean) -> None:
     for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
         clean.setenv(name, value)
+    with pytest.raises(UserError, match=r"MASTER_ADDR=None.*start with torchrun"):
+        World.from_env("cpu")
+    clean.setenv("MASTER_ADDR", "127.0.0.1")
+    clean.setenv("MASTER_PORT", "29400")
     world = World.from_env("cpu")
     assert (world.rank, world.size, world.local_rank, world.local_size) == (5, 8, 1, 4)
+    clean.setenv("RANK", "x")
+    with pytest.raises(UserError, match="RANK='x'"):
+        World.from_env("cpu")
 
 
 def test_srun_s_variables(clean) -> None:

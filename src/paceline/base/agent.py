@@ -18,10 +18,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 
+from paceline.base.logs import announce_stop
 from paceline.base.world import LOST_RANK
+from paceline.config.launched import AGENT
 from paceline.errors import UserError
-
-MARK = "PACELINE_AGENT"  # in the environment of ranks that this agent started: where they note that they were stopped
 
 
 def run(arguments: list[str]) -> int:
@@ -35,6 +35,8 @@ def run(arguments: list[str]) -> int:
 
     def pass_on(signum: int, _frame: FrameType | None) -> None:
         received.append(signum)
+        if len(received) == 1:
+            announce_stop(signum)
         ranks = psutil.Process().children()
         for rank in ranks:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -48,14 +50,14 @@ def run(arguments: list[str]) -> int:
     )
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
-            os.environ[MARK] = str(note := Path(scratch) / "stopped")
+            os.environ[AGENT] = str(note := Path(scratch) / "stopped")
             elastic_launch(config, command)(*command_arguments)
             stopped = received or ([int(note.read_text())] if note.exists() else [])
             return 128 + stopped[0] if stopped else 0
     except ChildFailedError as error:
         # ranks that had not begun yet die of the signal that was passed on
         if received and all(failure.exitcode == -signal.SIGTERM for failure in error.failures.values()):
-            print("paceline: interrupted before it had begun", file=sys.stderr)
+            print("paceline: interrupted", file=sys.stderr)
             return 128 + received[0]
         raise UserError(_first_failure(error)) from None
     except (DistError, RendezvousError) as error:
@@ -88,13 +90,13 @@ def _first_failure(error: ChildFailedError) -> str:
 
 def report_stop(signum: int) -> None:
     """From a rank that a signal reached, perhaps only it: let the agent end with the status that says so."""
-    Path(os.environ[MARK]).write_text(str(signum))
+    Path(os.environ[AGENT]).write_text(str(signum))
 
 
 def report(message: str) -> bool:
     """From a rank: hand the message to the agent, so that it is printed once; whether there is one to take it."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if MARK not in os.environ or not path:
+    if AGENT not in os.environ or not path:
         return False
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"message": message, "timestamp": int(time.time())}, file)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -53,6 +53,16 @@ def sha256(path: Path, advance: Callable[[int], object] = lambda _: None) -> str
             digest.update(block)
             advance(len(block))
     return digest.hexdigest()
+
+
+def ignoring_a_full_disk(action: Callable[[], None]) -> Callable[[], None]:
+    """The action, whose last words may find no room; what matters has been checked by then."""
+
+    def attempt() -> None:
+        with suppress(OSError):
+            action()
+
+    return attempt
 
 
 LOCK_NAME = ".lock"

@@ -1,6 +1,8 @@
 """Log lines: the leader's to the terminal and to log.txt, the other ranks' only from warnings up."""
 
 import logging
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +27,12 @@ def set_up(rank: int = 0, ranks: int = 1) -> None:
     log.handlers = [handler]
     log.propagate = False
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+
+
+def announce_stop(signum: int) -> None:
+    """Answer a signal at once. Not through the log: the signal may have come while a line is being written."""
+    text = f"\n{signal.Signals(signum).name} received: stopping; once more to leave at once\n"
+    os.write(sys.stderr.fileno(), text.encode())
 
 
 def also_to(path: Path) -> logging.Handler:

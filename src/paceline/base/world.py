@@ -121,13 +121,17 @@ class World:
             raise complaint
         return result  # type: ignore[return-value]
 
+    def from_all(self, value: T) -> list[T]:
+        """Every rank's value, in order of rank, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
     def hosts(self) -> list[str]:
         """Host name of every rank."""
-        if self.size == 1:
-            return [socket.gethostname()]
-        names: list[Any] = [None] * self.size
-        dist.all_gather_object(names, socket.gethostname())
-        return names
+        return self.from_all(socket.gethostname())
 
 
 def _device(wanted: str, local_rank: int) -> torch.device:

@@ -20,14 +20,18 @@ def flatten(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
             return {_TENSOR: path}
         if isinstance(node, dict):
             # pairs, because JSON turns the optimizer's whole-number keys into text
-            return {"pairs": [[key, walk(value, f"{path}.{key}")] for key, value in node.items()]}
+            return {"pairs": [[key, walk(value, _join(path, key))] for key, value in node.items()]}
         if isinstance(node, list | tuple):
-            return [walk(value, f"{path}.{index}") for index, value in enumerate(node)]
+            return [walk(value, _join(path, index)) for index, value in enumerate(node)]
         if node is None or isinstance(node, bool | int | float | str):
             return node
         raise TypeError(f"{path} is a {type(node).__name__}, which a checkpoint cannot hold")
 
-    return walk(tree, "state"), tensors
+    return walk(tree, ""), tensors
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
 
 
 def unflatten(skeleton: Any, tensors: dict[str, torch.Tensor]) -> Any:

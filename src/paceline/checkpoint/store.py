@@ -11,6 +11,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import threading
@@ -61,21 +62,39 @@ def write(folder: Path, step: int, parts: dict[str, Any], metrics: dict[str, flo
         entries = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
         write_json(temporary / _MANIFEST, entries)
         write_text(temporary / _COMMIT, _digest(temporary / _MANIFEST))
-        _delete(folder)
+        replaced = _hide(folder)
         temporary.rename(folder)
         sync_folder(folder.parent)
+        if replaced:
+            shutil.rmtree(replaced)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def _delete(folder: Path) -> None:
+def _hide(folder: Path) -> Path | None:
     """Take a save out of sight before its files go, so that being killed in between leaves no half of it."""
-    if folder.exists():
-        hidden = folder.with_name(f".deleting-{folder.name}")
-        shutil.rmtree(hidden, ignore_errors=True)
-        folder.rename(hidden)
-        shutil.rmtree(hidden)
+    if not folder.exists():
+        return None
+    hidden = folder.with_name(f".deleting-{folder.name}")
+    shutil.rmtree(hidden, ignore_errors=True)
+    return folder.rename(hidden)
+
+
+def clear_up(folder: Path) -> None:
+    """Deal with what a kill left: a save that lacked only its name gets it, halves go."""
+    for path in folder.glob(".writing-*"):
+        place = path.with_name(path.name.removeprefix(".writing-"))
+        if (path / _COMMIT).exists() and not place.exists():
+            path.rename(place)
+    for half in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
+        shutil.rmtree(half, ignore_errors=True)
+
+
+def _put_aside(folder: Path) -> None:
+    """Keep a save, but no longer among those that count."""
+    names = (f"damaged-{folder.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 10_000))))
+    folder.rename(next(path for name in names if not (path := folder.with_name(name)).exists()))
 
 
 def _digest(path: Path) -> str:
@@ -136,13 +155,14 @@ def _verified_manifest(folder: Path) -> dict[str, Any]:
 
 def last(folder: Path) -> tuple[Save, dict[str, Any]] | None:
     """The newest sound save; damaged ones are named, put aside and passed over. None if nothing was ever saved."""
+    clear_up(folder)
     damaged = 0
     for path in committed(folder):
         try:
             return read(path)
         except DamagedCheckpoint as error:
             log.warning("damaged checkpoint: %s; trying the one before it", error)
-            path.rename(path.with_name(f"damaged-{path.name}"))  # it must not count among the saves to keep
+            _put_aside(path)
             damaged += 1
     if damaged:
         raise UserError(
@@ -159,7 +179,7 @@ def put_aside_from(folder: Path, step: int) -> Path | None:
                 return path
         except DamagedCheckpoint as error:
             log.warning("damaged checkpoint: %s", error)
-        path.rename(path.with_name(f"damaged-{path.name}"))
+        _put_aside(path)
     return None
 
 
@@ -171,7 +191,7 @@ def best(folder: Path, metric: str) -> Save | None:
             save = describe(path)
         except DamagedCheckpoint:
             continue
-        if metric in save.metrics:
+        if math.isfinite(save.metrics.get(metric, math.nan)):
             saves.append(save)
     sign = -1 if metric == "loss" else 1
     return max(saves, key=lambda save: (sign * save.metrics[metric], -save.step), default=None)
@@ -182,8 +202,6 @@ class Writer:
 
     def __init__(self, folder: Path, keep: int, best_metric: str):
         self._folder, self._keep, self._metric = folder, keep, best_metric
-        for half in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
-            shutil.rmtree(half, ignore_errors=True)  # left by a kill
         self._thread: threading.Thread | None = None
         self.error: Exception | None = None
 
@@ -212,8 +230,8 @@ class Writer:
     def _delete_old(self) -> None:
         chosen = best(self._folder, self._metric)
         for path in list(committed(self._folder))[self._keep :]:
-            if chosen is None or path != chosen.folder:
-                _delete(path)
+            if (chosen is None or path != chosen.folder) and (hidden := _hide(path)):
+                shutil.rmtree(hidden)
 
 
 class NoWriter:

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BeforeValidator
 
 Unit = Literal["ep", "ba", "s"]
-_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(ep|ba|s)")
-_CURE = 'write a number and a unit: "10ep" (epochs), "500ba" (steps) or "90s" (seconds)'
+_PATTERN = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)(ep|ba|s)")
+_CURE = 'write a number and a unit: "10ep" (epochs), "500ba" (steps)'
 
 
 class Amount(NamedTuple):
@@ -34,7 +34,10 @@ def _check(text: object) -> str:
 
 
 def _check_interval(text: object) -> str:
-    text = _check(text)
+    try:
+        text = _check(text)
+    except ValueError:
+        raise ValueError(f'{_CURE} or "90s" (seconds)') from None
     if not parse(text).value:
         raise ValueError('zero is no interval; for "never" write more than the whole training, e.g. "100000ep"')
     return text

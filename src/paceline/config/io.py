@@ -25,6 +25,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    loader.flatten_mapping(node)  # merge keys
     seen = []
     for key_node, _ in node.value:
         key = loader.construct_object(key_node)
@@ -56,7 +57,7 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
         tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except yaml.MarkedYAMLError as error:
         raise ConfigError(str(path), [f"not readable as YAML: {_yaml_problem(error)}"]) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, KeyError) as error:
         raise ConfigError(str(path), [f"not readable as YAML: {' '.join(str(error).split())}"]) from None
     if not isinstance(tree, dict):
         raise ConfigError(str(path), ["not a recipe; it should hold `key: value` lines, beginning with `name: ...`"])
@@ -122,7 +123,7 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str]) -> Iterator[str]:
             continue
         try:
             values = [yaml.load(word, _Loader) if word else "" for word in words]
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, KeyError):
             yield f"--{dotted} {' '.join(words)}: not readable as a YAML value"
             continue
         *parents, last = dotted.replace("-", "_").split(".")
@@ -130,7 +131,7 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str]) -> Iterator[str]:
         for parent in parents:
             if _has_place(node, parent):
                 node = node[int(parent)]
-            elif isinstance(node, dict):
+            elif isinstance(node, dict) and not parent.isdigit():
                 node = node.setdefault(parent, {})
             else:
                 node = None
@@ -222,6 +223,15 @@ def _rows(node: dict[str, Any], definitions: dict[str, Any], prefix: str) -> Ite
 def to_tree(recipe: Recipe) -> dict[str, Any]:
     tree: dict[str, Any] = _ADAPTER.dump_python(recipe, mode="json")
     return tree
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted paths and values of a tree."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from paceline.errors import UserError
 
+# in the environment of ranks that base/agent.py started: the file in which they note that they were stopped
+AGENT = "PACELINE_AGENT"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -24,10 +27,15 @@ def under_launcher(environ: Mapping[str, str]) -> bool:
 def place(environ: Mapping[str, str]) -> Place:
     """This process's place as torchrun, or srun, tells it; a lone process without either."""
     if "RANK" in environ:
-        if "WORLD_SIZE" not in environ:
-            raise UserError("RANK is set, but WORLD_SIZE is not; unset RANK, or start with torchrun")
-        local = int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", "1"))
-        return Place(int(environ["RANK"]), int(environ["WORLD_SIZE"]), *local)
+        defaults = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        values = [environ.get(name, defaults.get(name, "")) for name in names]
+        needed = ("MASTER_ADDR", "MASTER_PORT") if environ.get("WORLD_SIZE") != "1" else ()
+        if not all(value.isdigit() for value in values) or not all(name in environ for name in needed):
+            found = ", ".join(f"{name}={environ.get(name)!r}" for name in (*names, *needed))
+            raise UserError(f"RANK is set, but what belongs to it is not ({found}); unset RANK, or start with torchrun")
+        rank, size, local_rank, local_size = map(int, values)
+        return Place(rank, size, local_rank, local_size)
     if _in_srun(environ):
         meeting = {
             "MASTER_ADDR": first_host(environ["SLURM_STEP_NODELIST"]),

@@ -83,7 +83,10 @@ def _synthetic(shape: Synthetic) -> ImageSet:
             images[part] = ((images[part] + prototypes[labels[part]]) // 2).to(torch.uint8)
         return Split(images, labels)
 
-    train, val = split(shape.train_samples), split(shape.val_samples)
+    try:
+        train, val = split(shape.train_samples), split(shape.val_samples)
+    except RuntimeError as error:  # torch's way to say that memory ran out
+        raise UserError(f"data.synthetic: {shape} cannot be generated ({str(error).splitlines()[0][:120]})") from None
     names = tuple(f"class {number}" for number in range(shape.classes))
     return ImageSet("synthetic", names, train, val, hashlib.sha256(repr(shape).encode()).hexdigest()[:16])
 
@@ -100,6 +103,8 @@ def _prepared(data: Data) -> ImageSet:
         raise UserError(f"{folder / 'dataset.json'} is not readable ({error}); {cure}") from None
     if not isinstance(description, dict) or not description.keys() >= _DESCRIBED:
         raise UserError(f"{folder / 'dataset.json'} does not describe a data set; {cure}")
+    if not isinstance(description["samples"], dict) or description["samples"].keys() != {"train", "val"}:
+        raise UserError(f"{folder / 'dataset.json'} does not describe the splits train and val; {cure}")
     if description["name"] != data.name:
         raise UserError(f"{folder} holds {description['name']!r}, but data.name={data.name}; {cure}")
     splits = {}

@@ -140,8 +140,8 @@ def build_model(recipe: Recipe, images: sets.ImageSet, world: World) -> nn.Modul
     height, width, channels = images.shape
     torch.manual_seed(recipe.seed)
     model = zoo.create(recipe.model, len(images.classes), channels)
-    sides = {(size, size) for size in (recipe.data.size, *(change.size for change in recipe.data.sizes)) if size}
-    for side in sides or {(height, width)}:
+    evaluated = (recipe.data.size, recipe.data.size) if recipe.data.size else (height, width)
+    for side in {evaluated, *((change.size, change.size) for change in recipe.data.sizes)}:
         try:
             with torch.no_grad():
                 model.eval()(torch.zeros(1, channels, *side))

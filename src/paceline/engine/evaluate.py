@@ -31,10 +31,10 @@ def evaluate(
     was_training = model.training
     model.eval()
     # float64 holds counts exactly, and the loss without a trace of the order in which ranks are added
-    totals = torch.zeros(5, dtype=torch.float64, device=world.device)
+    totals = torch.zeros(6, dtype=torch.float64, device=world.device)
     for batch in batches:
-        if stop():
-            totals[4] += 1
+        if signum := stop():
+            totals[4 if signum == signal.SIGINT else 5] += 1
             break
         with autocast():
             logits = predict(model, batch.images, views)
@@ -46,9 +46,9 @@ def evaluate(
         totals[3] += F.cross_entropy(logits, batch.labels, reduction="none").double().sum()
         on_batch(len(batch.labels))
     model.train(was_training)
-    samples, top1, top5, loss, stopped = world.sum_(totals).tolist()  # waits for the device: once an evaluation
-    if stopped:
-        raise Stopped(stop() or signal.SIGTERM)
+    samples, top1, top5, loss, *stops = world.sum_(totals).tolist()  # waits for the device: once an evaluation
+    if any(stops):
+        raise Stopped(signal.SIGINT if stops[0] else signal.SIGTERM)
     return {
         "samples": int(samples),
         "correct": int(top1),

@@ -3,6 +3,7 @@
 Ranks other than the leader go through the same motions with null objects, so that the loop has no special cases.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,7 +89,8 @@ class Run:
         ranks = torch.stack(self._world.gather(self.window.take()))
         steps = int(ranks[0, 0])
         if (ranks[:, 3] >= 0).any():
-            self._not_finite(step - steps + 1 + int(ranks[ranks[:, 3] >= 0, 3].min()), lr)
+            first = step - steps + 1 + int(ranks[ranks[:, 3] >= 0, 3].min())
+            self._not_finite(f"the loss is not finite at step {first} (learning rate {lr:.4g} now)", first - 1)
         images = steps * self.setup.layout.global_batch
         seconds = dict(zip(_SPLIT, ranks[:, 4:].mean(0).tolist(), strict=True))
         record = {
@@ -109,28 +111,30 @@ class Run:
         self.sink.write(record)
         self.display.train(record)
 
-    def _not_finite(self, step: int, lr: float) -> None:
+    def _not_finite(self, what: str, weights_of: int) -> None:
+        """End the run; the weights after step `weights_of` are no good, so neither is a save of that step."""
         self.writer.wait()
-        # this step's loss is that of the weights after the step before it, so a save of that moment is no good either
-        good = self._world.on_leader(lambda: store.put_aside_from(self.folder.checkpoints, step - 1))
+        good = self._world.on_leader(lambda: store.put_aside_from(self.folder.checkpoints, weights_of))
         where = f"the last good checkpoint is {good}" if good else "no checkpoint was saved before it"
         message = (
-            f"the loss is not finite at step {step} (learning rate {lr:.4g} now); {where}; try a lower --optim.lr, "
-            "a longer --optim.schedule.warmup, --optim.clip_norm 1, or another --precision"
+            f"{what}; {where}; try a lower --optim.lr, a longer --optim.schedule.warmup, --optim.clip_norm 1, "
+            "or another --precision"
         )
-        self._summarise("failed", step, message=message)
+        self._summarise("failed", weights_of, message=message)
         self.close()
         raise UserError(message)
 
     def evaluate(self, step: int, measure: Callable[..., dict[str, float]]) -> bool:
         """Show an evaluation while it goes on, and write it down; whether it is the best so far."""
         begin = time.perf_counter()
-        with self.display.evaluating(self.setup.evaluator.num_samples) as advance:
+        with self.display.evaluating(self.setup.evaluator) as advance:
             metrics = measure(on_batch=advance)
         seconds = time.perf_counter() - begin
         record = {"kind": "eval", **self._place(step), **metrics, "seconds": seconds}
         self.sink.write(record)
         self.display.evaluated(record)
+        if not math.isfinite(metrics["loss"]):
+            self._not_finite(f"the validation loss is not finite after step {step}", step)
         self._evaluation = record
         self.window.restart()
         metric = self.setup.recipe.checkpoint.best
@@ -149,12 +153,19 @@ class Run:
         self._summarise("running", step)
         self.window.restart()
 
+    def begin(self) -> None:
+        self._summarise("running", self.first_step)
+
     def stopped(self, step: int) -> None:
         self._settle(step)
         self._summarise("interrupted", step)
         self.close()
-        ranks = f" --procs {self._world.local_size}" if self._world.local_size > 1 else ""
-        log.info("stopped after step %d; go on with: paceline train --resume %s%s", step, self.folder.path, ranks)
+        how = f"go on with: paceline train --resume {self.folder.path}"
+        if self._world.local_size > 1:
+            how += f" --procs {self._world.local_size}"
+        if self._world.local_size < self._world.size:
+            how = "to go on, start the same command again on every machine"
+        log.info("stopped after step %d; %s", step, how)
 
     def finish(self) -> dict[str, Any]:
         step = self.setup.total_steps
@@ -199,7 +210,7 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
     """Results and times of a run, added up from its records."""
     records = list(folder.records())
     trained = [record for record in records if record["kind"] == "train"]
-    evaluated = [record for record in records if record["kind"] == "eval"]
+    evaluated = [record for record in records if record["kind"] == "eval" and record["loss"] is not None]
     seconds = {name: sum(record["seconds"][name] for record in trained) for name in _SPLIT}
     train_seconds = sum(seconds.values())
     seconds["evaluate"] = sum(record["seconds"] for record in evaluated)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from paceline.base import logs
-from paceline.base.files import LOCK_NAME, FolderLock, write_text
+from paceline.base.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, write_text
 from paceline.base.logs import console, log
 from paceline.base.world import World
 from paceline.checkpoint import store
-from paceline.config.io import dump_recipe, fingerprint, load_recipe, recipe_from_tree, to_tree
+from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, recipe_from_tree, split_overrides, to_tree
 from paceline.config.recipe import Recipe
 from paceline.data import sets
 from paceline.engine import precision
@@ -35,6 +35,7 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
     world = World.from_env(recipe.device)
     with world.connected(), ExitStack() as cleanup:
         logs.set_up(world.rank, world.size)
+        _check_same_recipe(recipe, world)
         path = world.on_leader(lambda: _claim_folder(_choose_folder(recipe, root, name, resume), cleanup))
         folder = RunFolder(path)
         if folder.exists and not resume:
@@ -44,7 +45,8 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
         saved = world.on_leader(lambda: store.last(folder.checkpoints))
         run = _open_run(folder, setup, saved)
         if world.local_rank == 0:
-            cleanup.callback(HostSampler(folder.telemetry).stop)
+            cleanup.callback(ignoring_a_full_disk(HostSampler(folder.telemetry).stop))
+        cleanup.callback(run.display.close)
         summary = train(setup, run)
         final = summary.get("final") or {}
         if final:
@@ -54,6 +56,20 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
                 *(f"{summary['images_per_second']:,.0f}", path),
             )
         return summary
+
+
+def _check_same_recipe(recipe: Recipe, world: World) -> None:
+    """Machines started by hand may have been given different options, which would train what no recipe says."""
+    trees = []
+    for tree in world.from_all(to_tree(recipe)):
+        del tree["about"], tree["data"]["path"]  # the data may lie elsewhere; its fingerprint is compared later
+        trees.append(dict(leaves(tree)))
+    for rank, tree in enumerate(trees):
+        if differing := sorted(key for key in trees[0].keys() | tree.keys() if trees[0].get(key) != tree.get(key)):
+            values = "; ".join(f"{key} is {trees[0].get(key)!r} there, {tree.get(key)!r} here" for key in differing)
+            raise UserError(
+                f"rank {rank} was started with another recipe than rank 0: {values}; give all the same options"
+            )
 
 
 def _places(world: World) -> str:
@@ -76,21 +92,22 @@ def _choose_folder(recipe: Recipe, root: Path, name: str, resume: Path | None) -
         folder = RunFolder(path)
         if not folder.finished and _recorded_fingerprint(folder) == fingerprint(recipe):
             return path
-    path = numbered[free]
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --runs folder") from None
-    return path
+    return numbered[free]
 
 
 def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
     """Be the folder's only writer, and copy the log there, until the clean-up."""
     folder = RunFolder(path)
-    cleanup.callback(FolderLock(path).release)
-    cleanup.callback(_remove_if_unused, folder)
-    handler = logs.also_to(folder.log)
-    cleanup.callback(handler.close)
+    new = not path.exists()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        cleanup.callback(FolderLock(path).release)
+        if new:
+            cleanup.callback(_remove_if_unused, folder)
+        handler = logs.also_to(folder.log)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --runs folder") from None
+    cleanup.callback(ignoring_a_full_disk(handler.close))
     cleanup.callback(log.removeHandler, handler)
     return path
 
@@ -150,6 +167,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
             | {"ranks": world.size, "precision": setup.precision, "first_step": first_step}
             | {"recipe": fingerprint(recipe), "data": setup.images.fingerprint}
         )
+        run.begin()
     return run
 
 
@@ -188,7 +206,8 @@ def find_save(path: Path, which: str) -> Path:
 
 def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str, dict[str, float]]:
     """Evaluate a save with its own recipe, some fields overridden; what it was, and (on the leader) its metrics."""
-    world = World.from_env(_saved_recipe(store.read(find_save(path, which))[1], str(path), overrides).device)
+    # only the leader need see the folder, so a device other than the default has to come from the command line
+    world = World.from_env(dict(split_overrides(overrides)).get("device", ["auto"])[-1])
     with world.connected():
         logs.set_up(world.rank, world.size)
         # the run may be going on, and replace its saves: the leader's choice counts
@@ -196,13 +215,18 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
         folder = save.folder
         recipe = _saved_recipe(parts, str(folder), overrides)
         images = sets.load(recipe.data)
+        if (channels := len(parts["progress"]["normalisation"]["mean"])) != images.shape[2]:
+            raise UserError(
+                f"{folder} was trained on images of {channels} channels, {images.name} has {images.shape[2]}; "
+                "evaluate it on data of the same kind"
+            )
         # the save brings all the weights: nothing is to be fetched
         plain = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, weights="random"))
         model = build_model(plain, images, world)
         load_weights(model, parts["ema"] or parts["model"], str(folder))
         resolved = precision.resolve(recipe.precision, world.device)
         batches = evaluation_batches(recipe, images, world)
-        with closing(_display(world)) as display, display.evaluating(batches.num_samples) as advance:
+        with closing(_display(world)) as display, display.evaluating(batches) as advance:
             metrics = evaluate(
                 model,
                 batches,

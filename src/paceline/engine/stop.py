@@ -2,21 +2,26 @@
 
 import os
 import signal
-import sys
+import time
 from types import FrameType, TracebackType
 
 import torch
 import torch.distributed as dist
 
+from paceline.base.logs import announce_stop
 from paceline.base.world import World
+from paceline.config.launched import AGENT
 
 
 class Signals:
     """Remembers SIGINT or SIGTERM, so that the loop can end after a step; a second one ends the process at once."""
 
-    def __init__(self, announce: bool = False) -> None:
+    def __init__(self, world: World) -> None:
         self.received = 0
-        self._announce = announce
+        self._since = 0.0
+        self._announce = world.is_leader and AGENT not in os.environ  # the agent speaks for its ranks
+        # who stops a whole service or job sends one signal to launcher and ranks, and the launcher passes on its own
+        self._same_within = 2.0 if world.size > 1 else 0.0
 
     def __enter__(self) -> "Signals":
         self._previous = {signum: signal.signal(signum, self._note) for signum in (signal.SIGINT, signal.SIGTERM)}
@@ -24,12 +29,13 @@ class Signals:
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
         if self.received:
-            os._exit(128 + signum)
+            if time.monotonic() - self._since >= self._same_within:
+                os._exit(128 + signum)
+            return
         self.received = signum
+        self._since = time.monotonic()
         if self._announce:
-            # not through the log: the signal may have come while a line is being written
-            text = f"\n{signal.Signals(signum).name}: saving after this step; once more to leave at once\n"
-            os.write(sys.stderr.fileno(), text.encode())
+            announce_stop(signum)
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         for signum, handler in self._previous.items():

@@ -42,7 +42,7 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
     log_every, evaluate_every, save_every = intervals(recipe, setup.loader.steps_per_epoch)
     agreement = Agreement(setup.world, num_wishes=4)
     batches = stream(setup, run.first_step)
-    with Signals(announce=setup.world.is_leader) as signals, closing(agreement):
+    with Signals(setup.world) as signals, closing(agreement):
         for step in range(run.first_step, total):
             with run.window.waiting_for_data():
                 micro_batches = next(batches)
@@ -66,7 +66,7 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
                 pause(setup, run, done, evaluating, saving, stop, signals)
         # the end counts as a step to evaluate and to save; a run stopped right here comes back to it
         pause(setup, run, total, evaluating=True, saving=True, stop=0, signals=signals)
-    return run.finish()
+        return run.finish()
 
 
 def pause(setup: Setup, run: Run, done: int, evaluating: bool, saving: bool, stop: int, signals: Signals) -> None:

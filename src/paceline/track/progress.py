@@ -3,11 +3,18 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from paceline.base.logs import console, log
+
+
+class Evaluation(Protocol):
+    """How much there is to evaluate: on all ranks together, and on this one."""
+
+    num_samples: int
+    own_samples: int
 
 
 class Display:
@@ -18,7 +25,7 @@ class Display:
     def train(self, record: dict[str, Any]) -> None: ...
 
     @contextmanager
-    def evaluating(self, num_samples: int) -> Iterator[Callable[[int], object]]:
+    def evaluating(self, work: Evaluation) -> Iterator[Callable[[int], object]]:
         """While an evaluation goes on; what it yields is to be told of every batch."""
         yield lambda _: None
 
@@ -39,24 +46,24 @@ class Lines(Display):
     def train(self, record: dict[str, Any]) -> None:
         self._unsaid = record
         if time.monotonic() - self._spoke > self.quiet_seconds:
-            self._say(_training(record))
+            self._say(_place(record) + "".join(_training(record)))
             self._unsaid = {}
 
     @contextmanager
-    def evaluating(self, num_samples: int) -> Iterator[Callable[[int], object]]:
+    def evaluating(self, work: Evaluation) -> Iterator[Callable[[int], object]]:
         seen = 0
 
         def advance(samples: int) -> None:
             nonlocal seen
             seen += samples
             if time.monotonic() - self._spoke > self.quiet_seconds:
-                self._say(f"evaluating: {seen / num_samples:.0%}")
+                self._say(f"evaluating: {seen / work.own_samples:.0%}")
 
         yield advance
 
     def evaluated(self, record: dict[str, Any]) -> None:
-        training = f"{_training(self._unsaid)}  " if self._unsaid else ""
-        self._say(f"{training}val loss {record['loss']:.4f}  val top-1 {record['top1']:.2%}")
+        train, speed = _training(self._unsaid) if self._unsaid else ("", "")
+        self._say(f"{_place(record)}{train}  val loss {record['loss']:.4f}  val top-1 {record['top1']:.2%}{speed}")
         self._unsaid = {}
 
     def _say(self, line: str) -> None:
@@ -98,10 +105,11 @@ class Bar(Lines):
         self._progress.update(self._task, figures=figures)
 
     @contextmanager
-    def evaluating(self, num_samples: int) -> Iterator[Callable[[int], object]]:
-        task = self._progress.add_task("evaluating", total=num_samples, figures="")
+    def evaluating(self, work: Evaluation) -> Iterator[Callable[[int], object]]:
+        task = self._progress.add_task("evaluating", total=work.num_samples, figures="")
+        share = work.num_samples / max(1, work.own_samples)  # the other ranks are as far as this one
         try:
-            yield lambda samples: self._progress.advance(task, samples)
+            yield lambda samples: self._progress.advance(task, samples * share)
         finally:
             self._progress.remove_task(task)
 
@@ -109,11 +117,12 @@ class Bar(Lines):
         self._progress.stop()
 
 
-def _training(record: dict[str, Any]) -> str:
+def _place(record: dict[str, Any]) -> str:
+    return f"epoch {record['epoch']:.2f}  step {record['step']}"
+
+
+def _training(record: dict[str, Any]) -> tuple[str, str]:
     seconds = record["seconds"]
     total = sum(seconds.values()) or 1.0
     split = ", ".join(f"{name} {seconds[name] / total:.0%}" for name in ("data", "compute", "sync"))
-    return (
-        f"epoch {record['epoch']:.2f}  step {record['step']}  train loss {record['loss']:.4f}  "
-        f"{record['images_per_second']:,.0f} images/s ({split})"
-    )
+    return f"  loss {record['loss']:.4f}", f"  {record['images_per_second']:,.0f} images/s ({split})"

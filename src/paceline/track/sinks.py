@@ -16,7 +16,7 @@ class TensorBoard:
     def __init__(self, folder: Path, first_step: int):
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(folder, purge_step=first_step or None)
+        self._writer = SummaryWriter(folder, purge_step=first_step + 1)
 
     def write(self, record: dict[str, Any]) -> None:
         step = record["step"]

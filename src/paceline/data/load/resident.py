@@ -97,12 +97,12 @@ class ResidentEvaluator:
         self._pixels = _Pixels(images.val, *statistics(data, images), device)
         self._size = data.size
         self._starts = range(rank * batch, len(images.val), ranks * batch)
-        self._batch, self._total = batch, len(images.val)
-        self.num_samples = sum(min(batch, self._total - start) for start in self._starts)
+        self._batch, self.num_samples = batch, len(images.val)
+        self.own_samples = sum(min(batch, self.num_samples - start) for start in self._starts)
 
     def __iter__(self) -> Iterator[Batch]:
         for start in self._starts:
-            ids = torch.arange(start, min(start + self._batch, self._total))
+            ids = torch.arange(start, min(start + self._batch, self.num_samples))
             yield self._pixels.batch(ids, Augment(), seed=0, epoch=0, size=self._size)
 
 

