@@ -25,9 +25,9 @@ format: $(READY)  ## put the code into shape
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment and what tools left behind
-	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache src/*.egg-info
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache src/*.egg-info src/paceline/data/*.so
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(wildcard src/paceline/data/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; try make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv

@@ -1,0 +1,159 @@
+/* The codec: JPEG <-> quantised DCT coefficients <-> record -> crop. docs/format.md describes the record.
+ *
+ * jpeg_read.c    baseline JPEG -> coefficients            jpeg_write.c  coefficients -> baseline JPEG (export)
+ * record.c       coefficients <-> record, and its checks  checksum.c    CRC-32C over a record
+ * weights.c      resize weights                           crop.h        record -> resized crop, included by
+ * crop_portable.c and crop_avx2.c, which give identical bytes              module.c      the Python module
+ */
+#ifndef PACELINE_CODEC_H
+#define PACELINE_CODEC_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "records are little-endian, and this code reads them as they are"
+#endif
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+enum {
+    MAX_COMPONENTS = 3,
+    GROUP = 8,              /* blocks between two entries of the index */
+    OVERRUN = 256,          /* bytes behind a record that vector loads may touch; what they hold does not matter */
+    MAX_BLOCK_BYTES = 142,  /* head 1, DC 2, masks 8, 63 values of 2 bytes, rounded up */
+    MAX_BLOCKS = 1 << 21,
+    MAX_OUTPUT = 4096,
+};
+
+/* Why something was refused; the texts are in module.c. */
+typedef enum {
+    OK = 0,
+    JPEG_TRUNCATED,
+    JPEG_SYNTAX,
+    JPEG_PROGRESSIVE,
+    JPEG_COMPONENTS,
+    JPEG_COLOURS,
+    JPEG_SAMPLING,
+    JPEG_HUFFMAN,
+    JPEG_PRECISION,
+    JPEG_TOO_LARGE,
+    JPEG_RANGE,
+    RECORD_HEADER,
+    RECORD_CHECKSUM,
+    RECORD_BLOCKS,
+    CROP_BOX,
+    NO_MEMORY,
+    NUM_STATUSES,
+} Status;
+
+/* ---- coefficients ---- */
+
+typedef struct {
+    int blocks_w, blocks_h; /* blocks that cover the component */
+    int pitch, rows;        /* the same, padded to whole MCUs: how `coefficients` is laid out */
+    int h, v;               /* sampling factors */
+    int id, table;
+    uint16_t quantisers[64]; /* natural (row by row) order, as are the coefficients of a block */
+    int16_t *coefficients;
+} Component;
+
+typedef struct {
+    int width, height, num_components, h_max, v_max;
+    Component components[MAX_COMPONENTS];
+    int16_t *buffer;
+    size_t capacity;
+} Coefficients;
+
+extern const uint8_t ZIGZAG[64 + 16]; /* zigzag -> natural; padded, since a damaged run may step over the end */
+
+Status coefficients_allocate(Coefficients *image); /* zeroed planes of rows x pitch blocks */
+void coefficients_free(Coefficients *image);
+Status jpeg_read(Coefficients *image, const uint8_t *bytes, size_t length);
+Status jpeg_write(const Coefficients *image, uint8_t *out, size_t capacity, size_t *length);
+size_t jpeg_bound(const Coefficients *image);
+
+/* ---- records ---- */
+
+typedef struct {
+    uint16_t blocks_w, blocks_h;
+    uint8_t h, v;
+    uint8_t index_width; /* 2 or 4 bytes an entry */
+    uint8_t table;
+    uint32_t index, data, end; /* offsets from the start of the record */
+} RecordComponent;
+
+typedef struct {
+    uint32_t magic, length, checksum;
+    uint16_t width, height;
+    uint8_t num_components, h_max, v_max, num_tables;
+    RecordComponent components[MAX_COMPONENTS];
+} RecordHeader; /* then num_tables x 64 16-bit quantisers in natural order, then the components' indexes and blocks */
+
+_Static_assert(sizeof(RecordHeader) == 80, "the header is read as it lies in the record");
+
+#define RECORD_MAGIC 0x314C4350u /* "PCL1" */
+enum { CHECKSUM_FROM = 12, TABLE_BYTES = 128 };
+
+extern const uint8_t STREAM_TO_NATURAL[64];
+
+size_t record_bound(const Coefficients *image);
+Status record_pack(const Coefficients *image, uint8_t *out, size_t capacity, size_t *length);
+Status record_unpack(const uint8_t *record, size_t length, Coefficients *image);
+Status record_header(const uint8_t *record, size_t length, RecordHeader *header); /* reads and checks it */
+uint32_t record_checksum(const uint8_t *record, size_t length, int portable);
+
+/* ---- crops ---- */
+
+/* Weights of a one-dimensional resize, 14 bits, each output's sum exactly 1 << 14. An output's weights start at the even
+ * sample `first_even`, so that samples can be taken in pairs. */
+typedef struct {
+    int outputs;
+    int pairs;      /* allocated for each output */
+    int used_pairs; /* the most that any output needs */
+    int16_t *weights;
+    int32_t *first_even, *first, *taps;
+    void *buffer;
+    size_t capacity;
+} Weights;
+
+typedef struct {
+    int start, length; /* of the crop, in full-size samples */
+    int ratio;         /* full-size samples per sample of this component */
+    int size;          /* samples of this component in the whole image */
+    int origin;        /* the component's sample that the decoded strip begins with */
+    int outputs, mirror;
+} Axis;
+
+Status weights_full(Weights *weights, const Axis *axis);
+Status weights_subsampled(Weights *weights, const Axis *axis, const Weights *full, int full_origin);
+void samples_needed(const Axis *axis, int *from, int *to); /* of the component, for the crop */
+
+typedef struct {
+    int16_t *strip, *rows[MAX_COMPONENTS];
+    size_t strip_capacity, rows_capacity[MAX_COMPONENTS];
+    Weights across[2], down[2]; /* full-size components; subsampled ones */
+} Workspace;
+
+void workspace_free(Workspace *workspace);
+Status workspace_grow(int16_t **buffer, size_t *capacity, size_t bytes);
+
+typedef struct {
+    int x, y, width, height; /* in pixels of the image */
+    int mirror;
+    int out_width, out_height;
+    int luma_only;
+} Crop;
+
+/* Writes three planes of out_height x out_width bytes. The checksum is the caller's to verify. */
+typedef Status CropFunction(Workspace *, const uint8_t *record, size_t length, const Crop *, uint8_t *out);
+CropFunction crop_portable;
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HAVE_AVX2_PATH 1
+CropFunction crop_avx2;
+#endif
+
+#endif

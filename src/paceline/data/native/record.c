@@ -1,0 +1,277 @@
+/* Records: coefficients that can be reached block by block. docs/format.md is the specification. */
+#include "codec.h"
+
+/* A block's coefficients come in eight tiles of 2 rows x 4 columns, low frequencies first; within a tile row by row,
+ * columns in the order 0 2 1 3, which is the order the inverse transform wants to pair them in. */
+const uint8_t STREAM_TO_NATURAL[64] = {
+    0,  2,  1,  3,  8,  10, 9,  11, 16, 18, 17, 19, 24, 26, 25, 27, 4,  6,  5,  7,  12, 14,
+    13, 15, 32, 34, 33, 35, 40, 42, 41, 43, 20, 22, 21, 23, 28, 30, 29, 31, 48, 50, 49, 51,
+    56, 58, 57, 59, 36, 38, 37, 39, 44, 46, 45, 47, 52, 54, 53, 55, 60, 62, 61, 63,
+};
+
+/* Three bits count tiles as 0 to 6 or 8: seven is never needed. */
+static int to_bits(int tiles)
+{
+    return tiles >= 7 ? 7 : tiles;
+}
+
+static int from_bits(int bits)
+{
+    return bits == 7 ? 8 : bits;
+}
+
+/* ---- writing ---- */
+
+static uint8_t *pack_block(uint8_t *out, const int16_t *block, int *previous_dc)
+{
+    int16_t values[64];
+    uint64_t mask = 0;
+    int magnitude[8], tiles = 0, bytes_until = 0, wide = 0;
+    for (int i = 0; i < 64; i++)
+        values[i] = block[STREAM_TO_NATURAL[i]];
+    int difference = (int16_t)(values[0] - *previous_dc);
+    *previous_dc = values[0];
+    values[0] = 0;
+    for (int tile = 0; tile < 8; tile++) {
+        magnitude[tile] = 0;
+        for (int i = 8 * tile; i < 8 * tile + 8; i++) {
+            magnitude[tile] |= values[i] < 0 ? -values[i] : values[i];
+            mask |= (uint64_t)(values[i] != 0) << i;
+        }
+        if (magnitude[tile])
+            tiles = tile + 1;
+        if (magnitude[tile] > 7)
+            bytes_until = tile + 1;
+    }
+    /* a block of at most two tiles keeps whole bytes throughout: those are the ones with a fast path */
+    if (tiles <= 2)
+        bytes_until = 8;
+    int tile_bits = to_bits(tiles), until_bits = to_bits(bytes_until);
+    tiles = from_bits(tile_bits);
+    bytes_until = from_bits(until_bits);
+    for (int tile = 0; tile < bytes_until; tile++)
+        wide |= magnitude[tile] > 127;
+    int wide_dc = difference != (int8_t)difference;
+
+    *out++ = (uint8_t)(tile_bits | until_bits << 3 | wide_dc << 6 | wide << 7);
+    int16_t difference16 = (int16_t)difference;
+    memcpy(out, &difference16, 2);
+    out += 1 + wide_dc;
+    memcpy(out, &mask, 8);
+    out += tiles;
+    uint64_t whole = bytes_until == 8 ? mask : mask & ((1ull << 8 * bytes_until) - 1), halves = mask ^ whole;
+    for (; whole; whole &= whole - 1) {
+        int16_t value = values[__builtin_ctzll(whole)];
+        memcpy(out, &value, 2);
+        out += 1 + wide;
+    }
+    while (halves) {
+        int pair = values[__builtin_ctzll(halves)] & 15;
+        halves &= halves - 1;
+        if (halves) {
+            pair |= (values[__builtin_ctzll(halves)] & 15) << 4;
+            halves &= halves - 1;
+        }
+        *out++ = (uint8_t)pair;
+    }
+    return out;
+}
+
+/* Index and blocks of one component; 0 if an offset does not fit into an index entry of this width. */
+static int pack_component(const Component *part, RecordComponent *entry, uint8_t *record, size_t from)
+{
+    size_t groups = ((size_t)part->blocks_w + GROUP - 1) / GROUP, rows = (size_t)part->blocks_h;
+    uint8_t *row_offsets = record + from, *group_offsets = row_offsets + 4 * rows;
+    uint8_t *at = group_offsets + rows * groups * entry->index_width;
+    entry->index = (uint32_t)from;
+    entry->data = (uint32_t)(at - record);
+    for (size_t y = 0; y < rows; y++) {
+        uint32_t row_offset = (uint32_t)(at - record);
+        memcpy(row_offsets + 4 * y, &row_offset, 4);
+        int dc = 0;
+        for (size_t x = 0; x < (size_t)part->blocks_w; x++) {
+            if (x % GROUP == 0) {
+                uint32_t offset = (uint32_t)(at - record) - row_offset;
+                if (entry->index_width == 2 && offset > UINT16_MAX)
+                    return 0;
+                memcpy(group_offsets + (y * groups + x / GROUP) * entry->index_width, &offset, entry->index_width);
+                dc = 0;
+            }
+            at = pack_block(at, part->coefficients + (y * (size_t)part->pitch + x) * 64, &dc);
+        }
+    }
+    entry->end = (uint32_t)(at - record);
+    return 1;
+}
+
+size_t record_bound(const Coefficients *image)
+{
+    size_t bytes = sizeof(RecordHeader) + MAX_COMPONENTS * TABLE_BYTES + OVERRUN;
+    for (int i = 0; i < image->num_components; i++) {
+        const Component *part = &image->components[i];
+        size_t blocks = (size_t)part->blocks_w * (size_t)part->blocks_h;
+        bytes += blocks * MAX_BLOCK_BYTES + (size_t)part->blocks_h * (8 + 4 * ((size_t)part->blocks_w / GROUP));
+    }
+    return bytes;
+}
+
+Status record_pack(const Coefficients *image, uint8_t *out, size_t capacity, size_t *length)
+{
+    if (capacity < record_bound(image))
+        return NO_MEMORY;
+    RecordHeader header = {
+        .magic = RECORD_MAGIC,
+        .width = (uint16_t)image->width,
+        .height = (uint16_t)image->height,
+        .num_components = (uint8_t)image->num_components,
+        .h_max = (uint8_t)image->h_max,
+        .v_max = (uint8_t)image->v_max,
+    };
+    uint8_t *tables = out + sizeof header;
+    for (int i = 0; i < image->num_components; i++) {
+        const uint16_t *quantisers = image->components[i].quantisers;
+        int table = 0;
+        while (table < header.num_tables && memcmp(tables + table * TABLE_BYTES, quantisers, TABLE_BYTES))
+            table++;
+        if (table == header.num_tables)
+            memcpy(tables + TABLE_BYTES * header.num_tables++, quantisers, TABLE_BYTES);
+        header.components[i].table = (uint8_t)table;
+    }
+    size_t at = sizeof header + (size_t)header.num_tables * TABLE_BYTES;
+    for (int i = 0; i < image->num_components; i++) {
+        const Component *part = &image->components[i];
+        RecordComponent *entry = &header.components[i];
+        entry->blocks_w = (uint16_t)part->blocks_w;
+        entry->blocks_h = (uint16_t)part->blocks_h;
+        entry->h = (uint8_t)part->h;
+        entry->v = (uint8_t)part->v;
+        entry->index_width = 2;
+        if (!pack_component(part, entry, out, at)) {
+            entry->index_width = 4;
+            pack_component(part, entry, out, at);
+        }
+        at = entry->end;
+    }
+    header.length = (uint32_t)at;
+    memcpy(out, &header, sizeof header);
+    header.checksum = record_checksum(out, at, 0);
+    memcpy(out, &header, sizeof header);
+    *length = at;
+    return OK;
+}
+
+/* ---- reading ---- */
+
+static int is_factor(int sampling)
+{
+    return sampling == 1 || sampling == 2 || sampling == 4;
+}
+
+static int component_is_sound(const RecordHeader *header, int number)
+{
+    const RecordComponent *part = &header->components[number];
+    if (!is_factor(part->h) || !is_factor(part->v) || part->h > header->h_max || part->v > header->v_max)
+        return 0;
+    if (number == 0 && (part->h != header->h_max || part->v != header->v_max))
+        return 0;
+    if (number == 2 && (part->h != header->components[1].h || part->v != header->components[1].v))
+        return 0;
+    if ((part->index_width != 2 && part->index_width != 4) || part->table >= header->num_tables)
+        return 0;
+    int width = (header->width * part->h + header->h_max - 1) / header->h_max;
+    int height = (header->height * part->v + header->v_max - 1) / header->v_max;
+    if (part->blocks_w != (width + 7) / 8 || part->blocks_h != (height + 7) / 8)
+        return 0;
+    uint64_t groups = ((uint64_t)part->blocks_w + GROUP - 1) / GROUP;
+    uint64_t index_bytes = part->blocks_h * (4 + groups * part->index_width);
+    uint64_t from = sizeof *header + (uint64_t)header->num_tables * TABLE_BYTES;
+    return part->index >= from && part->index + index_bytes <= part->data && part->data <= part->end &&
+           part->end <= header->length;
+}
+
+Status record_header(const uint8_t *record, size_t length, RecordHeader *header)
+{
+    if (length < sizeof *header)
+        return RECORD_HEADER;
+    memcpy(header, record, sizeof *header);
+    if (header->magic != RECORD_MAGIC || header->length != length || !header->width || !header->height)
+        return RECORD_HEADER;
+    if (header->num_components != 1 && header->num_components != 3)
+        return RECORD_HEADER;
+    if (!is_factor(header->h_max) || !is_factor(header->v_max) || header->num_tables > MAX_COMPONENTS)
+        return RECORD_HEADER;
+    for (int i = 0; i < header->num_components; i++)
+        if (!component_is_sound(header, i))
+            return RECORD_HEADER;
+    return OK;
+}
+
+static const uint8_t *unpack_block(const uint8_t *at, int *dc, int16_t *block)
+{
+    int head = *at++, tiles = from_bits(head & 7), bytes_until = from_bits(head >> 3 & 7), wide = head >> 7;
+    int16_t difference;
+    memcpy(&difference, at, 2);
+    *dc = (int16_t)(*dc + (head & 64 ? difference : (int8_t)difference));
+    at += head & 64 ? 2 : 1;
+    uint64_t mask = 0;
+    memcpy(&mask, at, (size_t)tiles);
+    at += tiles;
+    if (tiles <= 2)
+        bytes_until = 8;
+    int second_half = 0;
+    for (mask &= ~1ull; mask; mask &= mask - 1) {
+        int position = __builtin_ctzll(mask);
+        int16_t value;
+        if (position < 8 * bytes_until) {
+            memcpy(&value, at, 2);
+            value = wide ? value : (int8_t)value;
+            at += 1 + wide;
+        } else {
+            int bits = second_half ? *at >> 4 : *at & 15;
+            value = (int16_t)((bits ^ 8) - 8);
+            at += second_half;
+            second_half ^= 1;
+        }
+        block[STREAM_TO_NATURAL[position]] = value;
+    }
+    block[0] = (int16_t)*dc;
+    return at + second_half;
+}
+
+Status record_unpack(const uint8_t *record, size_t length, Coefficients *image)
+{
+    RecordHeader header;
+    Status status = record_header(record, length, &header);
+    if (status)
+        return status;
+    image->width = header.width;
+    image->height = header.height;
+    image->num_components = header.num_components;
+    image->h_max = header.h_max;
+    image->v_max = header.v_max;
+    for (int i = 0; i < header.num_components; i++) {
+        image->components[i].h = header.components[i].h;
+        image->components[i].v = header.components[i].v;
+    }
+    if ((status = coefficients_allocate(image)))
+        return status;
+    for (int i = 0; i < header.num_components; i++) {
+        const RecordComponent *entry = &header.components[i];
+        Component *part = &image->components[i];
+        memcpy(part->quantisers, record + sizeof header + entry->table * TABLE_BYTES, TABLE_BYTES);
+        const uint8_t *at = record + entry->data, *end = record + entry->end;
+        for (int y = 0; y < part->blocks_h; y++) {
+            int dc = 0;
+            for (int x = 0; x < part->blocks_w; x++) {
+                if (x % GROUP == 0)
+                    dc = 0;
+                if (at >= end)
+                    return RECORD_BLOCKS;
+                at = unpack_block(at, &dc, part->coefficients + ((size_t)y * (size_t)part->pitch + (size_t)x) * 64);
+            }
+        }
+        if (at != end)
+            return RECORD_BLOCKS;
+    }
+    return OK;
+}
