@@ -3,7 +3,7 @@
  * jpeg_read.c    baseline JPEG -> coefficients            jpeg_write.c  coefficients -> baseline JPEG (export)
  * record.c       coefficients <-> record, and its checks  checksum.c    CRC-32C over a record
  * weights.c      resize weights                           crop.h        record -> resized crop, included by
- * crop_portable.c and crop_avx2.c, which give identical bytes              module.c      the Python module
+ * crop_portable.c and crop_avx2.c, which give identical bytes              api.c         what Python calls
  */
 #ifndef PACELINE_CODEC_H
 #define PACELINE_CODEC_H
@@ -29,7 +29,7 @@ enum {
     MAX_OUTPUT = 4096,
 };
 
-/* Why something was refused; the texts are in module.c. */
+/* Why something was refused; the texts are in api.c. */
 typedef enum {
     OK = 0,
     JPEG_TRUNCATED,

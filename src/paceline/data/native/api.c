@@ -1,0 +1,169 @@
+/* What Python calls, through ctypes (paceline/data/codec.py), which releases the GIL around every call. No Python headers
+ * are needed to build this, and one build serves all versions of Python. */
+#include <stdlib.h>
+
+#include "codec.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+static const char *const TEXTS[NUM_STATUSES] = {
+    [OK] = "sound",
+    [JPEG_TRUNCATED] = "the JPEG ends early",
+    [JPEG_SYNTAX] = "not a JPEG, or a damaged one",
+    [JPEG_PROGRESSIVE] = "a progressive, lossless or arithmetic JPEG",
+    [JPEG_COMPONENTS] = "neither grey nor three colour components",
+    [JPEG_COLOURS] = "RGB instead of YCbCr",
+    [JPEG_SAMPLING] = "unusual colour sampling",
+    [JPEG_HUFFMAN] = "damaged Huffman data",
+    [JPEG_PRECISION] = "more than 8 bits a sample",
+    [JPEG_TOO_LARGE] = "too large",
+    [JPEG_RANGE] = "coefficients beyond what baseline JPEG holds",
+    [RECORD_HEADER] = "the record's header is damaged",
+    [RECORD_CHECKSUM] = "the record does not match its checksum",
+    [RECORD_BLOCKS] = "the record's blocks are damaged",
+    [CROP_BOX] = "the crop does not lie inside the image, or its output is too large or too small",
+    [NO_MEMORY] = "out of memory",
+};
+
+EXPORT const char *paceline_text(int status)
+{
+    return status >= 0 && status < NUM_STATUSES ? TEXTS[status] : "unknown";
+}
+
+/* Bytes behind a record that must be readable. */
+EXPORT int paceline_overrun(void)
+{
+    return OVERRUN;
+}
+
+/* ---- paths ---- */
+
+enum { PORTABLE, AVX2, NUM_PATHS };
+
+EXPORT int paceline_has_path(int path)
+{
+#ifdef HAVE_AVX2_PATH
+    if (path == AVX2)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+               __builtin_cpu_supports("popcnt");
+#endif
+    return path == PORTABLE;
+}
+
+static CropFunction *crop_function(int path)
+{
+#ifdef HAVE_AVX2_PATH
+    if (path == AVX2)
+        return crop_avx2;
+#endif
+    return path == PORTABLE ? crop_portable : NULL;
+}
+
+/* ---- one image ---- */
+
+EXPORT void paceline_free(void *memory)
+{
+    free(memory);
+}
+
+/* A baseline JPEG to a record; `*record` is to be freed with paceline_free. */
+EXPORT int paceline_pack(const uint8_t *jpeg, size_t jpeg_length, uint8_t **record, size_t *length)
+{
+    Coefficients image = {0};
+    *record = NULL;
+    Status status = jpeg_read(&image, jpeg, jpeg_length);
+    if (!status) {
+        size_t capacity = record_bound(&image);
+        *record = malloc(capacity);
+        status = *record ? record_pack(&image, *record, capacity, length) : NO_MEMORY;
+    }
+    coefficients_free(&image);
+    return status;
+}
+
+static Status verify(const uint8_t *record, size_t length, RecordHeader *header, int path)
+{
+    Status status = record_header(record, length, header);
+    if (status)
+        return status;
+    return record_checksum(record, length, path == PORTABLE) == header->checksum ? OK : RECORD_CHECKSUM;
+}
+
+/* Verify a record; its width, height and number of components. */
+EXPORT int paceline_describe(const uint8_t *record, size_t length, int path, int32_t *shape)
+{
+    RecordHeader header;
+    Status status = verify(record, length, &header, path);
+    if (!status) {
+        shape[0] = header.width;
+        shape[1] = header.height;
+        shape[2] = header.num_components;
+    }
+    return status;
+}
+
+/* A record, with its overrun, to a baseline JPEG of the same coefficients; `*jpeg` is to be freed with paceline_free. */
+EXPORT int paceline_unpack(const uint8_t *record, size_t record_length, uint8_t **jpeg, size_t *length)
+{
+    Coefficients image = {0};
+    RecordHeader header;
+    *jpeg = NULL;
+    Status status = verify(record, record_length, &header, AVX2);
+    if (!status)
+        status = record_unpack(record, record_length, &image);
+    if (!status) {
+        size_t capacity = jpeg_bound(&image);
+        *jpeg = malloc(capacity);
+        status = *jpeg ? jpeg_write(&image, *jpeg, capacity, length) : NO_MEMORY;
+    }
+    coefficients_free(&image);
+    return status;
+}
+
+/* ---- many images ---- */
+
+EXPORT Workspace *paceline_workspace(void)
+{
+    return calloc(1, sizeof(Workspace));
+}
+
+EXPORT void paceline_workspace_free(Workspace *workspace)
+{
+    workspace_free(workspace);
+}
+
+typedef struct {
+    const uint8_t *bytes;
+    uint64_t length; /* of the whole shard, overrun included */
+} Shard;
+
+/* The image `places[i]` = (shard, offset, length) cropped to `boxes[i]` = (x, y, width, height, mirrored) and resized to
+ * width x height, into three planes at `out + i * 3 * width * height`. `statuses[i]` says how it went; an image that failed
+ * may be half written. Returns the number of failures. */
+EXPORT int paceline_crop(Workspace *workspace, int path, const Shard *shards, int64_t num_shards, const int64_t (*places)[3],
+                         const int32_t (*boxes)[5], int64_t num, int width, int height, int luma_only, uint8_t *out,
+                         int32_t *statuses)
+{
+    CropFunction *function = crop_function(path);
+    int failures = 0;
+    for (int64_t i = 0; i < num; i++) {
+        int64_t shard = places[i][0], offset = places[i][1], length = places[i][2];
+        Status status = RECORD_HEADER;
+        if (function && shard >= 0 && shard < num_shards && offset >= 0 && length >= 0) {
+            uint64_t room = shards[shard].length < OVERRUN ? 0 : shards[shard].length - OVERRUN;
+            if ((uint64_t)offset <= room && (uint64_t)length <= room - (uint64_t)offset) {
+                const uint8_t *record = shards[shard].bytes + offset;
+                const int32_t *box = boxes[i];
+                Crop crop = {box[0], box[1], box[2], box[3], box[4], width, height, luma_only};
+                RecordHeader header;
+                status = verify(record, (size_t)length, &header, path);
+                if (!status)
+                    status = function(workspace, record, (size_t)length, &crop, out);
+            }
+        }
+        statuses[i] = status;
+        failures += status != OK;
+        out += 3 * (size_t)width * (size_t)height;
+    }
+    return failures;
+}
