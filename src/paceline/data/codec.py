@@ -47,7 +47,7 @@ class _Native:
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # for type checkers: the functions are set above
         raise AttributeError(name)
 
 
@@ -134,10 +134,11 @@ class Decoder:
         places: int64 (n, 3) of shard, offset, length; boxes: int32 (n, 5) of x, y, width, height, mirrored.
         """
         num, channels, height, width = out.shape
-        fits = (places.shape, boxes.shape, channels) == ((num, 3), (num, 5), 3)
-        types = (places.dtype, boxes.dtype, out.dtype) == (np.int64, np.int32, np.uint8)
-        if not fits or not types or not all(array.flags.c_contiguous for array in (places, boxes, out)):
-            raise ValueError("places, boxes and out do not belong together")
+        if (places.shape, boxes.shape, channels) != ((num, 3), (num, 5), 3):
+            raise ValueError(f"{num} images need {num} places and boxes, and three planes each")
+        for array, kind in ((places, np.int64), (boxes, np.int32), (out, np.uint8)):
+            if array.dtype != kind or not array.flags.c_contiguous:
+                raise ValueError(f"an array is not contiguous {kind.__name__}")
         statuses = np.empty(num, np.int32)
         table = self._shards.table
         _native.crop(
