@@ -27,11 +27,11 @@ from paceline.config.recipe import Recipe
 from paceline.engine.build import Setup, build
 from paceline.engine.run import Run
 from paceline.engine.train import stream, train
-from paceline.track.progress import Silent
+from paceline.track.progress import Display
 from paceline.track.records import JsonLines, RunFolder
 
 
-class Stopwatch(Silent):
+class Stopwatch(Display):
     """Notes when each step was done."""
 
     def __init__(self) -> None:

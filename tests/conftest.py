@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.base.logs import log
-from paceline.cli import main
+from paceline.cli.main import main
 
 # small enough for seconds, with batch norm, whose statistics are the hardest part of an exact resume
 TINY = (

@@ -1,5 +1,5 @@
 import sys
 
-from paceline.cli import main
+from paceline.cli.main import main
 
 sys.exit(main())

@@ -14,13 +14,17 @@ def test_imports_point_one_way() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    script = "import sys; from paceline.cli import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    script = (
+        "import sys; from paceline.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    )
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "pydantic", "numpy", "rich", "timm"} & set(loaded)
 
 
 def test_a_recipe_is_checked_without_torch() -> None:
-    script = "import sys; from paceline.cli import main; main(['train', 'digits', '--seed', 'x']); print(*sys.modules)"
+    script = (
+        "import sys; from paceline.cli.main import main; main(['train', 'digits', '--seed', 'x']); print(*sys.modules)"
+    )
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "seed='x'" in answer.stderr
     assert "torch" not in answer.stdout.split()

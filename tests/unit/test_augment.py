@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from paceline.config.batch import BatchLayout
-from paceline.config.recipe import Augment, Data, SizeFrom, Synthetic
+from paceline.config.data import Augment, Data, SizeFrom, Synthetic
 from paceline.data.load.augment import cut_out_, gather
 from paceline.data.load.resident import ResidentEvaluator, ResidentLoader, statistics
 from paceline.data.sets import load

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.config.recipe import Data
+from paceline.config.data import Data
 from paceline.data.prepare import cifar10
 from paceline.data.sets import load
 from paceline.errors import UserError

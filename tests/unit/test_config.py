@@ -35,7 +35,7 @@ def test_every_mistake_is_reported_at_once_with_path_value_and_cure(tmp_path: Pa
     assert "optim.momentum=1.5" in text
     assert "modle={}: no such field; did you mean model?" in text
     assert 'train.duration=10: write a number and a unit: "10ep" (epochs), "500ba" (steps)\n' in text
-    assert "data.name='digit': should be 'digits', 'cifar10' or 'synthetic'" in text
+    assert "data.name='digit': should be 'digits', 'cifar10', 'synthetic'" in text
     assert "train.global_batch='many'" in text
     assert "--evaluate.every: value missing" in text
 

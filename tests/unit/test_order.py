@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.config.batch import BatchLayout
-from paceline.config.recipe import Augment, Data
+from paceline.config.data import Augment, Data
 from paceline.data.load.order import epoch_order, micro_batches, uniform
 from paceline.data.load.resident import ResidentLoader
 from paceline.data.sets import ImageSet, load

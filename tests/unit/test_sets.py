@@ -2,7 +2,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
-from paceline.config.recipe import Data, Synthetic
+from paceline.config.data import Data, Synthetic
 from paceline.data.sets import load
 
 

@@ -1,7 +1,6 @@
 """torchrun's agent, run inside this process: starts the local ranks, watches them, ends with one clear message."""
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 
+from paceline.base.files import write_json
 from paceline.base.logs import announce_stop
 from paceline.base.world import LOST_RANK
 from paceline.config.launched import AGENT
@@ -98,6 +98,6 @@ def report(message: str) -> bool:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if AGENT not in os.environ or not path:
         return False
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"message": message, "timestamp": int(time.time())}, file)
+    # whole or not at all: the agent may end this rank, and read the file, at any moment
+    write_json(Path(path), {"message": message, "timestamp": int(time.time())})
     return True

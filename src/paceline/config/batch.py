@@ -23,6 +23,13 @@ class BatchLayout:
             )
         return cls(batch, ranks, accumulation)
 
+    def check_samples(self, samples: int, where: object) -> None:
+        if self.global_batch > samples:
+            raise UserError(
+                f"train.global_batch={self.global_batch} is more than the {samples} training images of {where}; "
+                f"use at most {samples // self.ranks * self.ranks or 'as many ranks as images'}"
+            )
+
     @property
     def per_rank_batch(self) -> int:
         """Images one rank holds at a time: one micro-batch."""

@@ -8,32 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
+from paceline.config.data import Data
 from paceline.config.duration import Interval, StepDuration, parse
-
-_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-
-def _no_bool(value: object) -> object:
-    if isinstance(value, bool):  # YAML's yes and no would pass for 1 and 0
-        raise ValueError("should be a number")
-    return value
-
-
-_NUMBER = BeforeValidator(_no_bool)
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER]
-Share = Annotated[float, Field(ge=0, lt=1), _NUMBER]
-Count = Annotated[int, Field(ge=1), _NUMBER]
-CountOrZero = Annotated[int, Field(ge=0), _NUMBER]
+from paceline.config.fields import STRICT, Area, Count, CountOrZero, NotNegative, Positive, Share
 
 
 @dataclass(frozen=True)
 class About:
     """Where the recipe comes from and what it reaches."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     source: str = ""
     """Paper or code that the recipe follows."""
@@ -44,78 +30,10 @@ class About:
 
 
 @dataclass(frozen=True)
-class Synthetic:
-    """Shape of the generated set (data.name: synthetic)."""
-
-    __pydantic_config__ = _STRICT
-
-    train_samples: Count = 2048
-    """Training images to generate."""
-    val_samples: Count = 512
-    """Validation images to generate."""
-    channels: Count = 3
-    """Colour channels."""
-    size: Count = 32
-    """Height and width in pixels."""
-    classes: Annotated[int, Field(ge=2)] = 10
-    """Number of classes."""
-
-
-@dataclass(frozen=True)
-class Augment:
-    """What happens to a training image; a pure function of (seed, epoch, sample id)."""
-
-    __pydantic_config__ = _STRICT
-
-    flip: Literal["none", "random", "alternating"] = "none"
-    """Mirror left-right: by chance, or alternating from epoch to epoch after a random start."""
-    translate: CountOrZero = 0
-    """Shift by up to this many pixels each way, the border filled by reflection."""
-    cutout: CountOrZero = 0
-    """Side of a square set to the mean colour at a random place; 0 for none."""
-
-
-@dataclass(frozen=True)
-class SizeFrom:
-    """A change of the training images' size."""
-
-    __pydantic_config__ = _STRICT
-
-    at: StepDuration
-    """From when on, counted from the start of training."""
-    size: Count
-    """Side in pixels."""
-
-
-@dataclass(frozen=True)
-class Data:
-    """Which images, and how they reach the model."""
-
-    __pydantic_config__ = _STRICT
-
-    name: Literal["digits", "cifar10", "synthetic"] = "digits"
-    """The data set."""
-    path: str = ""
-    """Folder of the prepared data; empty: $PACELINE_DATA/NAME, or data/NAME below the current folder."""
-    size: CountOrZero = 0
-    """Resize images to this side on the device; 0 keeps their own."""
-    sizes: tuple[SizeFrom, ...] = ()
-    """Progressive resizing, in place of data.size while training: [{at: 0ep, size: 16}, {at: 5ep, size: 32}]."""
-    mean: tuple[float, ...] = ()
-    """Mean per channel (0-1) to subtract; empty: measured on the training set."""
-    std: tuple[Positive, ...] = ()
-    """Standard deviation per channel (0-1) to divide by; empty: measured on the training set."""
-    augment: Augment = field(default_factory=Augment)
-    """Training augmentation."""
-    synthetic: Synthetic = field(default_factory=Synthetic)
-    """Shape of the generated set."""
-
-
-@dataclass(frozen=True)
 class Model:
     """Which network, and where its weights start."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     name: str = "resnet18"
     """Any timm model, or `airbench`, this project's small CIFAR net."""
@@ -129,7 +47,7 @@ class Model:
 class Point:
     """A corner of a piecewise schedule."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     at: StepDuration
     """When, from the start of training."""
@@ -141,7 +59,7 @@ class Point:
 class Schedule:
     """The learning rate per step, as a multiple of optim.lr."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     name: Literal["constant", "one-cycle", "cosine", "linear", "piecewise"] = "cosine"
     """one-cycle: cosine up over `warmup`, cosine down; cosine, linear: linear warm-up, then that curve down."""
@@ -159,7 +77,7 @@ class Schedule:
 class Optim:
     """The optimizer."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     name: Literal["sgd", "adamw"] = "sgd"
     """SGD with momentum, or AdamW."""
@@ -187,7 +105,7 @@ class Optim:
 class Train:
     """How long, in which batches."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     duration: StepDuration = "10ep"
     """Length of the training."""
@@ -203,7 +121,7 @@ class Train:
 class Ema:
     """Moving average of the weights; evaluation and `best` then use it."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     decay: Share = 0.0
     """Weight of the old average at each update; 0: off."""
@@ -215,12 +133,18 @@ class Ema:
 class Evaluate:
     """Exact evaluation: every sample once, on any number of ranks."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     every: Interval = "1ep"
     """How often; the end of training always counts."""
     per_rank_batch: Count = 500
     """Images per forward pass on one rank."""
+    size: CountOrZero = 0
+    """Photographs: side in pixels; 0: data.size."""
+    crop_share: Area = 0.875
+    """Photographs: share of the shorter side that the middle crop sees."""
+    rectangular: bool = False
+    """Photographs: batches of like aspect ratio, so that less of each image is cut off."""
     views: Literal["none", "flip", "flip-translate"] = "none"
     """Average the logits of mirrored, or mirrored and shifted, views."""
 
@@ -229,7 +153,7 @@ class Evaluate:
 class Checkpoint:
     """What is kept of the run."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     every: Interval = "1ep"
     """How often to save; the end of training always counts."""
@@ -243,7 +167,7 @@ class Checkpoint:
 class Log:
     """What is written down while training."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     every: Interval = "10ba"
     """How often; the only steps on which the loop waits for the device."""
@@ -255,7 +179,7 @@ class Log:
 class Exchange:
     """How ranks exchange gradients."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """What gradients are sent as; half-width halves the traffic, fp32 keeps every bit."""
@@ -267,7 +191,7 @@ class Exchange:
 class Recipe:
     """One experiment."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     name: str
     """Name of the recipe, and of its run unless --name says otherwise."""
@@ -317,6 +241,10 @@ def problems(recipe: Recipe) -> Iterator[str]:
         yield "optim.schedule.points is empty; a piecewise schedule needs e.g. [{at: 0ep, factor: 1.0}]"
     if schedule.name != "piecewise" and schedule.points:
         yield f"optim.schedule.points is only read by a piecewise schedule, not by {schedule.name!r}; remove one"
+    for name in ("crop_scale", "crop_ratio"):
+        low, high = getattr(recipe.data.augment, name)
+        if low > high:
+            yield f"data.augment.{name}={low}, {high}: the first is larger than the second; swap them"
     yield from _out_of_order("optim.schedule.points", [point.at for point in schedule.points])
     yield from _out_of_order("data.sizes", [change.at for change in recipe.data.sizes])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline.config.recipe import Data, Synthetic
+from paceline.config.data import Data, Synthetic
 from paceline.errors import UserError
 
 _DESCRIBED = {"name", "classes", "shape", "samples", "fingerprint"}

@@ -15,8 +15,7 @@ from paceline.config.batch import BatchLayout
 from paceline.config.duration import to_steps
 from paceline.config.io import to_tree
 from paceline.config.recipe import Recipe
-from paceline.data import sets
-from paceline.data.load.resident import ResidentEvaluator, ResidentLoader
+from paceline.data.load.source import Evaluator, Loader, Source, open_source
 from paceline.engine import precision
 from paceline.engine.parallel import Replica, average_buffers
 from paceline.errors import UserError
@@ -34,9 +33,9 @@ class Setup:
     recipe: Recipe
     world: World
     layout: BatchLayout
-    images: sets.ImageSet
-    loader: ResidentLoader
-    evaluator: ResidentEvaluator
+    source: Source
+    loader: Loader
+    evaluator: Evaluator
     replica: Replica
     optimizer: Optimizer
     ema: AveragedModel | None
@@ -72,7 +71,7 @@ class Setup:
                 "scaler": self.scaler.state_dict(),
                 "recipe": to_tree(self.recipe),
                 "normalisation": {"mean": self.loader.mean.tolist(), "std": self.loader.std.tolist()},
-                "data": self.images.fingerprint,
+                "data": self.source.fingerprint,
             },
         }
 
@@ -84,10 +83,10 @@ class Setup:
         groups.load_state(self.optimizer, parts["optimizer"])
         if parts["progress"]["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(parts["progress"]["scaler"])
-        if parts["progress"]["data"] != self.images.fingerprint:
+        if parts["progress"]["data"] != self.source.fingerprint:
             raise UserError(
                 f"{origin} was trained on other data (fingerprint {parts['progress']['data']}, here "
-                f"{self.images.fingerprint}); start a new run with --name"
+                f"{self.source.fingerprint}); start a new run with --name"
             )
         step: int = parts["progress"]["step"]
         return step
@@ -95,10 +94,10 @@ class Setup:
 
 def build(recipe: Recipe, world: World) -> Setup:
     layout = BatchLayout.of(recipe, world.size)
-    images = sets.load(recipe.data)
-    loader = ResidentLoader(recipe.data, images, layout, world.rank, recipe.seed, world.device)
-    evaluator = evaluation_batches(recipe, images, world)
-    model = build_model(recipe, images, world)
+    source = open_source(recipe)
+    loader = source.loader(layout, world.rank, world.device)
+    evaluator = source.evaluator(world.rank, world.size, world.device)
+    model = build_model(recipe, source, world)
     if isinstance(model, AirbenchNet) and recipe.model.weights == "random":
         model.prepare(loader.plain_images(5000))
     replica = Replica(model, world, recipe)
@@ -123,7 +122,7 @@ def build(recipe: Recipe, world: World) -> Setup:
         recipe=recipe,
         world=world,
         layout=layout,
-        images=images,
+        source=source,
         loader=loader,
         evaluator=evaluator,
         replica=replica,
@@ -135,13 +134,12 @@ def build(recipe: Recipe, world: World) -> Setup:
     )
 
 
-def build_model(recipe: Recipe, images: sets.ImageSet, world: World) -> nn.Module:
+def build_model(recipe: Recipe, source: Source, world: World) -> nn.Module:
     """The model on its device, with the same initial weights on every rank, tried on an image of every size."""
-    height, width, channels = images.shape
+    channels = source.channels
     torch.manual_seed(recipe.seed)
-    model = zoo.create(recipe.model, len(images.classes), channels)
-    evaluated = (recipe.data.size, recipe.data.size) if recipe.data.size else (height, width)
-    for side in {evaluated, *((change.size, change.size) for change in recipe.data.sizes)}:
+    model = zoo.create(recipe.model, len(source.classes), channels)
+    for side in source.sizes():
         try:
             with torch.no_grad():
                 model.eval()(torch.zeros(1, channels, *side))
@@ -152,11 +150,6 @@ def build_model(recipe: Recipe, images: sets.ImageSet, world: World) -> nn.Modul
             ) from None
     layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
     return model.train().to(world.device, memory_format=layout)  # type: ignore[call-overload]
-
-
-def evaluation_batches(recipe: Recipe, images: sets.ImageSet, world: World) -> ResidentEvaluator:
-    batch = recipe.evaluate.per_rank_batch
-    return ResidentEvaluator(recipe.data, images, batch, world.rank, world.size, world.device)
 
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from paceline.base.world import World
-from paceline.data.load.resident import Batch
+from paceline.data.load.batch import Batch
 from paceline.errors import Stopped
 
 

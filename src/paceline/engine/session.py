@@ -16,9 +16,9 @@ from paceline.base.world import World
 from paceline.checkpoint import store
 from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, recipe_from_tree, split_overrides, to_tree
 from paceline.config.recipe import Recipe
-from paceline.data import sets
+from paceline.data.load.source import open_source
 from paceline.engine import precision
-from paceline.engine.build import Setup, build, build_model, evaluation_batches, load_weights
+from paceline.engine.build import Setup, build, build_model, load_weights
 from paceline.engine.evaluate import evaluate
 from paceline.engine.run import Run
 from paceline.engine.train import train
@@ -165,7 +165,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
         folder.append_environment(
             start
             | {"ranks": world.size, "precision": setup.precision, "first_step": first_step}
-            | {"recipe": fingerprint(recipe), "data": setup.images.fingerprint}
+            | {"recipe": fingerprint(recipe), "data": setup.source.fingerprint}
         )
         run.begin()
     return run
@@ -214,18 +214,18 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
         save, parts = world.on_leader(lambda: store.read(find_save(path, which)))
         folder = save.folder
         recipe = _saved_recipe(parts, str(folder), overrides)
-        images = sets.load(recipe.data)
-        if (channels := len(parts["progress"]["normalisation"]["mean"])) != images.shape[2]:
+        source = open_source(recipe)
+        if (channels := len(parts["progress"]["normalisation"]["mean"])) != source.channels:
             raise UserError(
-                f"{folder} was trained on images of {channels} channels, {images.name} has {images.shape[2]}; "
+                f"{folder} was trained on images of {channels} channels, {source.name} has {source.channels}; "
                 "evaluate it on data of the same kind"
             )
         # the save brings all the weights: nothing is to be fetched
         plain = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, weights="random"))
-        model = build_model(plain, images, world)
+        model = build_model(plain, source, world)
         load_weights(model, parts["ema"] or parts["model"], str(folder))
         resolved = precision.resolve(recipe.precision, world.device)
-        batches = evaluation_batches(recipe, images, world)
+        batches = source.evaluator(world.rank, world.size, world.device)
         with closing(_display(world)) as display, display.evaluating(batches) as advance:
             metrics = evaluate(
                 model,

@@ -24,8 +24,8 @@ import torch
 from torch.nn import functional as F
 
 from paceline.config.recipe import Recipe
+from paceline.data.load.batch import Batch
 from paceline.data.load.order import step_seed
-from paceline.data.load.resident import Batch
 from paceline.engine.build import Setup
 from paceline.engine.evaluate import evaluate
 from paceline.engine.interval import Interval

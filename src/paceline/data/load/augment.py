@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.config.recipe import Augment
+from paceline.config.data import Augment
 from paceline.data.load.order import uniform
 
 # streams of random numbers, one per decision
@@ -17,7 +17,7 @@ def gather(
     rows = torch.arange(height, device=ids.device).expand(len(ids), height)
     columns = torch.arange(width, device=ids.device).expand(len(ids), width)
     if augment.flip != "none":
-        columns = torch.where(_mirrored(ids, augment, seed, epoch)[:, None], width - 1 - columns, columns)
+        columns = torch.where(mirrored(ids, augment, seed, epoch)[:, None], width - 1 - columns, columns)
     if augment.translate:
         rows = _reflect(rows + _offset(ids, augment.translate, seed, epoch, _SHIFT_ROWS), height)
         columns = _reflect(columns + _offset(ids, augment.translate, seed, epoch, _SHIFT_COLUMNS), width)
@@ -33,7 +33,7 @@ def cut_out_(images: torch.Tensor, ids: torch.Tensor, side: int, seed: int, epoc
     return images.masked_fill_((inside_rows[:, :, None] & inside_columns[:, None, :])[:, None], 0)
 
 
-def _mirrored(ids: torch.Tensor, augment: Augment, seed: int, epoch: int) -> torch.Tensor:
+def mirrored(ids: torch.Tensor, augment: Augment, seed: int, epoch: int) -> torch.Tensor:
     if augment.flip == "random":
         return uniform(seed, epoch, ids, _FLIP) < 0.5
     at_first = uniform(seed, 0, ids, _FLIP) < 0.5

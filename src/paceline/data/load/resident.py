@@ -1,26 +1,18 @@
 """The loader for data that lives on the device: uint8 there, whole batches augmented and normalised there."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import interpolate
 
 from paceline.config.batch import BatchLayout
+from paceline.config.data import Augment, Data
 from paceline.config.duration import to_steps
-from paceline.config.recipe import Augment, Data
 from paceline.data.load.augment import cut_out_, gather
+from paceline.data.load.batch import Batch
 from paceline.data.load.order import epoch_order, micro_batches
 from paceline.data.sets import ImageSet, Split
 from paceline.errors import UserError
-
-
-@dataclass(frozen=True)
-class Batch:
-    images: torch.Tensor
-    """float32, normalised, (samples, channels, height, width)."""
-    labels: torch.Tensor
-    ids: torch.Tensor
 
 
 class _Pixels:
@@ -52,11 +44,7 @@ class ResidentLoader:
 
     def __init__(self, data: Data, images: ImageSet, layout: BatchLayout, rank: int, seed: int, device: torch.device):
         samples = len(images.train)
-        if layout.global_batch > samples:
-            raise UserError(
-                f"train.global_batch={layout.global_batch} is more than the {samples} training images of "
-                f"{images.name}; use at most {samples // layout.ranks * layout.ranks or 'as many ranks as images'}"
-            )
+        layout.check_samples(samples, images.name)
         if data.augment.translate >= min(images.shape[:2]):
             raise UserError(
                 f"data.augment.translate={data.augment.translate} is not less than the {images.shape[0]} px images"

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from paceline.base.files import replacing, write_json
 from paceline.base.logs import console
-from paceline.config.recipe import Data
+from paceline.config.data import Data
 from paceline.data.sets import load
 from paceline.errors import UserError
 

@@ -1,4 +1,4 @@
-"""The demo: one recipe, on one process and on two, side by side."""
+"""The verb demo: one recipe, on one process and on two, side by side."""
 
 import json
 import subprocess
@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli.options import make_parser
 from paceline.errors import UserError
 from paceline.track.records import RunFolder
 
@@ -20,7 +21,16 @@ _HONEST = (
 )
 
 
-def run(runs: Path) -> int:
+def demo(arguments: list[str]) -> int:
+    parser = make_parser("demo", "[--runs DIR]", "Train the embedded digits on one process, then on two, and compare.")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go (default: runs)"
+    )
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    return _run(parser.parse_args(arguments).runs)
+
+
+def _run(runs: Path) -> int:
     begin = time.perf_counter()
     results = [_train(runs, procs) for procs in (1, 2)]
     table = Table(box=box.SIMPLE, title="digits, the same recipe twice", title_justify="left")

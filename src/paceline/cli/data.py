@@ -1,0 +1,129 @@
+"""The verbs prepare and data."""
+
+import argparse
+import os
+from pathlib import Path
+
+from paceline.cli.options import count, make_parser
+from paceline.errors import UserError
+
+_PREPARE = """Bring images into the form that training reads fastest.
+
+  paceline prepare cifar10                      download CIFAR-10, or read it from an archive (--from)
+  paceline prepare imagenet --train ILSVRC2012_img_train.tar --val ILSVRC2012_img_val.tar
+                            --devkit ILSVRC2012_devkit_t12.tar.gz --out DIR      nothing is unpacked to disk
+  paceline prepare imagenet --from TREE --out DIR               TREE/train/n01440764/*.JPEG, TREE/val/n01440764/*.JPEG
+  paceline prepare folder TREE --out DIR [--val-fraction 0.1]   any tree with a folder for each class
+
+Archives may also be https:// or s3:// addresses. Interrupted and started again, preparation goes on where it was."""
+
+_DATA = """Describe prepared data; check it, show it, or give the images back."""
+
+
+def prepare(arguments: list[str]) -> int:
+    parser = make_parser("prepare", "cifar10|imagenet|folder [TREE] --out DIR [options]", _PREPARE)
+    parser.add_argument("dataset", choices=["cifar10", "imagenet", "folder"], help="which data set")
+    parser.add_argument("tree", nargs="?", type=Path, metavar="TREE", help="the folder of `prepare folder`")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to put it (default: $PACELINE_DATA/NAME or data/NAME)"
+    )
+    parser.add_argument("--from", dest="source", type=Path, metavar="PATH", help="an archive or tree you already have")
+    archives = parser.add_argument_group("ImageNet's archives")
+    archives.add_argument("--train", metavar="TAR", help="ILSVRC2012_img_train.tar")
+    archives.add_argument("--val", metavar="TAR", help="ILSVRC2012_img_val.tar")
+    archives.add_argument(
+        "--devkit", metavar="TAR", help="ILSVRC2012_devkit_t12.tar.gz; with --from: only for readable names"
+    )
+    sizes = parser.add_argument_group("sizes; several make as many variants in one pass")
+    sizes.add_argument(
+        "--original", action="store_true", help="keep images as they are (the default without other sizes)"
+    )
+    sizes.add_argument(
+        "--max-side", type=count, nargs="+", default=[], metavar="N", help="longest side of at most N pixels"
+    )
+    sizes.add_argument(
+        "--short-side", type=count, nargs="+", default=[], metavar="N", help="shortest side of at most N"
+    )
+    sizes.add_argument(
+        "--quality", type=count, default=90, metavar="Q", help="JPEG quality of resized images (default 90)"
+    )
+    parser.add_argument("--val-fraction", type=float, default=0.0, metavar="SHARE", help="share kept for validation")
+    parser.add_argument(
+        "--limit-per-class", type=count, default=0, metavar="N", help="only the first N of a class, for trials"
+    )
+    parser.add_argument("--workers", type=count, metavar="N", help="threads (default: all cores)")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    options = parser.parse_args(arguments)
+    from paceline.data.sets import default_folder
+
+    out = options.out or default_folder(options.dataset)
+    if options.dataset == "cifar10":
+        from paceline.data.prepare import cifar10
+
+        cifar10.prepare(out, options.source)
+        return 0
+    from paceline.base.logs import console
+    from paceline.data.describe import summary
+    from paceline.data.prepare.convert import Variant
+    from paceline.data.prepare.pack import prepare as write
+    from paceline.data.shards import Dataset
+
+    if options.quality > 100:
+        raise UserError(f"--quality {options.quality} is more than 100")
+    variants = [Variant(max_side=side, quality=options.quality) for side in options.max_side]
+    variants += [Variant(short_side=side, quality=options.quality) for side in options.short_side]
+    if options.original or not variants:
+        variants.insert(0, Variant())
+    source = _source(options)
+    write(source, out, list(dict.fromkeys(variants)), options.workers or os.cpu_count() or 1)
+    console.print("\n".join(summary(Dataset.open(out))))
+    return 0
+
+
+def _source(options: argparse.Namespace):  # type: ignore[no-untyped-def]  # Source, imported when it is needed
+    from paceline.data.prepare import imagenet
+    from paceline.data.prepare.sources import tree
+
+    if options.dataset == "folder":
+        if not options.tree:
+            raise UserError("prepare which folder? paceline prepare folder TREE --out DIR")
+        return tree(options.tree, "folder", options.val_fraction, options.limit_per_class)
+    if options.tree:
+        raise UserError(f"prepare imagenet takes no {str(options.tree)!r}; a tree is given with --from")
+    if options.source:
+        return imagenet.from_tree(options.source, options.devkit or "", options.limit_per_class)
+    if missing := [name for name in ("train", "val", "devkit") if not getattr(options, name)]:
+        raise UserError(f"prepare imagenet needs {' and '.join(f'--{name}' for name in missing)}, or --from TREE")
+    return imagenet.from_archives(options.train, options.val, options.devkit, options.limit_per_class)
+
+
+def data(arguments: list[str]) -> int:
+    parser = make_parser("data", "DIR [--check] [--show FILE.png] [--export jpeg --out DIR]", _DATA)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="prepared data")
+    parser.add_argument("--check", action="store_true", help="verify every checksum")
+    parser.add_argument(
+        "--show", type=Path, nargs="?", const=Path("samples.png"), metavar="FILE.png", help="a contact sheet"
+    )
+    parser.add_argument(
+        "--export", choices=["jpeg"], help="write the images as ordinary JPEG files, coefficient by coefficient"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to export to")
+    parser.add_argument("--variant", default="", metavar="NAME", help="which size to show or export")
+    parser.add_argument("--split", default="", choices=["train", "val"], help="which split to show or export")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which samples to show")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    options = parser.parse_args(arguments)
+    from paceline.data import describe
+    from paceline.data.shards import Dataset
+
+    dataset = Dataset.open(options.folder)
+    print("\n".join(describe.summary(dataset)))
+    if options.check:
+        describe.check(dataset)
+    if options.show:
+        describe.contact_sheet(dataset, options.show, options.variant, options.split or "train", options.seed)
+    if options.export:
+        if not options.out:
+            raise UserError("--export jpeg needs --out DIR")
+        describe.export(dataset, options.out, options.variant, [options.split] if options.split else ["train", "val"])
+    return 0

@@ -1,0 +1,89 @@
+"""The command line: verbs, thin. Nothing heavy is imported before a verb needs it."""
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from paceline import __version__
+from paceline.config.launched import AGENT, under_launcher
+from paceline.errors import Stopped, UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    status = _guarded(arguments)
+    if under_launcher(os.environ):
+        # all work is done; torch's threads sometimes abort the process while the interpreter is taken down
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _guarded(arguments: list[str]) -> int:
+    """Run a verb; what the user can put right is a message, not a traceback."""
+    try:
+        return _dispatch(arguments)
+    except Stopped as stopped:
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            return stopped.exit_status
+        # a stopped rank has done what it was asked to; torchrun would report another status as a crash
+        if AGENT in os.environ:
+            from paceline.base.agent import report_stop
+
+            report_stop(stopped.signum)
+        return 0
+    except UserError as error:
+        _complain(str(error))
+        return 1
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:  # no room, no right to write, a file that vanished: the user's to mend
+        if not error.filename and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        _complain(f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}; make room")
+        return 1
+
+
+def _complain(message: str) -> None:
+    if AGENT in os.environ:
+        from paceline.base.agent import report
+
+        if report(message):
+            return
+    print(f"paceline: {message}", file=sys.stderr)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="paceline",
+        description="Train image classifiers on one machine or many with one command, and get the evidence.",
+        epilog="`paceline VERB --help` explains a verb. Start with `paceline demo`.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"paceline {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, (summary, _) in _VERBS.items():
+        verbs.add_parser(name, help=summary, add_help=False)
+    known = parser.parse_args(arguments[:1])
+    module = import_module(f"paceline.cli.{_VERBS[known.verb][1]}")
+    status: int = getattr(module, known.verb)(arguments[1:])
+    return status
+
+
+# what a verb does, and the module whose function of its name does it
+_VERBS = {
+    "demo": ("train digits on one process, then on two, and compare", "demo"),
+    "prepare": ("bring images into the form that training reads fastest", "data"),
+    "data": ("describe, check, show or export prepared data", "data"),
+    "recipes": ("list the shipped recipes", "train"),
+    "train": ("train a recipe, on one process or many", "train"),
+    "evaluate": ("evaluate a run or a checkpoint", "train"),
+}

@@ -1,0 +1,21 @@
+"""What the verbs' parsers have in common."""
+
+import argparse
+
+
+def make_parser(verb: str, usage: str, description: str) -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(
+        prog=f"paceline {verb}",
+        usage=f"paceline {verb} {usage}",
+        description=description,
+        formatter_class=formatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+
+
+def count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)

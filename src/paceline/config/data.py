@@ -1,0 +1,87 @@
+"""The part of a recipe that says which images are seen, and how."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from paceline.config.duration import StepDuration
+from paceline.config.fields import STRICT, Area, Count, CountOrZero, Positive, Share
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Shape of the generated set (data.name: synthetic)."""
+
+    __pydantic_config__ = STRICT
+
+    train_samples: Count = 2048
+    """Training images to generate."""
+    val_samples: Count = 512
+    """Validation images to generate."""
+    channels: Count = 3
+    """Colour channels."""
+    size: Count = 32
+    """Height and width in pixels."""
+    classes: Annotated[int, Field(ge=2)] = 10
+    """Number of classes."""
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What happens to a training image; a pure function of (seed, epoch, sample id)."""
+
+    __pydantic_config__ = STRICT
+
+    flip: Literal["none", "random", "alternating"] = "none"
+    """Mirror left-right: by chance, or alternating from epoch to epoch after a random start."""
+    translate: CountOrZero = 0
+    """Shift by up to this many pixels each way, the border filled by reflection."""
+    cutout: CountOrZero = 0
+    """Side of a square set to the mean colour at a random place; 0 for none."""
+    crop_scale: tuple[Area, Area] = (0.08, 1.0)
+    """Photographs: smallest and largest share of the area that a random crop sees."""
+    crop_ratio: tuple[Positive, Positive] = (0.75, 4 / 3)
+    """Photographs: narrowest and widest aspect ratio of a random crop."""
+
+
+@dataclass(frozen=True)
+class SizeFrom:
+    """A change of the training images' size."""
+
+    __pydantic_config__ = STRICT
+
+    at: StepDuration
+    """From when on, counted from the start of training."""
+    size: Count
+    """Side in pixels."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which images, and how they reach the model."""
+
+    __pydantic_config__ = STRICT
+
+    name: Literal["digits", "cifar10", "synthetic", "imagenet", "shards"] = "digits"
+    """The data set; `imagenet` and `shards` are what `paceline prepare imagenet` and `prepare folder` wrote."""
+    path: str = ""
+    """Folder of the prepared data; empty: $PACELINE_DATA/NAME, or data/NAME below the current folder."""
+    variant: str = ""
+    """Which size of prepared photographs, if there are several, e.g. max-400-q90."""
+    size: CountOrZero = 0
+    """Side in pixels that images are resized to; 0: their own size in memory, 224 for photographs."""
+    sizes: tuple[SizeFrom, ...] = ()
+    """Progressive resizing, in place of data.size while training: [{at: 0ep, size: 16}, {at: 5ep, size: 32}]."""
+    mean: tuple[float, ...] = ()
+    """Mean per channel (0-1) to subtract; empty: measured, or ImageNet's for photographs."""
+    std: tuple[Positive, ...] = ()
+    """Standard deviation per channel (0-1) to divide by; empty: measured, or ImageNet's for photographs."""
+    augment: Augment = field(default_factory=Augment)
+    """Training augmentation."""
+    threads: CountOrZero = 0
+    """Threads that decode photographs, in each process; 0: as many as the process computes with."""
+    max_damaged: Share = 0.001
+    """Share of damaged samples, replaced by their neighbours, beyond which training stops."""
+    synthetic: Synthetic = field(default_factory=Synthetic)
+    """Shape of the generated set."""

@@ -1,0 +1,22 @@
+"""Types of a recipe's fields: ranges are checked by pydantic when a recipe is read."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):  # YAML's yes and no would pass for 1 and 0
+        raise ValueError("should be a number")
+    return value
+
+
+NUMBER = BeforeValidator(_no_bool)
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NUMBER]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NUMBER]
+Share = Annotated[float, Field(ge=0, lt=1), NUMBER]
+Area = Annotated[float, Field(gt=0, le=1), NUMBER]
+Count = Annotated[int, Field(ge=1), NUMBER]
+CountOrZero = Annotated[int, Field(ge=0), NUMBER]

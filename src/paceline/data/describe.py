@@ -1,0 +1,107 @@
+"""What is in prepared data: in words, checked, as a picture, and as ordinary files again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+from rich.progress import track
+
+from paceline.base.files import sha256
+from paceline.base.logs import console
+from paceline.data import codec
+from paceline.data.shards import Dataset, Split
+from paceline.errors import UserError
+
+
+def summary(dataset: Dataset) -> Iterator[str]:
+    description = dataset.description
+    yield f"{dataset.folder}: {dataset.name}, {len(dataset.classes)} classes, fingerprint {dataset.fingerprint}"
+    for split, entry in description["splits"].items():
+        least, most = min(entry["per_class"]), max(entry["per_class"])
+        left_out = f", {entry['left_out']} left out" if entry["left_out"] else ""
+        yield f"  {split}: {entry['samples']:,} images, {least} to {most} a class{left_out}"
+    for name, variant in description["variants"].items():
+        samples = sum(entry["samples"] for entry in description["splits"].values())
+        total = sum(split["bytes"] for split in variant["splits"].values())
+        shards = sum(len(split["shards"]) for split in variant["splits"].values())
+        yield f"  {name}: {total / 1e9:,.2f} GB in {shards} shards, {total / samples / 1e3:,.1f} kB an image"
+    remarks = description["remarks"]
+    if remarks:
+        yield f"  {len(remarks)} files were not what they should be:"
+        for remark in remarks[:10]:
+            yield f"    {remark['split']} {remark['file']}: {remark['what']}"
+        if len(remarks) > 10:
+            yield f"    ... and {len(remarks) - 10} more, in {dataset.folder / 'dataset.json'}"
+
+
+def _splits(dataset: Dataset) -> Iterator[tuple[str, Split, list[dict[str, object]]]]:
+    for variant, entry in dataset.description["variants"].items():
+        for split, content in entry["splits"].items():
+            yield f"{variant}/{split}", dataset.split(split, variant), content["shards"]
+
+
+def check(dataset: Dataset) -> None:
+    """Verify every shard and, where one does not match, find the samples that are damaged."""
+    damaged: list[str] = []
+    for name, split, shards in _splits(dataset):
+        for number, entry in enumerate(track(shards, f"checking {name}", console=console, transient=True)):
+            path = split.folder / str(entry["file"])
+            if path.is_file() and path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]:
+                continue
+            found = list(_damaged_records(split, number)) if path.is_file() else []
+            damaged += found or [f"{path} is missing or does not match its checksum"]
+    if damaged:
+        shown = "\n  ".join(damaged[:20])
+        raise UserError(f"{dataset.folder}: {len(damaged)} damaged:\n  {shown}\nprepare the data again")
+    console.print(f"{dataset.folder}: every checksum matches")
+
+
+def _damaged_records(split: Split, shard: int) -> Iterator[str]:
+    for number in np.flatnonzero(split.index["shard"] == shard):
+        try:
+            codec.describe(split.record(int(number)))
+        except codec.CodecError as error:
+            yield f"{split.where(int(number))}: {error}"
+
+
+def contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, seed: int) -> None:
+    """Random samples with their labels, as a PNG."""
+    columns, rows, side, line = 8, 6, 128, 14
+    split = dataset.split(split_name, variant or dataset.variants[0])
+    chosen = np.random.default_rng(seed).permutation(len(split))[: columns * rows]
+    sheet = Image.new("RGB", (columns * side, rows * (side + line)), "white")
+    pixels = np.zeros((len(chosen), 3, side, side), np.uint8)
+    index = split.index[chosen]
+    width, height = index["width"].astype(np.int32), index["height"].astype(np.int32)
+    shorter = np.minimum(width, height)
+    boxes = np.stack([(width - shorter) // 2, (height - shorter) // 2, shorter, shorter, 0 * shorter], axis=1)
+    statuses = codec.Decoder(split.shards).crop(split.places(chosen), np.ascontiguousarray(boxes), pixels)
+    draw = ImageDraw.Draw(sheet)
+    for place, (image, row, status) in enumerate(zip(pixels, index, statuses, strict=True)):
+        x, y = place % columns * side, place // columns * (side + line)
+        sheet.paste(Image.fromarray(image.transpose(1, 2, 0)), (x, y))
+        label = dataset.classes[int(row["label"])] if not status else codec.reason(int(status))
+        draw.text((x + 2, y + side), label[:20], fill="black")
+    sheet.save(out, "png")
+    console.print(f"{out}: {len(chosen)} random images of {split_name}")
+
+
+def export(dataset: Dataset, out: Path, variant: str, splits: list[str]) -> None:
+    """Ordinary JPEG files with the same coefficients, in a folder for each split and class."""
+    ids = [entry["id"] for entry in dataset.description["classes"]]
+    written = 0
+    for name in splits:
+        split = dataset.split(name, variant or dataset.variants[0])
+        for number in track(range(len(split)), f"exporting {name}", console=console, transient=True):
+            folder = out / name / ids[int(split.index[number]["label"])]
+            folder.mkdir(parents=True, exist_ok=True)
+            target = folder / f"{number:08d}-{Path(split.names[number]).stem}.jpg"
+            try:
+                target.write_bytes(codec.unpack(split.record(number)))
+            except codec.CodecError as error:
+                raise UserError(
+                    f"{split.where(number)}: {error}; see `paceline data {dataset.folder} --check`"
+                ) from None
+            written += 1
+    console.print(f"{out}: {written:,} JPEG files")

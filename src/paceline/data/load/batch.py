@@ -1,0 +1,32 @@
+"""What a loader yields, and the last step on the way there."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Batch:
+    images: torch.Tensor
+    """float32, normalised, (samples, channels, height, width)."""
+    labels: torch.Tensor
+    ids: torch.Tensor
+
+
+class Normalise:
+    """uint8 pixels to the device, and there to zero mean and unit variance."""
+
+    def __init__(self, mean: torch.Tensor, std: torch.Tensor, device: torch.device):
+        self.mean, self.std, self._device = mean, std, device
+        self._scale = (1 / (255 * std)).to(device).view(-1, 1, 1)
+        self._shift = (-mean / std).to(device).view(-1, 1, 1)
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Pixels (N, C, H, W), laid out as channels_last or plane by plane; the result is channels_last."""
+        moved = pixels.to(self._device, non_blocking=True)
+        return moved.to(torch.float32, memory_format=torch.channels_last).mul_(self._scale).add_(self._shift)
+
+    def batch(self, pixels: torch.Tensor, labels: np.ndarray, ids: np.ndarray) -> Batch:
+        numbers = torch.from_numpy(labels.astype(np.int64)).to(self._device, non_blocking=True)
+        return Batch(self(pixels), numbers, torch.from_numpy(ids))

@@ -1,0 +1,144 @@
+"""Batches of crops in the background: threads decode straight into batch buffers that are allocated once."""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from paceline.base.logs import log
+from paceline.data import codec
+from paceline.data.shards import Split
+from paceline.errors import UserError
+
+_CHUNK = 32  # images a native call: enough for Python's share of the time to vanish, few enough to share out
+_MAX_AHEAD_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Request:
+    """One batch: which samples, which part of each, and the size they are brought to."""
+
+    ids: np.ndarray
+    boxes: np.ndarray
+    width: int
+    height: int
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return len(self.ids), 3, self.height, self.width
+
+
+@dataclass
+class Damage:
+    """Samples that could not be decoded and were replaced by their neighbours."""
+
+    replaced: int = 0
+    seen: int = 0
+
+
+_Work = tuple[torch.Tensor, Request, list[Future[list[int]]]]
+
+
+class BatchDecoder:
+    """Turns requests into uint8 batches (n, 3, height, width), in order, some of them ahead of time."""
+
+    def __init__(self, split: Split, threads: int, pin: bool, max_damaged: float, path: str = ""):
+        self._split, self._pin, self._max_damaged, self._path = split, pin, max_damaged, path
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        self._own = threading.local()
+        self._free: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []
+        self._named: set[int] = set()
+        self.damage = Damage()
+
+    def batches(self, requests: Iterable[Request]) -> Iterator[tuple[Request, torch.Tensor]]:
+        """Every request with its pixels, which are valid until the next one is asked for."""
+        waiting: deque[_Work] = deque()
+        pending = iter(requests)
+        previous: torch.Tensor | None = None
+        try:
+            while True:
+                while request := next(pending, None) if self._has_room(waiting) else None:
+                    waiting.append(self._start(request))
+                if not waiting:
+                    return
+                if previous is not None:
+                    self._give_back(previous)
+                buffer, request, futures = waiting.popleft()
+                previous = buffer
+                self._settle(buffer, request, futures)
+                yield request, buffer
+        finally:
+            for buffer, _, futures in waiting:  # left early: buffers come back once nobody writes to them
+                for future in futures:
+                    if not future.cancel():
+                        future.exception()
+                self._give_back(buffer)
+            if previous is not None:
+                self._give_back(previous)
+
+    @staticmethod
+    def _has_room(waiting: deque[_Work]) -> bool:
+        """Two batches ahead always, more while they are small."""
+        return len(waiting) < 2 or (len(waiting) < 8 and sum(work[0].numel() for work in waiting) < _MAX_AHEAD_BYTES)
+
+    def _take(self, shape: tuple[int, int, int, int]) -> torch.Tensor:
+        for position, (buffer, event) in enumerate(self._free):
+            if tuple(buffer.shape) == shape:
+                del self._free[position]
+                if event:
+                    event.synchronize()  # its last transfer to the device is over
+                return buffer
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=self._pin)
+
+    def _give_back(self, buffer: torch.Tensor) -> None:
+        """Keep a buffer for reuse: fresh ones cost a third of the speed. Few: sizes change from phase to phase."""
+        event = torch.cuda.Event() if self._pin else None
+        if event:
+            event.record()
+        self._free.append((buffer, event))
+        del self._free[:-10]
+
+    def _start(self, request: Request) -> _Work:
+        buffer = self._take(request.shape)
+        pixels = buffer.numpy()
+        begins = range(0, len(request.ids), _CHUNK)
+        return buffer, request, [self._pool.submit(self._decode, request, pixels, begin) for begin in begins]
+
+    def _decode(self, request: Request, pixels: np.ndarray, begin: int) -> list[int]:
+        """Decode some images of a batch; positions of those that failed."""
+        part = slice(begin, begin + _CHUNK)
+        decoder: codec.Decoder | None = getattr(self._own, "decoder", None)
+        if decoder is None:
+            decoder = self._own.decoder = codec.Decoder(self._split.shards, self._path)
+        statuses = decoder.crop(self._split.places(request.ids[part]), request.boxes[part], pixels[part])
+        failed = np.flatnonzero(statuses)
+        for position in failed:
+            number = int(request.ids[begin + position])
+            if number not in self._named:
+                self._named.add(number)
+                log.warning("damaged sample: %s: %s", self._split.where(number), codec.reason(int(statuses[position])))
+        return [begin + int(position) for position in failed]
+
+    def _settle(self, buffer: torch.Tensor, request: Request, futures: list[Future[list[int]]]) -> None:
+        failed = [position for future in futures for position in future.result()]
+        self.damage.seen += len(request.ids)
+        if not failed:
+            return
+        pixels = buffer.view(len(request.ids), -1)
+        sound = sorted(set(range(len(request.ids))) - set(failed))
+        if not sound:
+            raise UserError(f"{self._split.folder}: a whole batch is damaged; see `paceline data --check`")
+        for position in failed:
+            nearest = min(sound, key=lambda other: abs(other - position))
+            pixels[position] = pixels[nearest]
+            request.ids[position] = request.ids[nearest]  # the label follows the pixels
+        self.damage.replaced += len(failed)
+        if self.damage.replaced > max(1.0, self._max_damaged * max(self.damage.seen, 1000)):
+            raise UserError(
+                f"{self._split.folder}: {self.damage.replaced} of {self.damage.seen} samples so far were damaged, more "
+                f"than data.max_damaged={self._max_damaged}; see `paceline data --check`, or prepare the data again"
+            )

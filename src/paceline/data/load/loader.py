@@ -1,0 +1,122 @@
+"""Loaders for prepared shards, with the interface of those for data in memory."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from paceline.config.batch import BatchLayout
+from paceline.config.data import Data
+from paceline.config.duration import to_steps
+from paceline.config.recipe import Evaluate
+from paceline.data.load.batch import Batch, Normalise
+from paceline.data.load.crops import centre_boxes, random_boxes
+from paceline.data.load.decode import BatchDecoder, Damage, Request
+from paceline.data.load.order import epoch_order, micro_batches
+from paceline.data.shards import Split
+from paceline.errors import UserError
+
+DEFAULT_SIZE = 224
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def normalisation(data: Data, device: torch.device) -> Normalise:
+    """The recipe's mean and standard deviation, else ImageNet's, which everybody uses for photographs."""
+    mean, std = (data.mean, data.std) if data.mean else (IMAGENET_MEAN, IMAGENET_STD)
+    if len(mean) != 3:
+        raise UserError(f"data.mean has {len(mean)} values, but prepared images have 3 channels")
+    return Normalise(torch.tensor(mean), torch.tensor(std), device)
+
+
+class ShardLoader:
+    """Training batches of one rank: random crops, decoded in the background."""
+
+    def __init__(
+        self, data: Data, split: Split, layout: BatchLayout, rank: int, seed: int, device: torch.device, threads: int
+    ):
+        layout.check_samples(len(split), split.folder)
+        self._data, self._split, self._layout, self._rank, self._seed = data, split, layout, rank, seed
+        self._normalise = normalisation(data, device)
+        self.mean, self.std = self._normalise.mean, self._normalise.std
+        self.steps_per_epoch = len(split) // layout.global_batch
+        changes = [(to_steps(change.at, self.steps_per_epoch), change.size) for change in data.sizes]
+        self._sizes = changes or [(0, data.size or DEFAULT_SIZE)]
+        self._decoder = BatchDecoder(split, threads, device.type == "cuda", data.max_damaged)
+
+    @property
+    def damage(self) -> Damage:
+        return self._decoder.damage
+
+    def plain_images(self, count: int) -> torch.Tensor:
+        """The first training images, their middle parts, normalised: what data-dependent initialisation looks at."""
+        ids = np.arange(min(count, len(self._split)))
+        request = _middle(self._split, ids, 1.0, self._sizes[0][1], self._sizes[0][1])
+        for _, pixels in self._decoder.batches([request]):
+            return self._normalise(pixels)
+        raise AssertionError("a request gives a batch")
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[list[Batch]]:
+        """The micro-batches of every step of an epoch, from `first_step` on."""
+        order = epoch_order(self._seed, epoch, len(self._split))
+        requests = (
+            self._request(ids, self._size_at(epoch * self.steps_per_epoch + step), epoch)
+            for step in range(first_step, self.steps_per_epoch)
+            for ids in micro_batches(order, step, self._layout, self._rank)
+        )
+        micro: list[Batch] = []
+        for request, pixels in self._decoder.batches(requests):
+            micro.append(self._normalise.batch(pixels, self._split.index["label"][request.ids], request.ids))
+            if len(micro) == self._layout.accumulation:
+                yield micro
+                micro = []
+
+    def _request(self, ids: torch.Tensor, size: int, epoch: int) -> Request:
+        numbers = ids.numpy().copy()
+        boxes = random_boxes(_sizes(self._split, numbers), ids, self._data.augment, self._seed, epoch)
+        return Request(numbers, boxes, size, size)
+
+    def _size_at(self, step: int) -> int:
+        return next((size for begin, size in reversed(self._sizes) if step >= begin), self._sizes[0][1])
+
+
+class ShardEvaluator:
+    """Validation batches of one rank: whole batches are dealt out, so that each sample is in exactly one of them."""
+
+    def __init__(
+        self, data: Data, evaluate: Evaluate, split: Split, rank: int, ranks: int, device: torch.device, threads: int
+    ):
+        self._split, self._share = split, evaluate.crop_share
+        self._size = evaluate.size or data.size or DEFAULT_SIZE
+        self._rectangular = evaluate.rectangular
+        self._normalise = normalisation(data, device)
+        order = np.argsort(_aspect(split.index), kind="stable") if evaluate.rectangular else np.arange(len(split))
+        batch = evaluate.per_rank_batch
+        self._batches = [order[begin : begin + batch] for begin in range(rank * batch, len(order), ranks * batch)]
+        self.num_samples = len(order)
+        self.own_samples = sum(len(ids) for ids in self._batches)
+        self._decoder = BatchDecoder(split, threads, device.type == "cuda", data.max_damaged)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for request, pixels in self._decoder.batches(self._request(ids) for ids in self._batches):
+            yield self._normalise.batch(pixels, self._split.index["label"][request.ids], request.ids)
+
+    def _request(self, ids: np.ndarray) -> Request:
+        width = height = self._size
+        if self._rectangular:
+            aspect = float(np.exp(np.log(_aspect(self._split.index[ids])).mean()))
+            width = round(self._size * max(1.0, aspect) / 8) * 8
+            height = round(self._size * max(1.0, 1 / aspect) / 8) * 8
+        return _middle(self._split, ids, self._share, width, height)
+
+
+def _aspect(rows: np.ndarray) -> np.ndarray:
+    return rows["width"].astype(np.float64) / rows["height"]
+
+
+def _sizes(split: Split, ids: np.ndarray) -> np.ndarray:
+    rows = split.index[ids]
+    return np.stack([rows["width"], rows["height"]], axis=1)
+
+
+def _middle(split: Split, ids: np.ndarray, share: float, width: int, height: int) -> Request:
+    return Request(ids.copy(), centre_boxes(_sizes(split, ids), share, width, height), width, height)

@@ -1,0 +1,117 @@
+"""One file to one record for each variant: coefficients as they are where that is possible, else through Pillow."""
+
+import io
+import warnings
+from dataclasses import dataclass
+
+from PIL import Image, ImageFile
+
+from paceline.data import codec
+
+_KEPT_QUALITY = 95  # for what has to be re-encoded although its size is kept
+_BOMB = 200_000_000  # pixels; Pillow's own limit counts decompressed bytes of hostile files, not photographs
+
+
+class Unreadable(Exception):
+    """Nothing can be made of a file; the message says why."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One size of all images: as they are, or with a longest or shortest side of at most so many pixels."""
+
+    max_side: int = 0
+    short_side: int = 0
+    quality: int = 90
+
+    @property
+    def name(self) -> str:
+        if self.max_side:
+            return f"max-{self.max_side}-q{self.quality}"
+        return f"short-{self.short_side}-q{self.quality}" if self.short_side else "original"
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        side, limit = (max(width, height), self.max_side) if self.max_side else (min(width, height), self.short_side)
+        if not limit or side <= limit:
+            return width, height
+        return max(1, round(width * limit / side)), max(1, round(height * limit / side))
+
+
+def convert(content: bytes, variants: list[Variant]) -> tuple[list[bytes], str]:
+    """A record for each variant, and a remark where the file was not what it should be."""
+    if not content:
+        raise Unreadable("the file is empty")
+    records: list[bytes] = []
+    image: Image.Image | None = None
+    remark = ""
+    for variant in variants:
+        if variant.name == "original":
+            try:
+                records.append(codec.pack(content))
+                continue
+            except codec.CodecError as error:
+                remark = f"{error}; re-encoded as a baseline JPEG of quality {_KEPT_QUALITY}"
+        if image is None:
+            image, damage = _open(content)
+            remark = damage or remark
+        quality = _KEPT_QUALITY if variant.name == "original" else variant.quality
+        records.append(_encode(image, variant.size(*image.size), quality))
+    return records, remark
+
+
+def _open(content: bytes) -> tuple[Image.Image, str]:
+    """The image, grey or RGB, and what was wrong with the file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # odd EXIF and palette data, which nobody looks at here
+        try:
+            image: Image.Image = Image.open(io.BytesIO(content))
+            if image.width * image.height > _BOMB:
+                raise Unreadable(f"{image.width} x {image.height} pixels are too many")
+            remarks = [] if image.format == "JPEG" else [f"a {image.format} file"]
+            try:
+                image.load()
+            except OSError as error:
+                if "truncated" not in str(error):
+                    raise
+                image = _load_truncated(content)
+                remarks.append("truncated; what is missing is grey")
+            if image.mode not in ("L", "RGB"):
+                remarks.append(f"mode {image.mode} converted")
+            return _plain(image), "; ".join(remarks)
+        except Unreadable:
+            raise
+        except Exception as error:
+            # Pillow's decoders raise nearly anything on damaged files
+            raise Unreadable(f"not an image ({' '.join(str(error).split())[:120] or type(error).__name__})") from None
+
+
+def _load_truncated(content: bytes) -> Image.Image:
+    parser = ImageFile.Parser()
+    parser.feed(content)
+    image = parser.image
+    if image is None:
+        raise Unreadable("truncated before its first pixel")
+    return image
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    if image.mode in ("L", "RGB"):
+        return image
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        # 16 bits: Pillow's own conversion would cut values off at 255
+        _, high = image.getextrema()
+        scale = 255.0 / (65535.0 if high > 255 else 255.0)  # type: ignore[operator]
+        return image.convert("F").point(lambda value: value * scale).convert("L")
+    if image.mode in ("1", "LA"):
+        return image.convert("L")
+    return image.convert("RGB")
+
+
+def _encode(image: Image.Image, size: tuple[int, int], quality: int) -> bytes:
+    if size != image.size:
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    if max(size) > 65500:
+        raise Unreadable(f"{size[0]} x {size[1]} pixels are too many")
+    out = io.BytesIO()
+    image.save(out, "jpeg", quality=quality)
+    return codec.pack(out.getvalue())

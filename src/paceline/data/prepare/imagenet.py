@@ -1,0 +1,136 @@
+"""ImageNet's own three archives, read as streams: nothing is unpacked to disk."""
+
+import io
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paceline.data.prepare.sources import Class, Sample, Source, archive, is_remote, opened, tree
+from paceline.errors import UserError
+
+_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+
+
+def from_archives(train: str, val: str, devkit: str, limit_per_class: int = 0) -> Source:
+    """Classes in the order of their WordNet ids, as everybody numbers them; validation labels from the devkit."""
+    classes, truth = _devkit(devkit)
+    labels = {entry.id: label for label, entry in enumerate(classes)}
+    limit = limit_per_class
+    return Source(
+        name="imagenet",
+        classes=classes,
+        splits={
+            "train": partial(_train, train, labels, limit),
+            "val": partial(_val, val, truth, limit),
+        },
+        sizes={"train": None, "val": None if limit else len(truth)},
+        bytes={"train": _size(train), "val": _size(val)},
+        identity={
+            "train": _identity(train),
+            "val": _identity(val),
+            "devkit": _identity(devkit),
+            "limit_per_class": limit,
+        },
+        parallel=False,
+    )
+
+
+def from_tree(root: Path, devkit: str, limit_per_class: int = 0) -> Source:
+    readable = {entry.id: entry.name for entry in _devkit(devkit)[0]} if devkit else {}
+    return tree(root, "imagenet", limit_per_class=limit_per_class, readable=readable)
+
+
+def _size(place: str) -> int | None:
+    if is_remote(place):
+        return None
+    path = Path(place)
+    if not path.is_file():
+        raise UserError(f"{place}: no such file")
+    return path.stat().st_size
+
+
+def _identity(place: str) -> list[Any]:
+    return [place if is_remote(place) else Path(place).name, _size(place)]
+
+
+def _devkit(place: str) -> tuple[list[Class], list[int]]:
+    """Classes, and the label of every validation image in order."""
+    found: dict[str, bytes] = {}
+    with opened(place) as stream:
+        for name, _, file in archive(stream, place):
+            if name in ("meta.mat", _TRUTH):
+                found[name] = file.read()
+    for needed in ("meta.mat", _TRUTH):
+        if needed not in found:
+            raise UserError(f"--devkit {place} holds no {needed}; give ILSVRC2012_devkit_t12.tar.gz")
+    leaves = _synsets(found["meta.mat"], place)
+    order = sorted(leaves.values())
+    labels = {number: order.index(leaf) for number, leaf in leaves.items()}
+    try:
+        truth = [labels[int(line)] for line in found[_TRUTH].split()]
+    except (KeyError, ValueError):
+        raise UserError(f"--devkit {place}: {_TRUTH} names classes that meta.mat has not") from None
+    return [Class(id_, name) for id_, name in order], truth
+
+
+def _synsets(content: bytes, place: str) -> dict[int, tuple[str, str]]:
+    """WordNet id and first readable name of every class that has images, by ILSVRC2012_ID."""
+    from scipy.io import loadmat
+
+    try:
+        rows = loadmat(io.BytesIO(content), squeeze_me=True)["synsets"]
+        return {
+            int(row["ILSVRC2012_ID"]): (str(row["WNID"]), str(row["words"]).split(",")[0])
+            for row in rows
+            if int(row["num_children"]) == 0
+        }
+    except Exception as error:
+        raise UserError(f"--devkit {place}: meta.mat is not readable ({' '.join(str(error).split())[:100]})") from None
+
+
+def _train(place: str, labels: dict[str, int], limit: int) -> Iterator[Sample]:
+    seen: set[str] = set()
+    with opened(place) as stream:
+        for name, _, inner in archive(stream, place):
+            id_ = name.removesuffix(".tar")
+            if id_ == name:
+                raise UserError(
+                    f"--train {place} holds {name}, not one tar for each class; give ILSVRC2012_img_train.tar"
+                )
+            if id_ not in labels:
+                raise UserError(f"--train {place} holds {name}, a class that the devkit does not know")
+            seen.add(id_)
+            for number, (file, size, content) in enumerate(archive(inner, f"{place}/{name}")):
+                if limit and number >= limit:
+                    break
+                yield Sample(labels[id_], f"train/{id_}/{file}", size, content.read)
+    if missing := sorted(labels.keys() - seen):
+        raise UserError(f"--train {place} lacks {len(missing)} classes of the devkit ({', '.join(missing[:3])} ...)")
+
+
+def _val(place: str, truth: list[int], limit: int) -> Iterator[Sample]:
+    counts: dict[int, int] = {}
+    numbers: set[int] = set()
+    with opened(place) as stream:
+        for name, size, content in archive(stream, place):
+            number = _number(name, place)
+            if number > len(truth):
+                raise UserError(f"--val {place} holds {name}, but the devkit knows {len(truth)} validation images")
+            numbers.add(number)
+            label = truth[number - 1]
+            counts[label] = counts.get(label, 0) + 1
+            if not limit or counts[label] <= limit:
+                yield Sample(label, f"val/{name}", size, content.read)
+    if len(numbers) != len(truth):
+        raise UserError(
+            f"--val {place} holds {len(numbers)} images, the devkit knows {len(truth)}; give both of one kind"
+        )
+
+
+def _number(name: str, place: str) -> int:
+    """ILSVRC2012_val_00000001.JPEG -> 1."""
+    digits = Path(name).stem.rpartition("_")[2]
+    if not name.startswith("ILSVRC2012_val_") or not digits.isdigit() or int(digits) < 1:
+        raise UserError(f"--val {place} holds {name}; give ILSVRC2012_img_val.tar")
+    return int(digits)

@@ -1,0 +1,317 @@
+"""Write a source as shards. Interrupted and started again, it goes on where it was, with the same bytes as a result.
+
+Shard number n of a split is made of samples n * 2048 and following of the source, for all variants at once. A shard
+counts once its part, a small file that describes it, is there; the parts become the index; dataset.json comes last.
+"""
+
+import hashlib
+import json
+import shutil
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from paceline.base.files import FolderLock, replacing, write_json, write_text
+from paceline.base.logs import console
+from paceline.data import codec
+from paceline.data.prepare.convert import Unreadable, Variant, convert
+from paceline.data.prepare.sources import Sample, Source
+from paceline.data.shards import DESCRIPTION, FORMAT, INDEX, shard_name
+from paceline.errors import UserError
+
+SHARD_SAMPLES = 2048
+_PARTS = ".parts"
+
+
+def prepare(source: Source, out: Path, variants: list[Variant], workers: int) -> dict[str, Any]:
+    """Write all splits and variants of a source to a folder; what dataset.json says of it."""
+    plan = {
+        "name": source.name,
+        "classes": len(source.classes),
+        "source": source.identity,
+        "variants": {variant.name: vars(variant) for variant in variants},
+        "format": FORMAT,
+    }
+    if not 2 <= len(source.classes) < 1 << 16:
+        raise UserError(f"{source.name} has {len(source.classes)} classes; 2 to 65,535 are possible")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(out)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror}); choose another folder") from None
+    try:
+        if description := _finished(out, plan):
+            console.print(f"{out} is prepared already; nothing to do")
+            return description
+        _check_room(source, out, variants)
+        _begin(out, plan)
+        with _bar() as bar, ThreadPoolExecutor(workers) as pool:
+            for split in source.splits:
+                _write_split(source, split, out, variants, pool, workers, bar)
+        return _finish(source, out, variants, plan)
+    finally:
+        lock.release()
+
+
+def _finished(out: Path, plan: dict[str, Any]) -> dict[str, Any] | None:
+    path = out / DESCRIPTION
+    if not path.exists():
+        return None
+    try:
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        description = {}
+    if description.get("prepared") != plan:
+        raise UserError(f"--out {out} holds other data already ({DESCRIPTION}); choose another folder")
+    return description
+
+
+def _begin(out: Path, plan: dict[str, Any]) -> None:
+    path = out / _PARTS / "plan.json"
+    if path.exists():
+        if json.loads(path.read_text(encoding="utf-8")) != json.loads(json.dumps(plan)):
+            raise UserError(
+                f"--out {out} holds an unfinished preparation with other options or of another source; repeat those, "
+                f"or remove the folder"
+            )
+        console.print(f"{out} is not finished; going on with it")
+    else:
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, plan)
+
+
+def _check_room(source: Source, out: Path, variants: list[Variant]) -> None:
+    """Compare an estimate with the free space, so that a full disk is known before hours have passed."""
+    if any(size is None for size in source.bytes.values()):
+        return
+    total = sum(size or 0 for size in source.bytes.values())
+    needed = int(sum(_estimate(source, variant, total) for variant in variants))
+    present = sum(path.stat().st_size for path in out.rglob("*.pcl"))
+    free = shutil.disk_usage(out).free
+    if needed > free + present:
+        raise UserError(
+            f"--out {out} has {free / 1e9:,.1f} GB free, but about {needed / 1e9:,.1f} GB are needed; "
+            "choose another disk, or smaller images (--max-side 400)"
+        )
+
+
+def _estimate(source: Source, variant: Variant, total: int) -> float:
+    whole = 1.7 * total
+    if variant.name == "original" or any(size is None for size in source.sizes.values()):
+        return whole
+    pixels = 0.75 * variant.max_side**2 if variant.max_side else 4 / 3 * variant.short_side**2
+    return min(whole, sum(size or 0 for size in source.sizes.values()) * pixels * 0.5)
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.fields[images]:,} images"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TextColumn("gone,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+    )
+
+
+def _write_split(
+    source: Source,
+    split: str,
+    out: Path,
+    variants: list[Variant],
+    pool: ThreadPoolExecutor,
+    workers: int,
+    bar: Progress,
+) -> None:
+    task = bar.add_task(split, total=source.bytes[split], images=0, rate="")
+    samples = source.splits[split]()
+    images = made = number = 0
+    while chunk := _next_chunk(samples):
+        part = out / _PARTS / split / f"{number:05d}.json"
+        if _is_done(part, out, split, variants):
+            for sample in chunk:
+                images += 1
+                bar.update(task, advance=sample.size, images=images)
+        else:
+            entries = []
+            with ExitStack() as stack:
+                files = [_Shard(out / variant.name / split / shard_name(number), stack) for variant in variants]
+                for sample, outcome in _converted(chunk, variants, pool, workers, source.parallel):
+                    entries.append(_entry(sample, outcome, files))
+                    images, made = images + 1, made + 1
+                    elapsed = bar.tasks[task].elapsed or 1e-9
+                    bar.update(task, advance=sample.size, images=images, rate=f"{made / elapsed:,.0f} images/s")
+                digests = [file.close() for file in files]
+            part.parent.mkdir(parents=True, exist_ok=True)
+            write_json(part, {"entries": entries, "shards": digests})
+        number += 1
+    bar.update(task, total=bar.tasks[task].completed)
+
+
+def _next_chunk(samples: Iterator[Sample]) -> "_Chunk | None":
+    first = next(samples, None)
+    return None if first is None else _Chunk(first, samples)
+
+
+class _Chunk:
+    """The samples of one shard, read as they are asked for: archives can only be read forwards."""
+
+    def __init__(self, first: Sample, rest: Iterator[Sample]):
+        self._first, self._rest = first, rest
+
+    def __iter__(self) -> Iterator[Sample]:
+        yield self._first
+        yield from islice(self._rest, SHARD_SAMPLES - 1)
+
+
+def _is_done(part: Path, out: Path, split: str, variants: list[Variant]) -> bool:
+    if not part.exists():
+        return False
+    shards = json.loads(part.read_text(encoding="utf-8"))["shards"]
+    paths = [out / variant.name / split / shard["file"] for variant, shard in zip(variants, shards, strict=True)]
+    return all(
+        path.is_file() and path.stat().st_size == shard["bytes"] for path, shard in zip(paths, shards, strict=True)
+    )
+
+
+Outcome = tuple[list[bytes], str] | Unreadable
+
+
+def _converted(
+    samples: "_Chunk", variants: list[Variant], pool: ThreadPoolExecutor, workers: int, parallel: bool
+) -> Iterator[tuple[Sample, Outcome]]:
+    """Results in the order of the samples, with a bounded number under way."""
+
+    def work(sample: Sample, content: bytes | None) -> Outcome:
+        try:
+            return convert(sample.read() if content is None else content, variants)
+        except Unreadable as error:
+            return error
+        except OSError as error:
+            return Unreadable(f"cannot be read ({error.strerror or error})")
+
+    pending: deque[tuple[Sample, Future[Outcome]]] = deque()
+    for sample in samples:
+        pending.append((sample, pool.submit(work, sample, None if parallel else sample.read())))
+        if len(pending) >= 4 * workers:
+            ready, future = pending.popleft()
+            yield ready, future.result()
+    for ready, future in pending:
+        yield ready, future.result()
+
+
+class _Shard:
+    """A shard being written, under another name until it is complete."""
+
+    def __init__(self, path: Path, stack: ExitStack):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._stack = stack.enter_context(ExitStack())
+        self._file: BinaryIO = self._stack.enter_context(replacing(path))
+        self._digest = hashlib.sha256()
+        self._samples = self._bytes = 0
+
+    def append(self, record: bytes) -> list[int]:
+        """Offset, length, width and height of the record."""
+        offset = self._bytes
+        self._write(record)
+        self._samples += 1
+        return [offset, len(record), *codec.describe(record)[:2]]
+
+    def _write(self, content: bytes) -> None:
+        self._file.write(content)
+        self._digest.update(content)
+        self._bytes += len(content)
+
+    def close(self) -> dict[str, Any]:
+        self._write(bytes(codec.OVERRUN))
+        self._stack.close()
+        return {
+            "file": self._path.name,
+            "samples": self._samples,
+            "bytes": self._bytes,
+            "sha256": self._digest.hexdigest(),
+        }
+
+
+def _entry(sample: Sample, outcome: Outcome, files: list[_Shard]) -> dict[str, Any]:
+    if isinstance(outcome, Unreadable):
+        return {"name": sample.name, "remark": f"left out: {outcome}"}
+    records, remark = outcome
+    places = [file.append(record) for file, record in zip(files, records, strict=True)]
+    return {"name": sample.name, "label": sample.label, "places": places} | ({"remark": remark} if remark else {})
+
+
+# ---- the end ----
+
+
+def _finish(source: Source, out: Path, variants: list[Variant], plan: dict[str, Any]) -> dict[str, Any]:
+    remarks: list[dict[str, str]] = []
+    splits: dict[str, Any] = {}
+    described: dict[str, Any] = {variant.name: {**vars(variant), "splits": {}} for variant in variants}
+    fingerprint = hashlib.sha256(json.dumps([vars(entry) for entry in source.classes]).encode())
+    for split in source.splits:
+        parts = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((out / _PARTS / split).glob("*.json"))]
+        entries = [(number, entry) for number, part in enumerate(parts) for entry in part["entries"]]
+        remarks += [
+            {"split": split, "file": entry["name"], "what": entry["remark"]}
+            for _, entry in entries
+            if "remark" in entry
+        ]
+        kept = [(number, entry) for number, entry in entries if "places" in entry]
+        if not kept:
+            raise UserError(f"{source.name}: not one image of {split} could be read; see {out / _PARTS / split}")
+        labels = [entry["label"] for _, entry in kept]
+        splits[split] = {
+            "samples": len(kept),
+            "left_out": len(entries) - len(kept),
+            "per_class": np.bincount(labels, minlength=len(source.classes)).tolist(),
+        }
+        names = "".join(_line(entry["name"]) for _, entry in kept)
+        for position, variant in enumerate(variants):
+            rows = [_row(number, entry["label"], entry["places"][position]) for number, entry in kept]
+            folder = out / variant.name / split
+            with replacing(folder / "index.npy") as file:
+                np.save(file, np.array(rows, INDEX))
+            write_text(folder / "names.txt", names)
+            shards = [part["shards"][position] for part in parts]
+            described[variant.name]["splits"][split] = {
+                "bytes": sum(shard["bytes"] for shard in shards),
+                "shards": shards,
+            }
+            for shard in shards:
+                fingerprint.update(shard["sha256"].encode())
+    description = {
+        "kind": "shards",
+        "format": FORMAT,
+        "name": source.name,
+        "fingerprint": fingerprint.hexdigest()[:16],
+        "classes": [vars(entry) for entry in source.classes],
+        "splits": splits,
+        "variants": described,
+        "remarks": remarks,
+        "prepared": plan,
+    }
+    description = json.loads(json.dumps(description))
+    write_json(out / DESCRIPTION, description)
+    shutil.rmtree(out / _PARTS)
+    return description
+
+
+def _row(shard: int, label: int, place: list[int]) -> tuple[int, ...]:
+    offset, length, width, height = place
+    return offset, length, shard, label, width, height
+
+
+def _line(name: str) -> str:
+    return " ".join(name.splitlines()).encode(errors="replace").decode() + "\n"

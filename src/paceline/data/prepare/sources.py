@@ -1,0 +1,172 @@
+"""Where images come from: class-per-folder trees and ImageNet's archives, as one stream of samples for each split."""
+
+import contextlib
+import itertools
+import tarfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.errors import UserError
+
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A file of one class; `read` is called once, in order for archives."""
+
+    label: int
+    name: str
+    size: int
+    """In bytes, for progress."""
+    read: Callable[[], bytes]
+
+
+@dataclass(frozen=True)
+class Class:
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that can be read again from the start, in the same order."""
+
+    name: str
+    classes: list[Class]
+    splits: dict[str, Callable[[], Iterator[Sample]]]
+    sizes: dict[str, int | None]
+    """Samples of each split, where that is known beforehand."""
+    bytes: dict[str, int | None]
+    identity: dict[str, Any] = field(default_factory=dict)
+    """What tells this source from another, so that a resumed preparation does not mix two."""
+    parallel: bool = True
+    """Whether samples can be read in any order, by several threads."""
+
+
+# ---- trees ----
+
+
+def tree(
+    root: Path, name: str, val_fraction: float = 0.0, limit_per_class: int = 0, readable: dict[str, str] | None = None
+) -> Source:
+    """DIR/train/CLASS/* and DIR/val/CLASS/*, or DIR/CLASS/* of which a share is kept for validation."""
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder")
+    has_splits = (root / "train").is_dir()
+    train_root = root / "train" if has_splits else root
+    val_root = next(
+        (root / part for part in ("val", "validation", "test") if has_splits and (root / part).is_dir()), None
+    )
+    ids = sorted(path.name for path in train_root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(ids) < 2:
+        raise UserError(f"{train_root} holds {len(ids)} folders of classes; it should hold one folder for each class")
+    train = _files(train_root, ids, limit_per_class)
+    if val_root:
+        if val_fraction:
+            raise UserError(f"--val-fraction: {root} has a validation split of its own ({val_root.name}); leave it out")
+        known = set(ids)
+        if strange := [path.name for path in val_root.iterdir() if path.is_dir() and path.name not in known]:
+            raise UserError(f"{val_root} has classes that train has not: {', '.join(sorted(strange)[:5])}")
+        val = _files(val_root, ids, limit_per_class)
+    else:
+        if not 0 < val_fraction < 1:
+            raise UserError(f"{root} has no validation split; keep a share of the images for it: --val-fraction 0.1")
+        train, val = _divided(train, val_fraction)
+    for split, files in (("train", train), ("val", val)):
+        if not files:
+            raise UserError(
+                f"{root}: no images for {split}; known are files that end in {', '.join(sorted(EXTENSIONS))}"
+            )
+    entries = {"train": train, "val": val}
+    return Source(
+        name=name,
+        classes=[Class(id_, (readable or {}).get(id_, id_)) for id_ in ids],
+        splits={split: _reader(files, root) for split, files in entries.items()},
+        sizes={split: len(files) for split, files in entries.items()},
+        bytes={split: sum(path.stat().st_size for _, path in files) for split, files in entries.items()},
+        identity={"folder": str(root.resolve()), "files": {split: len(files) for split, files in entries.items()}},
+    )
+
+
+def _files(root: Path, ids: list[str], limit: int) -> list[tuple[int, Path]]:
+    files = []
+    for label, id_ in enumerate(ids):
+        found = (
+            path for path in sorted((root / id_).rglob("*")) if path.suffix.lower() in EXTENSIONS and path.is_file()
+        )
+        files += [(label, path) for path in itertools.islice(found, limit or None)]
+    return files
+
+
+def _divided(files: list[tuple[int, Path]], fraction: float) -> tuple[list[tuple[int, Path]], list[tuple[int, Path]]]:
+    """Keep the same share of every class, spread evenly over its files."""
+    train: list[tuple[int, Path]] = []
+    val: list[tuple[int, Path]] = []
+    seen: dict[int, int] = {}
+    for label, path in files:
+        number = seen[label] = seen.get(label, -1) + 1
+        chosen = int((number + 1) * fraction + 1e-9) > int(number * fraction + 1e-9)
+        (val if chosen else train).append((label, path))
+    return train, val
+
+
+def _reader(files: list[tuple[int, Path]], root: Path) -> Callable[[], Iterator[Sample]]:
+    def samples() -> Iterator[Sample]:
+        for label, path in files:
+            yield Sample(label, str(path.relative_to(root)), path.stat().st_size, path.read_bytes)
+
+    return samples
+
+
+# ---- archives ----
+
+
+@contextlib.contextmanager
+def opened(place: str) -> Iterator[IO[bytes]]:
+    """A local file, or an https:// or s3:// address, as a stream of bytes."""
+    if place.startswith(("https://", "http://")):
+        try:
+            with urllib.request.urlopen(place, timeout=60) as answer:
+                yield answer
+        except OSError as error:
+            raise UserError(f"{place} cannot be read ({error}); fetch it by other means and give the file") from None
+    elif place.startswith("s3://"):
+        yield _s3(place)
+    else:
+        path = Path(place)
+        if not path.is_file():
+            raise UserError(f"{place}: no such file")
+        with path.open("rb") as file:
+            yield file
+
+
+def _s3(place: str) -> Any:
+    try:
+        import obstore
+        from obstore.store import from_url
+    except ImportError:
+        raise UserError(f"{place}: reading from S3 needs obstore; pip install 'paceline[s3]'") from None
+    bucket, _, key = place.removeprefix("s3://").partition("/")
+    return obstore.open_reader(from_url(f"s3://{bucket}"), key)
+
+
+def is_remote(place: str) -> bool:
+    return "://" in place
+
+
+def archive(stream: IO[bytes], place: str) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Files of a tar, read forwards only: name, size, and the file itself, to be read before the next one."""
+    try:
+        with tarfile.open(fileobj=stream, mode="r|*") as tar:
+            for member in tar:
+                if member.isfile():
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    yield Path(member.name).name, member.size, file
+    except (tarfile.TarError, EOFError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise UserError(f"{place} is not a complete tar archive ({reason}); fetch it again") from None

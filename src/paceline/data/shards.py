@@ -1,0 +1,137 @@
+"""Prepared data on disk: records in shards, an index, and dataset.json, which is written last. See docs/format.md.
+
+    DIR/dataset.json                         what is in it; without it the folder holds no data
+    DIR/VARIANT/SPLIT/shard-00000.pcl ...    records, one behind the other, and OVERRUN zero bytes
+    DIR/VARIANT/SPLIT/index.npy              a row per sample: place, size and label
+    DIR/VARIANT/SPLIT/names.txt              a line per sample: its file's name
+
+A variant is one size of the same images; all variants have the same samples in the same order.
+"""
+
+import json
+import mmap
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.data import codec
+from paceline.errors import UserError
+
+FORMAT = 1
+DESCRIPTION = "dataset.json"
+INDEX = np.dtype(
+    [("offset", "<u8"), ("length", "<u4"), ("shard", "<u2"), ("label", "<u2"), ("width", "<u2"), ("height", "<u2")]
+)
+
+
+def shard_name(number: int) -> str:
+    return f"shard-{number:05d}.pcl"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A prepared folder, as dataset.json describes it."""
+
+    folder: Path
+    description: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> "Dataset":
+        path = folder / DESCRIPTION
+        cure = "prepare it with `paceline prepare`, or set data.path"
+        try:
+            description = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"{folder}: no prepared data here (it has no {DESCRIPTION}); {cure}") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is not readable ({error}); {cure}") from None
+        if not isinstance(description, dict) or description.get("kind") != "shards":
+            raise UserError(f"{path} does not describe shards; {cure}")
+        if description.get("format") != FORMAT:
+            raise UserError(
+                f"{path} has format {description.get('format')}; this version reads format {FORMAT}: upgrade paceline, "
+                "or prepare the data again"
+            )
+        return cls(folder, description)
+
+    @property
+    def name(self) -> str:
+        return str(self.description["name"])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(entry["name"] for entry in self.description["classes"])
+
+    @property
+    def variants(self) -> list[str]:
+        return list(self.description["variants"])
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.description["fingerprint"])
+
+    def split(self, split: str, variant: str = "") -> "Split":
+        """One split of a variant, by default of the only one."""
+        if not variant and len(self.variants) > 1:
+            raise UserError(f"{self.folder} holds {', '.join(self.variants)}; choose one with data.variant")
+        variant = variant or self.variants[0]
+        if variant not in self.variants:
+            raise UserError(f"data.variant={variant!r} is not in {self.folder}; it holds {', '.join(self.variants)}")
+        if split not in self.description["variants"][variant]["splits"]:
+            raise UserError(f"{self.folder} has no {split} split")
+        return Split(self.folder / variant / split, self.description["variants"][variant]["splits"][split]["shards"])
+
+
+class Split:
+    """Records of one split, mapped into memory; the index is shared between processes and costs no time to open."""
+
+    def __init__(self, folder: Path, shards: list[dict[str, Any]]):
+        self.folder = folder
+        self._expected = shards
+        try:
+            self.index: np.ndarray = np.load(folder / "index.npy", mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise UserError(f"{folder / 'index.npy'} is missing or damaged ({error}); prepare the data again") from None
+        if self.index.dtype != INDEX or len(self.index) != sum(shard["samples"] for shard in shards):
+            raise UserError(f"{folder / 'index.npy'} does not match {DESCRIPTION}; prepare the data again")
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @cached_property
+    def shards(self) -> codec.Shards:
+        return codec.Shards([self._mapped(entry) for entry in self._expected])
+
+    def _mapped(self, entry: dict[str, Any]) -> mmap.mmap:
+        path = self.folder / entry["file"]
+        try:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is missing or empty ({error}); prepare the data again") from None
+        if len(mapped) != entry["bytes"]:
+            raise UserError(f"{path} has {len(mapped)} bytes instead of {entry['bytes']}; prepare the data again")
+        return mapped
+
+    def places(self, ids: np.ndarray) -> np.ndarray:
+        """Shard, offset and length of samples, as the codec wants them."""
+        rows = self.index[ids]
+        return np.stack([rows[field].astype(np.int64) for field in ("shard", "offset", "length")], axis=1)
+
+    def record(self, number: int) -> bytes:
+        row = self.index[number]
+        with (self.folder / shard_name(int(row["shard"]))).open("rb") as file:
+            file.seek(int(row["offset"]))
+            return file.read(int(row["length"]))
+
+    @cached_property
+    def names(self) -> list[str]:
+        return (self.folder / "names.txt").read_text(encoding="utf-8").splitlines()
+
+    def where(self, number: int) -> str:
+        """How a message names a sample."""
+        row = self.index[number]
+        return f"{self.folder / shard_name(int(row['shard']))} at byte {row['offset']} ({self.names[number]})"
