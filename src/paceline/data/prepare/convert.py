@@ -4,11 +4,12 @@ import io
 import warnings
 from dataclasses import dataclass
 
-from PIL import Image, ImageFile
+from PIL import Image
 
 from paceline.data import codec
 
 _KEPT_QUALITY = 95  # for what has to be re-encoded although its size is kept
+_END_OF_JPEG = b"\xff\xd9"
 _BOMB = 200_000_000  # pixels; Pillow's own limit counts decompressed bytes of hostile files, not photographs
 
 
@@ -71,9 +72,10 @@ def _open(content: bytes) -> tuple[Image.Image, str]:
             try:
                 image.load()
             except OSError as error:
-                if "truncated" not in str(error):
+                if "truncated" not in str(error) or image.format != "JPEG":
                     raise
-                image = _load_truncated(content)
+                image = Image.open(io.BytesIO(content + _END_OF_JPEG))
+                image.load()
                 remarks.append("truncated; what is missing is grey")
             if image.mode not in ("L", "RGB"):
                 remarks.append(f"mode {image.mode} converted")
@@ -83,15 +85,6 @@ def _open(content: bytes) -> tuple[Image.Image, str]:
         except Exception as error:
             # Pillow's decoders raise nearly anything on damaged files
             raise Unreadable(f"not an image ({' '.join(str(error).split())[:120] or type(error).__name__})") from None
-
-
-def _load_truncated(content: bytes) -> Image.Image:
-    parser = ImageFile.Parser()
-    parser.feed(content)
-    image = parser.image
-    if image is None:
-        raise Unreadable("truncated before its first pixel")
-    return image
 
 
 def _plain(image: Image.Image) -> Image.Image:

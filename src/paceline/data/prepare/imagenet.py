@@ -17,12 +17,15 @@ def from_archives(train: str, val: str, devkit: str, limit_per_class: int = 0) -
     classes, truth = _devkit(devkit)
     labels = {entry.id: label for label, entry in enumerate(classes)}
     limit = limit_per_class
+    for place, samples in ((train, _train(train, labels, limit)), (val, _val(val, truth, limit))):
+        if not is_remote(place):
+            next(samples)  # a wrong archive is known before anything is written
     return Source(
         name="imagenet",
         classes=classes,
-        splits={
-            "train": partial(_train, train, labels, limit),
+        splits={  # the smaller one first: what is wrong with it is known soon
             "val": partial(_val, val, truth, limit),
+            "train": partial(_train, train, labels, limit),
         },
         sizes={"train": None, "val": None if limit else len(truth)},
         bytes={"train": _size(train), "val": _size(val)},

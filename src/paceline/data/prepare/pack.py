@@ -75,7 +75,7 @@ def _finished(out: Path, plan: dict[str, Any]) -> dict[str, Any] | None:
 
 def _begin(out: Path, plan: dict[str, Any]) -> None:
     path = out / _PARTS / "plan.json"
-    if path.exists():
+    if any((out / _PARTS).glob("*/*.json")):  # at least one shard is done
         if json.loads(path.read_text(encoding="utf-8")) != json.loads(json.dumps(plan)):
             raise UserError(
                 f"--out {out} holds an unfinished preparation with other options or of another source; repeat those, "
