@@ -61,9 +61,9 @@ def _devkit(place: str) -> tuple[list[Class], list[int]]:
     """Classes, and the label of every validation image in order."""
     found: dict[str, bytes] = {}
     with opened(place) as stream:
-        for name, _, file in archive(stream, place):
-            if name in ("meta.mat", _TRUTH):
-                found[name] = file.read()
+        for member in archive(stream, place):
+            if member.name in ("meta.mat", _TRUTH):
+                found[member.name] = member.read()
     for needed in ("meta.mat", _TRUTH):
         if needed not in found:
             raise UserError(f"--devkit {place} holds no {needed}; give ILSVRC2012_devkit_t12.tar.gz")
@@ -95,7 +95,8 @@ def _synsets(content: bytes, place: str) -> dict[int, tuple[str, str]]:
 def _train(place: str, labels: dict[str, int], limit: int) -> Iterator[Sample]:
     seen: set[str] = set()
     with opened(place) as stream:
-        for name, _, inner in archive(stream, place):
+        for class_archive in archive(stream, place):
+            name = class_archive.name
             id_ = name.removesuffix(".tar")
             if id_ == name:
                 raise UserError(
@@ -104,10 +105,10 @@ def _train(place: str, labels: dict[str, int], limit: int) -> Iterator[Sample]:
             if id_ not in labels:
                 raise UserError(f"--train {place} holds {name}, a class that the devkit does not know")
             seen.add(id_)
-            for number, (file, size, content) in enumerate(archive(inner, f"{place}/{name}")):
+            for number, image in enumerate(archive(class_archive.file, f"{place}/{name}")):
                 if limit and number >= limit:
                     break
-                yield Sample(labels[id_], f"train/{id_}/{file}", size, content.read)
+                yield Sample(labels[id_], f"train/{id_}/{image.name}", image.size, image.read)
     if missing := sorted(labels.keys() - seen):
         raise UserError(f"--train {place} lacks {len(missing)} classes of the devkit ({', '.join(missing[:3])} ...)")
 
@@ -116,15 +117,17 @@ def _val(place: str, truth: list[int], limit: int) -> Iterator[Sample]:
     counts: dict[int, int] = {}
     numbers: set[int] = set()
     with opened(place) as stream:
-        for name, size, content in archive(stream, place):
-            number = _number(name, place)
+        for image in archive(stream, place):
+            number = _number(image.name, place)
             if number > len(truth):
-                raise UserError(f"--val {place} holds {name}, but the devkit knows {len(truth)} validation images")
+                raise UserError(
+                    f"--val {place} holds {image.name}, but the devkit knows {len(truth)} validation images"
+                )
             numbers.add(number)
             label = truth[number - 1]
             counts[label] = counts.get(label, 0) + 1
             if not limit or counts[label] <= limit:
-                yield Sample(label, f"val/{name}", size, content.read)
+                yield Sample(label, f"val/{image.name}", image.size, image.read)
     if len(numbers) != len(truth):
         raise UserError(
             f"--val {place} holds {len(numbers)} images, the devkit knows {len(truth)}; give both of one kind"

@@ -158,15 +158,34 @@ def is_remote(place: str) -> bool:
     return "://" in place
 
 
-def archive(stream: IO[bytes], place: str) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Files of a tar, read forwards only: name, size, and the file itself, to be read before the next one."""
+@dataclass(frozen=True)
+class Member:
+    """A file in a tar, to be read before the next one is asked for."""
+
+    name: str
+    size: int
+    file: IO[bytes]
+    place: str
+
+    def read(self) -> bytes:
+        with _complete(self.place):
+            return self.file.read()
+
+
+def archive(stream: IO[bytes], place: str) -> Iterator[Member]:
+    """Files of a tar, read forwards only."""
+    with _complete(place), tarfile.open(fileobj=stream, mode="r|*") as tar:
+        for member in tar:
+            if member.isfile():
+                file = tar.extractfile(member)
+                assert file is not None
+                yield Member(Path(member.name).name, member.size, file, place)
+
+
+@contextlib.contextmanager
+def _complete(place: str) -> Iterator[None]:
     try:
-        with tarfile.open(fileobj=stream, mode="r|*") as tar:
-            for member in tar:
-                if member.isfile():
-                    file = tar.extractfile(member)
-                    assert file is not None
-                    yield Path(member.name).name, member.size, file
+        yield
     except (tarfile.TarError, EOFError) as error:
         reason = " ".join(str(error).split())[:100]
         raise UserError(f"{place} is not a complete tar archive ({reason}); fetch it again") from None
