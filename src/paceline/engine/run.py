@@ -86,13 +86,14 @@ class Run:
 
     def log(self, step: int, lr: float) -> None:
         """Close the window: every rank learns every rank's figures, the leader writes them down."""
-        ranks = torch.stack(self._world.gather(self.window.take()))
+        own = torch.cat([self.window.take(), torch.tensor([self.setup.loader.damaged], dtype=torch.float64)])
+        ranks = torch.stack(self._world.gather(own))
         steps = int(ranks[0, 0])
         if (ranks[:, 3] >= 0).any():
             first = step - steps + 1 + int(ranks[ranks[:, 3] >= 0, 3].min())
             self._not_finite(f"the loss is not finite at step {first} (learning rate {lr:.4g} now)", first - 1)
         images = steps * self.setup.layout.global_batch
-        seconds = dict(zip(_SPLIT, ranks[:, 4:].mean(0).tolist(), strict=True))
+        seconds = dict(zip(_SPLIT, ranks[:, 4:-1].mean(0).tolist(), strict=True))
         record = {
             "kind": "train",
             **self._place(step),
@@ -106,6 +107,8 @@ class Run:
         }
         if self.setup.scaler.is_enabled():
             record["loss_scale"] = self.setup.scaler.get_scale()
+        if damaged := int(ranks[:, -1].sum()):
+            record["damaged"] = damaged
         if self._world.size > 1:
             record["seconds_per_rank"] = {name: ranks[:, 4 + number].tolist() for number, name in enumerate(_SPLIT)}
         self.sink.write(record)
@@ -230,6 +233,7 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
         "precision": setup.precision,
         "parameters": sum(p.numel() for p in setup.replica.module.parameters()),
         "images": images,
+        "damaged": trained[-1].get("damaged", 0) if trained else 0,
         "train_seconds": train_seconds,
         "seconds": seconds,
         "images_per_second": images / train_seconds if train_seconds else None,

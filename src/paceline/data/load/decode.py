@@ -32,14 +32,6 @@ class Request:
         return len(self.ids), 3, self.height, self.width
 
 
-@dataclass
-class Damage:
-    """Samples that could not be decoded and were replaced by their neighbours."""
-
-    replaced: int = 0
-    seen: int = 0
-
-
 _Work = tuple[torch.Tensor, Request, list[Future[list[int]]]]
 
 
@@ -52,7 +44,7 @@ class BatchDecoder:
         self._own = threading.local()
         self._free: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []
         self._named: set[int] = set()
-        self.damage = Damage()
+        self.replaced = self._seen = 0
 
     def batches(self, requests: Iterable[Request]) -> Iterator[tuple[Request, torch.Tensor]]:
         """Every request with its pixels, which are valid until the next one is asked for."""
@@ -125,7 +117,7 @@ class BatchDecoder:
 
     def _settle(self, buffer: torch.Tensor, request: Request, futures: list[Future[list[int]]]) -> None:
         failed = [position for future in futures for position in future.result()]
-        self.damage.seen += len(request.ids)
+        self._seen += len(request.ids)
         if not failed:
             return
         pixels = buffer.view(len(request.ids), -1)
@@ -136,9 +128,9 @@ class BatchDecoder:
             nearest = min(sound, key=lambda other: abs(other - position))
             pixels[position] = pixels[nearest]
             request.ids[position] = request.ids[nearest]  # the label follows the pixels
-        self.damage.replaced += len(failed)
-        if self.damage.replaced > max(1.0, self._max_damaged * max(self.damage.seen, 1000)):
+        self.replaced += len(failed)
+        if self.replaced > max(1.0, self._max_damaged * max(self._seen, 1000)):
             raise UserError(
-                f"{self._split.folder}: {self.damage.replaced} of {self.damage.seen} samples so far were damaged, more "
+                f"{self._split.folder}: {self.replaced} of {self._seen} samples so far were damaged, more "
                 f"than data.max_damaged={self._max_damaged}; see `paceline data --check`, or prepare the data again"
             )

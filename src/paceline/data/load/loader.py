@@ -11,7 +11,7 @@ from paceline.config.duration import to_steps
 from paceline.config.recipe import Evaluate
 from paceline.data.load.batch import Batch, Normalise
 from paceline.data.load.crops import centre_boxes, random_boxes
-from paceline.data.load.decode import BatchDecoder, Damage, Request
+from paceline.data.load.decode import BatchDecoder, Request
 from paceline.data.load.order import epoch_order, micro_batches
 from paceline.data.shards import Split
 from paceline.errors import UserError
@@ -44,8 +44,9 @@ class ShardLoader:
         self._decoder = BatchDecoder(split, threads, device.type == "cuda", data.max_damaged)
 
     @property
-    def damage(self) -> Damage:
-        return self._decoder.damage
+    def damaged(self) -> int:
+        """Samples that were damaged, and replaced by their neighbours, since the start."""
+        return self._decoder.replaced
 
     def plain_images(self, count: int) -> torch.Tensor:
         """The first training images, their middle parts, normalised: what data-dependent initialisation looks at."""

@@ -42,6 +42,9 @@ class _Pixels:
 class ResidentLoader:
     """Training batches of one rank."""
 
+    damaged = 0
+    """Samples replaced because they were damaged; in memory there are none."""
+
     def __init__(self, data: Data, images: ImageSet, layout: BatchLayout, rank: int, seed: int, device: torch.device):
         samples = len(images.train)
         layout.check_samples(samples, images.name)

@@ -1,0 +1,169 @@
+"""The loader of prepared photographs: order, crops, exactness, damage."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_prepare import tree
+
+from paceline.config.batch import BatchLayout
+from paceline.config.data import Augment, Data, SizeFrom
+from paceline.config.recipe import Evaluate
+from paceline.data.load.crops import centre_boxes, random_boxes
+from paceline.data.load.loader import ShardEvaluator, ShardLoader
+from paceline.data.prepare.convert import Variant
+from paceline.data.prepare.pack import prepare
+from paceline.data.prepare.sources import tree as source
+from paceline.data.shards import Dataset
+from paceline.errors import UserError
+
+CPU = torch.device("cpu")
+DATA = Data(name="shards", size=32, augment=Augment(flip="random"))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    folder = tmp_path_factory.mktemp("shards")
+    prepare(source(tree(folder / "in", images=9), "folder"), folder / "out", [Variant()], 2)
+    return Dataset.open(folder / "out")
+
+
+def loader(dataset: Dataset, ranks: int = 1, rank: int = 0, data: Data = DATA, accumulation: int = 1, threads: int = 2):
+    return ShardLoader(data, dataset.split("train"), BatchLayout(12, ranks, accumulation), rank, 7, CPU, threads)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_any_number_of_ranks_and_threads_sees_the_same_batches_and_pixels(dataset: Dataset, ranks: int) -> None:
+    for epoch in (0, 1):
+        alone = list(loader(dataset).epoch(epoch))
+        parts = [list(loader(dataset, ranks, rank, threads=1 + rank).epoch(epoch)) for rank in range(ranks)]
+        assert len(alone) == 2
+        for step, (whole,) in enumerate(alone):
+            shares = [part[step][0] for part in parts]
+            assert torch.equal(torch.cat([share.ids for share in shares]), whole.ids)
+            assert torch.equal(torch.cat([share.images for share in shares]), whole.images)
+            assert torch.equal(torch.cat([share.labels for share in shares]), whole.labels)
+
+
+def test_an_epoch_entered_in_the_middle_goes_on_as_if_from_the_start(dataset: Dataset) -> None:
+    whole, later = list(loader(dataset).epoch(3)), list(loader(dataset).epoch(3, first_step=1))
+    assert torch.equal(later[0][0].images, whole[1][0].images)
+    micro = [batch.images for batch in next(loader(dataset, accumulation=3).epoch(3))]
+    assert [len(images) for images in micro] == [4, 4, 4]
+    assert torch.equal(torch.cat(micro), whole[0][0].images)
+
+
+def test_labels_belong_to_their_images_and_sizes_change_on_the_way(dataset: Dataset) -> None:
+    split = dataset.split("train")
+    data = dataclasses.replace(DATA, sizes=(SizeFrom("0ba", 16), SizeFrom("1ba", 48)))
+    (first,), (second,) = loader(dataset, data=data).epoch(0)
+    assert first.images.shape == (12, 3, 16, 16)
+    assert second.images.shape == (12, 3, 48, 48)
+    for batch in (first, second):
+        assert batch.labels.tolist() == split.index["label"][batch.ids.numpy()].tolist()
+
+
+def test_random_crops_are_torchvision_s() -> None:
+    """The same distribution of area and aspect ratio, always inside the image; a sample's crop is its own."""
+    from paceline.base.compat import allow_torchvision
+
+    allow_torchvision()
+    from torchvision.transforms import RandomResizedCrop
+
+    ids = torch.arange(20_000)
+    sizes = np.tile([[500, 375]], (len(ids), 1))
+    boxes = random_boxes(sizes, ids, Augment(flip="random"), seed=1, epoch=2)
+    x, y, width, height, mirrored = boxes.T
+    assert (x >= 0).all()
+    assert (y >= 0).all()
+    assert (x + width <= 500).all()
+    assert (y + height <= 375).all()
+    assert abs(mirrored.mean() - 0.5) < 0.02
+    torch.manual_seed(0)
+    image = torch.zeros(3, 375, 500)
+    theirs = np.array([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(5000)])
+    for ours, other in ((height, theirs[:, 2]), (width, theirs[:, 3]), (x, theirs[:, 1]), (y, theirs[:, 0])):
+        assert np.allclose(np.quantile(ours, [0.1, 0.5, 0.9]), np.quantile(other, [0.1, 0.5, 0.9]), rtol=0.06, atol=4)
+    again = random_boxes(sizes[:5], torch.tensor([9, 100, 3, 77, 0]), Augment(flip="random"), seed=1, epoch=2)
+    assert np.array_equal(again, boxes[[9, 100, 3, 77, 0]])
+    long = random_boxes(np.array([[1000, 10]]), torch.tensor([0]), Augment(crop_scale=(0.9, 1.0)), 0, 0)
+    assert long[0, 2:4].tolist() == [13, 10]  # no attempt fits: the middle, as wide as allowed
+
+
+def test_middle_crops() -> None:
+    boxes = centre_boxes(np.array([[500, 400], [300, 600]]), 0.5, 224, 224)
+    assert boxes.tolist() == [[150, 100, 200, 200, 0], [75, 225, 150, 150, 0]]
+    assert centre_boxes(np.array([[500, 400]]), 1.0, 200, 100).tolist() == [[0, 75, 500, 250, 0]]
+
+
+@pytest.mark.parametrize("rectangular", [False, True])
+def test_evaluation_sees_every_sample_once_on_any_number_of_ranks(dataset: Dataset, rectangular: bool) -> None:
+    evaluate = Evaluate(per_rank_batch=4, size=32, rectangular=rectangular)
+    split = dataset.split("val")
+
+    def batches(ranks: int) -> dict[tuple[int, ...], torch.Tensor]:
+        evaluators = [ShardEvaluator(DATA, evaluate, split, rank, ranks, CPU, 2) for rank in range(ranks)]
+        assert sum(evaluator.own_samples for evaluator in evaluators) == evaluators[0].num_samples == len(split) == 27
+        return {tuple(batch.ids.tolist()): batch.images for evaluator in evaluators for batch in evaluator}
+
+    alone = batches(1)
+    assert sorted(number for ids in alone for number in ids) == list(range(27))
+    for ranks in (2, 3, 7):
+        several = batches(ranks)
+        assert several.keys() == alone.keys()
+        assert all(torch.equal(several[ids], alone[ids]) for ids in alone)
+    assert (len({images.shape[2:] for images in alone.values()}) > 1) is rectangular
+
+
+def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many(tmp_path: Path, caplog) -> None:
+    root = tree(tmp_path / "in", images=20)
+    prepare(source(root, "folder"), tmp_path / "out", [Variant()], 2)
+    split = Dataset.open(tmp_path / "out").split("train")
+    shard = split.folder / "shard-00000.pcl"
+
+    def damage(number: int) -> None:
+        content = bytearray(shard.read_bytes())
+        content[int(split.index[number]["offset"]) + 200] ^= 1
+        shard.write_bytes(content)
+
+    layout = BatchLayout(12, 1, 1)
+    damage(3)
+    once = ShardLoader(DATA, Dataset.open(tmp_path / "out").split("train"), layout, 0, 7, CPU, 2)
+    from paceline.base.logs import log
+
+    log.propagate = True
+    ids = torch.cat([batch.ids for (batch,) in once.epoch(0)])
+    assert once.damaged == 1
+    assert 3 not in ids
+    assert "shard-00000.pcl at byte" in caplog.text
+    assert split.names[3] in caplog.text
+    for number in (5, 8, 11):
+        damage(number)
+    often = ShardLoader(DATA, Dataset.open(tmp_path / "out").split("train"), layout, 0, 7, CPU, 2)
+    with pytest.raises(UserError, match=r"of \d+ samples so far were damaged, more than data.max_damaged=0.001"):
+        list(often.epoch(0))
+
+
+def test_shards_that_are_missing_or_of_another_length_are_named(tmp_path: Path) -> None:
+    prepare(source(tree(tmp_path / "in"), "folder"), tmp_path / "out", [Variant()], 2)
+    split = Dataset.open(tmp_path / "out").split("train")
+    shard = split.folder / "shard-00000.pcl"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1])
+    with pytest.raises(UserError, match=r"shard-00000.pcl has \d+ bytes instead of"):
+        _ = Dataset.open(tmp_path / "out").split("train").shards
+    shard.unlink()
+    with pytest.raises(UserError, match=r"shard-00000.pcl is missing"):
+        _ = Dataset.open(tmp_path / "out").split("train").shards
+    with pytest.raises(UserError, match=r"data.variant='max-9' is not in"):
+        Dataset.open(tmp_path / "out").split("train", "max-9")
+
+
+def test_leaving_an_epoch_early_leaves_nothing_behind(dataset: Dataset) -> None:
+    own = loader(dataset)
+    steps = own.epoch(0)
+    first = next(steps)[0].images
+    steps.close()
+    assert torch.equal(next(own.epoch(0))[0].images, first)
