@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import TINY, command, environment
+from processes import ranks, start, wait_for_step
 
 from paceline.checkpoint import store
 from paceline.track.records import RunFolder
@@ -24,22 +25,6 @@ def _weights(run: Path) -> bytes:
     return (newest / "model.safetensors").read_bytes() + (newest / "optimizer.safetensors").read_bytes()
 
 
-def _start(folder: Path, *words: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(command(*words), cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
-
-
-def _wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
-    deadline = time.monotonic() + 120
-    while not any(record["step"] >= step for record in RunFolder(run).records()):
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def _ranks(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return [child for child in psutil.Process(process.pid).children(recursive=True) if "paceline" in child.cmdline()]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> bytes:
     """Final weights and optimizer of a run on two ranks that nothing happened to."""
@@ -51,9 +36,9 @@ def undisturbed(tmp_path_factory) -> bytes:
 def test_killed_in_mid_epoch_it_ends_bit_identical(tmp_path: Path, undisturbed: bytes) -> None:
     run = tmp_path / "runs" / "digits"
     words = ("train", "digits", *LONG, "--procs", 2)
-    process = _start(tmp_path, *words)
-    _wait_for_step(process, run, 25)
-    for victim in [*_ranks(process), psutil.Process(process.pid)]:
+    process = start(tmp_path, *words)
+    wait_for_step(process, run, 25)
+    for victim in [*ranks(process), psutil.Process(process.pid)]:
         victim.kill()
     process.wait()
     assert not RunFolder(run).finished
@@ -69,9 +54,9 @@ def test_killed_in_mid_epoch_it_ends_bit_identical(tmp_path: Path, undisturbed: 
 def test_one_killed_rank_ends_the_others_with_a_clear_message(tmp_path: Path, undisturbed: bytes) -> None:
     run = tmp_path / "runs" / "digits"
     words = ("train", "digits", *LONG, "--procs", 2)
-    process = _start(tmp_path, *words)
-    _wait_for_step(process, run, 15)
-    max(_ranks(process), key=lambda rank: int(rank.environ()["RANK"])).kill()
+    process = start(tmp_path, *words)
+    wait_for_step(process, run, 15)
+    max(ranks(process), key=lambda rank: int(rank.environ()["RANK"])).kill()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "paceline: rank 1 was killed" in errors
@@ -83,8 +68,8 @@ def test_one_killed_rank_ends_the_others_with_a_clear_message(tmp_path: Path, un
 @pytest.mark.parametrize(("procs", "signum"), [(1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, procs: int, signum: int) -> None:
     run = tmp_path / "runs" / "digits"
-    process = _start(tmp_path, "train", "digits", *LONG, "--procs", procs, "--checkpoint.every", "1000ba")
-    _wait_for_step(process, run, 5)
+    process = start(tmp_path, "train", "digits", *LONG, "--procs", procs, "--checkpoint.every", "1000ba")
+    wait_for_step(process, run, 5)
     os.kill(process.pid, signum)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signum, errors
@@ -97,9 +82,9 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, procs: int, signum
 
 def test_a_signal_to_one_rank_stops_all_of_them_and_the_status_says_so(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "digits"
-    process = _start(tmp_path, "train", "digits", *LONG, "--procs", 2)
-    _wait_for_step(process, run, 5)
-    max(_ranks(process), key=lambda rank: int(rank.environ()["RANK"])).terminate()
+    process = start(tmp_path, "train", "digits", *LONG, "--procs", 2)
+    wait_for_step(process, run, 5)
+    max(ranks(process), key=lambda rank: int(rank.environ()["RANK"])).terminate()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert "go on with: paceline train --resume runs/digits --procs 2" in errors
@@ -109,9 +94,9 @@ def test_a_signal_to_one_rank_stops_all_of_them_and_the_status_says_so(tmp_path:
 def test_one_signal_to_launcher_and_ranks_is_one_signal(tmp_path: Path) -> None:
     """As systemd stops a service: the ranks get it twice, since the launcher passes on its own."""
     run = tmp_path / "runs" / "digits"
-    process = _start(tmp_path, "train", "digits", *LONG, "--procs", 2)
-    _wait_for_step(process, run, 5)
-    for member in [*_ranks(process), psutil.Process(process.pid)]:
+    process = start(tmp_path, "train", "digits", *LONG, "--procs", 2)
+    wait_for_step(process, run, 5)
+    for member in [*ranks(process), psutil.Process(process.pid)]:
         member.terminate()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, errors
@@ -119,9 +104,9 @@ def test_one_signal_to_launcher_and_ranks_is_one_signal(tmp_path: Path) -> None:
 
 
 def test_a_signal_while_ranks_are_starting(tmp_path: Path) -> None:
-    process = _start(tmp_path, "train", "digits", *LONG, "--procs", 2)
+    process = start(tmp_path, "train", "digits", *LONG, "--procs", 2)
     deadline = time.monotonic() + 60
-    while len(_ranks(process)) < 2:
+    while len(ranks(process)) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGINT)
@@ -136,8 +121,8 @@ def test_a_signal_within_an_evaluation(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "digits"
     shape = "{train_samples: 48, val_samples: 300000, channels: 1, size: 8}"
     words = ("digits", *TINY, "--train.duration", "1ba", "--data.name", "synthetic", "--data.synthetic", shape)
-    process = _start(tmp_path, "train", *words, "--evaluate.per_rank_batch", 1)
-    _wait_for_step(process, run, 1)
+    process = start(tmp_path, "train", *words, "--evaluate.per_rank_batch", 1)
+    wait_for_step(process, run, 1)
     os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, errors
@@ -157,7 +142,7 @@ def _catches(pid: int, signum: int) -> bool:
 
 def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
     """In the middle of a step that takes a minute: it is never finished."""
-    process = _start(tmp_path, "train", "digits", "--model.options.widths", "[4096, 4096]", "--train.global_batch", "1024")
+    process = start(tmp_path, "train", "digits", "--model.options.widths", "[4096, 4096]", "--train.global_batch", "1024")
     deadline = time.monotonic() + 120
     while not _catches(process.pid, signal.SIGTERM):  # caught only inside the loop
         assert time.monotonic() < deadline

@@ -9,28 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from photographs import jpeg, photograph
 from PIL import Image
 
 from paceline.data import codec
 
 NATIVE = Path(codec.__file__).parent / "native"
-
-
-def photograph(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.Image:
-    """Noise at every scale, as photographs have it."""
-    chance = np.random.default_rng(seed)
-    total = np.zeros((height, width, 3))
-    for scale in (1, 4, 16, 64):
-        small = chance.normal(size=(height // scale + 2, width // scale + 2, 3)).astype(np.float32)
-        layers = [Image.fromarray(small[..., channel]).resize((width, height), Image.BICUBIC) for channel in range(3)]
-        total += np.stack([np.asarray(layer) for layer in layers], axis=2) * scale**0.6 * 6
-    return Image.fromarray((128 + total).clip(0, 255).astype(np.uint8)).convert(mode)
-
-
-def jpeg(image: Image.Image, **options: object) -> bytes:
-    out = io.BytesIO()
-    image.save(out, "jpeg", **({"quality": 90} | options))
-    return out.getvalue()
 
 
 def shard(*records: bytes) -> tuple[codec.Shards, np.ndarray]:

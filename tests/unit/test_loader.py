@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_prepare import tree
+from photographs import tree
 
 from paceline.config.batch import BatchLayout
 from paceline.config.data import Augment, Data, SizeFrom

@@ -13,23 +13,12 @@ import numpy as np
 import pytest
 import scipy.io
 from conftest import command, complaint, environment
+from photographs import jpeg, photograph, tree
 from PIL import Image
-from test_codec import jpeg, photograph
 
 from paceline.data import codec
 from paceline.data.prepare import pack
 from paceline.data.shards import Dataset
-
-
-def tree(root: Path, classes: int = 3, images: int = 4, splits: tuple[str, ...] = ("train", "val")) -> Path:
-    for split in splits:
-        for label in range(classes):
-            folder = root / split / f"n{label:08d}"
-            folder.mkdir(parents=True)
-            for number in range(images):
-                content = jpeg(photograph(40 + 8 * label, 30 + 5 * number, 100 * label + number))
-                (folder / f"{split}_{number}.JPEG").write_bytes(content)
-    return root
 
 
 def contents(root: Path) -> dict[str, bytes]:

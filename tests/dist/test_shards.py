@@ -1,0 +1,63 @@
+"""Training from prepared photographs: the same promises as from memory."""
+
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import command, environment
+from photographs import tree
+from processes import ranks, start, wait_for_step
+
+from paceline.checkpoint import store
+from paceline.data.prepare.convert import Variant
+from paceline.data.prepare.pack import prepare
+from paceline.data.prepare.sources import tree as source
+from paceline.track.records import RunFolder
+
+WORDS = ("--data.name", "shards", "--data.size", "24", "--data.augment", "{flip: random}", "--data.path")
+MORE = (
+    *("--model.options", "{widths: [8, 16], norm: group}", "--train.global_batch", "16", "--train.duration", "40ba"),
+    *("--checkpoint.every", "10ba", "--evaluate.every", "20ba", "--log.every", "1ba", "--log.tensorboard", "false"),
+)
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("photographs")
+    prepare(source(tree(folder / "in", classes=4, images=20), "folder"), folder / "out", [Variant()], 2)
+    return folder / "out"
+
+
+def _train(folder: Path, photographs: Path, *more: object) -> None:
+    words = command("train", "digits", *WORDS, photographs, *MORE, *more)
+    subprocess.run(words, cwd=folder, env=environment(), check=True)
+
+
+def test_one_and_two_ranks_and_a_kill_give_one_result(tmp_path: Path, photographs: Path) -> None:
+    _train(tmp_path, photographs, "--name", "one")
+    _train(tmp_path, photographs, "--name", "two", "--procs", 2)
+    losses = {
+        name: [record["loss"] for record in RunFolder(tmp_path / "runs" / name).records() if record["kind"] == "train"]
+        for name in ("one", "two")
+    }
+    assert len(losses["one"]) == 40
+    assert max(abs(one - two) for one, two in zip(losses["one"], losses["two"], strict=True)) < 1e-5
+    final = {name: RunFolder(tmp_path / "runs" / name).read_summary()["final"] for name in ("one", "two")}
+    assert final["one"]["samples"] == final["two"]["samples"] == 80
+    assert final["one"]["correct"] == final["two"]["correct"]
+
+    words = ("train", "digits", *WORDS, photographs, *MORE, "--name", "killed", "--procs", 2)
+    process = start(tmp_path, *words)
+    run = tmp_path / "runs" / "killed"
+    wait_for_step(process, run, 13)
+    for victim in [*ranks(process), psutil.Process(process.pid)]:
+        victim.kill()
+    process.communicate()
+    assert not RunFolder(run).finished
+    subprocess.run(command(*words), cwd=tmp_path, env=environment(), check=True)
+    weights = [
+        (next(store.committed(tmp_path / "runs" / name / "checkpoints")) / "model.safetensors").read_bytes()
+        for name in ("two", "killed")
+    ]
+    assert weights[0] == weights[1]
