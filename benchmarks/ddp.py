@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.base.world import World, keep_freed_memory
 from paceline.config.io import load_recipe
 from paceline.engine.build import Setup, build
-from paceline.engine.train import stream, train_step
+from paceline.engine.train import train_step
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def work(contestant: Contestant, options: argparse.Namespace) -> None:
         torch.set_num_threads(contestant.threads)
         setup = build(recipe, world)
         step = stock_step(setup) if contestant.stock else lambda batches: train_step(setup, batches, 0.01)
-        batches = stream(setup, 0)
+        batches = setup.loader.steps()
         for _ in sys.stdin:
             world.barrier()
             begin = time.perf_counter()

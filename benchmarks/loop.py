@@ -26,7 +26,7 @@ from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.engine.build import Setup, build
 from paceline.engine.run import Run
-from paceline.engine.train import stream, train
+from paceline.engine.train import train
 from paceline.track.progress import Display
 from paceline.track.records import JsonLines, RunFolder
 
@@ -75,7 +75,7 @@ def engine_seconds(setup: Setup, folder: Path) -> float:
 
 def bare_seconds(setup: Setup) -> float:
     model, optimizer, smoothing = setup.replica.module, setup.optimizer, setup.recipe.train.label_smoothing
-    batches = stream(setup, 0)
+    batches = setup.loader.steps()
     times = []
     for _ in range(setup.total_steps):
         batch = next(batches)[0]

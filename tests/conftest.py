@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,3 +65,9 @@ def complaint(answer: subprocess.CompletedProcess[str]) -> str:
     assert "Traceback" not in answer.stderr, answer.stderr
     assert "paceline: " in answer.stderr or "error: " in answer.stderr, answer.stderr
     return answer.stderr
+
+
+def one_epoch(loader: Any, epoch: int, first_step: int = 0) -> list[Any]:
+    """The steps of an epoch, from one of them on."""
+    begin = epoch * loader.steps_per_epoch
+    return list(islice(loader.steps(begin + first_step), loader.steps_per_epoch - first_step))

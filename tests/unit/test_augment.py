@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from conftest import one_epoch
 
 from paceline.config.batch import BatchLayout
 from paceline.config.data import Augment, Data, SizeFrom, Synthetic
@@ -70,7 +71,7 @@ def test_batches_are_normalised_with_the_training_set_s_statistics() -> None:
     assert torch.allclose(mean.double(), reference.mean((0, 1, 2)), atol=1e-6)
     assert torch.allclose(std.double(), reference.std((0, 1, 2), correction=0), atol=1e-6)
     loader = ResidentLoader(data, images, BatchLayout(512, 1, 1), 0, 0, torch.device("cpu"))
-    batch = next(loader.epoch(0))[0].images
+    batch = next(loader.steps())[0].images
     assert batch.mean((0, 2, 3)).abs().max() < 1e-5
     assert torch.allclose(batch.var((0, 2, 3), correction=0), torch.ones(2), atol=1e-4)
 
@@ -79,7 +80,7 @@ def test_resizing_and_odd_requests() -> None:
     data = Data(name="digits", size=16)
     images = load(data)
     loader = ResidentLoader(data, images, BatchLayout(8, 1, 1), 0, 0, torch.device("cpu"))
-    assert next(loader.epoch(0))[0].images.shape == (8, 1, 16, 16)
+    assert next(loader.steps())[0].images.shape == (8, 1, 16, 16)
     with pytest.raises(UserError, match=r"train.global_batch=2000 is more than the 1437 training images"):
         ResidentLoader(data, images, BatchLayout(2000, 1, 1), 0, 0, torch.device("cpu"))
     with pytest.raises(UserError, match=r"data.augment.translate=8"):
@@ -92,9 +93,9 @@ def test_the_size_grows_as_the_recipe_says_also_from_the_middle() -> None:
     data = Data(name="digits", size=8, sizes=(SizeFrom("0ba", 4), SizeFrom("2.5ep", 6), SizeFrom("4ep", 12)))
     loader = ResidentLoader(data, load(data), BatchLayout(479, 1, 1), 0, 0, torch.device("cpu"))
     assert loader.steps_per_epoch == 3
-    sides = [batch.images.shape[-1] for epoch in range(5) for (batch,) in loader.epoch(epoch)]
+    sides = [batch.images.shape[-1] for epoch in range(5) for (batch,) in one_epoch(loader, epoch)]
     assert sides == [4] * 8 + [6] * 4 + [12] * 3
-    assert [batch.images.shape[-1] for (batch,) in loader.epoch(2, first_step=1)] == [4, 6]
+    assert [batch.images.shape[-1] for (batch,) in one_epoch(loader, 2, first_step=1)] == [4, 6]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])

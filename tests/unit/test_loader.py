@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import one_epoch
 from photographs import tree
 
 from paceline.config.batch import BatchLayout
@@ -37,8 +38,8 @@ def loader(dataset: Dataset, ranks: int = 1, rank: int = 0, data: Data = DATA, a
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_any_number_of_ranks_and_threads_sees_the_same_batches_and_pixels(dataset: Dataset, ranks: int) -> None:
     for epoch in (0, 1):
-        alone = list(loader(dataset).epoch(epoch))
-        parts = [list(loader(dataset, ranks, rank, threads=1 + rank).epoch(epoch)) for rank in range(ranks)]
+        alone = one_epoch(loader(dataset), epoch)
+        parts = [one_epoch(loader(dataset, ranks, rank, threads=1 + rank), epoch) for rank in range(ranks)]
         assert len(alone) == 2
         for step, (whole,) in enumerate(alone):
             shares = [part[step][0] for part in parts]
@@ -48,9 +49,9 @@ def test_any_number_of_ranks_and_threads_sees_the_same_batches_and_pixels(datase
 
 
 def test_an_epoch_entered_in_the_middle_goes_on_as_if_from_the_start(dataset: Dataset) -> None:
-    whole, later = list(loader(dataset).epoch(3)), list(loader(dataset).epoch(3, first_step=1))
+    whole, later = one_epoch(loader(dataset), 3), one_epoch(loader(dataset), 3, first_step=1)
     assert torch.equal(later[0][0].images, whole[1][0].images)
-    micro = [batch.images for batch in next(loader(dataset, accumulation=3).epoch(3))]
+    micro = [batch.images for batch in one_epoch(loader(dataset, accumulation=3), 3)[0]]
     assert [len(images) for images in micro] == [4, 4, 4]
     assert torch.equal(torch.cat(micro), whole[0][0].images)
 
@@ -58,7 +59,7 @@ def test_an_epoch_entered_in_the_middle_goes_on_as_if_from_the_start(dataset: Da
 def test_labels_belong_to_their_images_and_sizes_change_on_the_way(dataset: Dataset) -> None:
     split = dataset.split("train")
     data = dataclasses.replace(DATA, sizes=(SizeFrom("0ba", 16), SizeFrom("1ba", 48)))
-    (first,), (second,) = loader(dataset, data=data).epoch(0)
+    (first,), (second,) = one_epoch(loader(dataset, data=data), 0)
     assert first.images.shape == (12, 3, 16, 16)
     assert second.images.shape == (12, 3, 48, 48)
     for batch in (first, second):
@@ -134,7 +135,7 @@ def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many
     from paceline.base.logs import log
 
     log.propagate = True
-    ids = torch.cat([batch.ids for (batch,) in once.epoch(0)])
+    ids = torch.cat([batch.ids for (batch,) in one_epoch(once, 0)])
     assert once.damaged == 1
     assert 3 not in ids
     assert "shard-00000.pcl at byte" in caplog.text
@@ -143,7 +144,7 @@ def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many
         damage(number)
     often = ShardLoader(DATA, Dataset.open(tmp_path / "out").split("train"), layout, 0, 7, CPU, 2)
     with pytest.raises(UserError, match=r"of \d+ samples so far were damaged, more than data.max_damaged=0.001"):
-        list(often.epoch(0))
+        list(one_epoch(often, 0))
 
 
 def test_shards_that_are_missing_or_of_another_length_are_named(tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_shards_that_are_missing_or_of_another_length_are_named(tmp_path: Path) 
 
 def test_leaving_an_epoch_early_leaves_nothing_behind(dataset: Dataset) -> None:
     own = loader(dataset)
-    steps = own.epoch(0)
+    steps = own.steps()
     first = next(steps)[0].images
     steps.close()
-    assert torch.equal(next(own.epoch(0))[0].images, first)
+    assert torch.equal(next(own.steps(0))[0].images, first)

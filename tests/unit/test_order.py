@@ -1,4 +1,5 @@
 import torch
+from conftest import one_epoch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,9 +54,9 @@ def _loader(images: ImageSet, data: Data, ranks: int, rank: int, accumulation: i
 def test_ids_and_pixels_are_the_same_on_1_2_and_4_ranks() -> None:
     data = Data(name="digits", augment=Augment(flip="random", translate=2, cutout=3))
     images = load(data)
-    alone = list(_loader(images, data, 1, 0).epoch(1))
+    alone = one_epoch(_loader(images, data, 1, 0), 1)
     for ranks, accumulation in ((2, 1), (4, 1), (2, 3)):
-        loaders = [_loader(images, data, ranks, rank, accumulation).epoch(1) for rank in range(ranks)]
+        loaders = [one_epoch(_loader(images, data, ranks, rank, accumulation), 1) for rank in range(ranks)]
         for whole, *parts in zip(alone, *loaders, strict=True):
             batches = [batch for rank in parts for batch in rank]
             assert torch.equal(torch.cat([batch.ids for batch in batches]), whole[0].ids)
@@ -66,9 +67,9 @@ def test_ids_and_pixels_are_the_same_on_1_2_and_4_ranks() -> None:
 def test_an_epoch_taken_up_in_the_middle_goes_on_as_it_would_have() -> None:
     data = Data(name="digits", augment=Augment(flip="random"))
     images = load(data)
-    whole = [batch for step in _loader(images, data, 1, 0).epoch(2) for batch in step]
-    first = [batch for step in list(_loader(images, data, 2, 0).epoch(2))[:10] for batch in step]
-    first_other = [batch for step in list(_loader(images, data, 2, 1).epoch(2))[:10] for batch in step]
-    rest = [batch for step in _loader(images, data, 1, 0).epoch(2, first_step=10) for batch in step]
+    whole = [batch for step in one_epoch(_loader(images, data, 1, 0), 2) for batch in step]
+    first = [batch for step in one_epoch(_loader(images, data, 2, 0), 2)[:10] for batch in step]
+    first_other = [batch for step in one_epoch(_loader(images, data, 2, 1), 2)[:10] for batch in step]
+    rest = [batch for step in one_epoch(_loader(images, data, 1, 0), 2, first_step=10) for batch in step]
     ids = [torch.cat([a.ids, b.ids]) for a, b in zip(first, first_other, strict=True)] + [batch.ids for batch in rest]
     assert torch.equal(torch.cat(ids), torch.cat([batch.ids for batch in whole]))

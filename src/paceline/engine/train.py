@@ -15,7 +15,7 @@ them together; engine/run.py opens the run folder and keeps the books.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -41,7 +41,7 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
     recipe, total = setup.recipe, setup.total_steps
     log_every, evaluate_every, save_every = intervals(recipe, setup.loader.steps_per_epoch)
     agreement = Agreement(setup.world, num_wishes=4)
-    batches = stream(setup, run.first_step)
+    batches = setup.loader.steps(run.first_step)
     with Signals(setup.world) as signals, closing(agreement):
         for step in range(run.first_step, total):
             with run.window.waiting_for_data():
@@ -105,14 +105,6 @@ def train_step(setup: Setup, micro_batches: list[Batch], lr: float) -> tuple[tor
     scaler.update()
     setup.optimizer.zero_grad()
     return loss_sum, correct, sync_seconds
-
-
-def stream(setup: Setup, first_step: int) -> Iterator[list[Batch]]:
-    """Micro-batches of every step from `first_step` on, epoch after epoch."""
-    epoch, step_in_epoch = divmod(first_step, setup.loader.steps_per_epoch)
-    while True:
-        yield from setup.loader.epoch(epoch, step_in_epoch)
-        epoch, step_in_epoch = epoch + 1, 0
 
 
 def measure(setup: Setup, on_batch: Callable[[int], object], stop: Callable[[], int]) -> dict[str, float]:

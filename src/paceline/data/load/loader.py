@@ -12,7 +12,7 @@ from paceline.config.recipe import Evaluate
 from paceline.data.load.batch import Batch, Normalise
 from paceline.data.load.crops import centre_boxes, random_boxes
 from paceline.data.load.decode import BatchDecoder, Request
-from paceline.data.load.order import epoch_order, micro_batches
+from paceline.data.load.order import steps
 from paceline.data.shards import Split
 from paceline.errors import UserError
 
@@ -56,20 +56,21 @@ class ShardLoader:
             return self._normalise(pixels)
         raise AssertionError("a request gives a batch")
 
-    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[list[Batch]]:
-        """The micro-batches of every step of an epoch, from `first_step` on."""
-        order = epoch_order(self._seed, epoch, len(self._split))
-        requests = (
-            self._request(ids, self._size_at(epoch * self.steps_per_epoch + step), epoch)
-            for step in range(first_step, self.steps_per_epoch)
-            for ids in micro_batches(order, step, self._layout, self._rank)
-        )
+    def steps(self, first_step: int = 0) -> Iterator[list[Batch]]:
+        """The micro-batches of every step from `first_step` on, epoch after epoch."""
         micro: list[Batch] = []
-        for request, pixels in self._decoder.batches(requests):
+        for request, pixels in self.pixels(first_step):
             micro.append(self._normalise.batch(pixels, self._split.index["label"][request.ids], request.ids))
             if len(micro) == self._layout.accumulation:
                 yield micro
                 micro = []
+
+    def pixels(self, first_step: int = 0) -> Iterator[tuple[Request, torch.Tensor]]:
+        """The same, one micro-batch at a time, as uint8 in host memory; valid until the next one is asked for."""
+        order = steps(self._seed, len(self._split), self._layout, self._rank, first_step)
+        return self._decoder.batches(
+            self._request(ids, self._size_at(step), epoch) for step, epoch, rows in order for ids in rows
+        )
 
     def _request(self, ids: torch.Tensor, size: int, epoch: int) -> Request:
         numbers = ids.numpy().copy()

@@ -4,6 +4,9 @@ Nothing here knows ranks' history, workers or restarts, so the same run on 1, 2 
 and a run resumed in mid-epoch, on any number of ranks, neither repeats nor skips a sample.
 """
 
+from collections.abc import Iterator
+from itertools import count
+
 import torch
 
 from paceline.config.batch import BatchLayout
@@ -41,6 +44,19 @@ def micro_batches(order: torch.Tensor, step: int, layout: BatchLayout, rank: int
     """
     ids = order[step * layout.global_batch : (step + 1) * layout.global_batch]
     return ids.view(layout.ranks, layout.accumulation, layout.per_rank_batch)[rank]
+
+
+def steps(
+    seed: int, num_samples: int, layout: BatchLayout, rank: int, first_step: int
+) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """From `first_step` on, without end: the step, its epoch, and this rank's sample ids, a row per micro-batch."""
+    steps_per_epoch = num_samples // layout.global_batch
+    order = torch.empty(0)
+    for step in count(first_step):
+        epoch, within = divmod(step, steps_per_epoch)
+        if within == 0 or step == first_step:
+            order = epoch_order(seed, epoch, num_samples)
+        yield step, epoch, micro_batches(order, within, layout, rank)
 
 
 def uniform(seed: int, epoch: int, ids: torch.Tensor, stream: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from paceline.config.data import Augment, Data
 from paceline.config.duration import to_steps
 from paceline.data.load.augment import cut_out_, gather
 from paceline.data.load.batch import Batch
-from paceline.data.load.order import epoch_order, micro_batches
+from paceline.data.load.order import steps
 from paceline.data.sets import ImageSet, Split
 from paceline.errors import UserError
 
@@ -65,12 +65,10 @@ class ResidentLoader:
         ids = torch.arange(min(count, self._num_samples))
         return self._pixels.batch(ids, Augment(), seed=0, epoch=0, size=0).images
 
-    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[list[Batch]]:
-        """The micro-batches of every step of an epoch, from `first_step` on."""
-        order = epoch_order(self._seed, epoch, self._num_samples)
-        for step in range(first_step, self.steps_per_epoch):
-            rows = micro_batches(order, step, self._layout, self._rank)
-            size = self._size_at(epoch * self.steps_per_epoch + step)
+    def steps(self, first_step: int = 0) -> Iterator[list[Batch]]:
+        """The micro-batches of every step from `first_step` on, epoch after epoch."""
+        for step, epoch, rows in steps(self._seed, self._num_samples, self._layout, self._rank, first_step):
+            size = self._size_at(step)
             yield [self._pixels.batch(ids, self._augment, self._seed, epoch, size) for ids in rows]
 
     def _size_at(self, step: int) -> int:
