@@ -8,39 +8,37 @@ import torch
 
 from paceline.config.data import Augment
 from paceline.data.load.augment import mirrored
-from paceline.data.load.order import uniform
+from paceline.data.load.order import uniforms
 
 _ATTEMPTS = 10
-_FIRST_STREAM = 100  # four streams of random numbers an attempt; other decisions have lower numbers
+_FIRST_STREAM = (
+    100  # a stream of random numbers for each of four decisions of each attempt; other decisions have lower numbers
+)
 
 
-def random_boxes(sizes: np.ndarray, ids: torch.Tensor, augment: Augment, seed: int, epoch: int) -> np.ndarray:
+def random_boxes(sizes: np.ndarray, ids: np.ndarray, augment: Augment, seed: int, epoch: int) -> np.ndarray:
     """torchvision's RandomResizedCrop: ten attempts at a random share of the area and aspect ratio, else the middle.
 
-    `sizes`: (n, 2) of width and height.
+    `sizes`: (n, 2) of width and height. All attempts are computed at once, which costs less than asking who needs them.
     """
     width, height = sizes[:, 0].astype(np.int64), sizes[:, 1].astype(np.int64)
-    boxes = _middle(width, height, augment)
-    undecided = np.ones(len(sizes), bool)
+    streams = range(_FIRST_STREAM, _FIRST_STREAM + 4 * _ATTEMPTS)
+    share, aspect, across, down = uniforms(seed, epoch, ids, streams).reshape(4, _ATTEMPTS, len(ids))
+    least, most = augment.crop_scale
     low, high = np.log(augment.crop_ratio[0]), np.log(augment.crop_ratio[1])
-    for attempt in range(_ATTEMPTS):
-        if not undecided.any():
-            break
-        share, aspect, across, down = (
-            uniform(seed, epoch, ids, _FIRST_STREAM + 4 * attempt + stream).double().numpy() for stream in range(4)
-        )
-        area = width * height * (augment.crop_scale[0] + share * (augment.crop_scale[1] - augment.crop_scale[0]))
-        ratio = np.exp(low + aspect * (high - low))
-        crop_width = np.rint(np.sqrt(area * ratio)).astype(np.int64)
-        crop_height = np.rint(np.sqrt(area / ratio)).astype(np.int64)
-        fits = undecided & (crop_width > 0) & (crop_width <= width) & (crop_height > 0) & (crop_height <= height)
-        x = (across * (width - crop_width + 1)).astype(np.int64)
-        y = (down * (height - crop_height + 1)).astype(np.int64)
-        found = np.stack([x, y, crop_width, crop_height], axis=1)
-        boxes[fits, :4] = found[fits]
-        undecided &= ~fits
+    area = width * height * (least + share * (most - least))
+    ratio = np.exp(low + aspect * (high - low))
+    crop_width = np.rint(np.sqrt(area * ratio)).astype(np.int64)
+    crop_height = np.rint(np.sqrt(area / ratio)).astype(np.int64)
+    fits = (crop_width > 0) & (crop_width <= width) & (crop_height > 0) & (crop_height <= height)
+    x = (across * (width - crop_width + 1)).astype(np.int64)
+    y = (down * (height - crop_height + 1)).astype(np.int64)
+    attempt, sample = fits.argmax(0), np.arange(len(ids))
+    boxes = _middle(width, height, augment)
+    found = np.stack([part[attempt, sample] for part in (x, y, crop_width, crop_height)], axis=1)
+    boxes[:, :4] = np.where(fits.any(0)[:, None], found, boxes[:, :4])
     if augment.flip != "none":
-        boxes[:, 4] = mirrored(ids, augment, seed, epoch).numpy()
+        boxes[:, 4] = mirrored(torch.from_numpy(ids), augment, seed, epoch).numpy()
     return boxes
 
 

@@ -74,7 +74,7 @@ class ShardLoader:
 
     def _request(self, ids: torch.Tensor, size: int, epoch: int) -> Request:
         numbers = ids.numpy().copy()
-        boxes = random_boxes(_sizes(self._split, numbers), ids, self._data.augment, self._seed, epoch)
+        boxes = random_boxes(_sizes(self._split, numbers), numbers, self._data.augment, self._seed, epoch)
         return Request(numbers, boxes, size, size)
 
     def _size_at(self, step: int) -> int:
