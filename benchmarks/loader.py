@@ -38,12 +38,12 @@ def ours(work: Path, size: int, threads: int, variant: str, path: str) -> Iterat
 
     from paceline.config.batch import BatchLayout
     from paceline.config.data import Augment, Data
-    from paceline.data.load.loader import ShardLoader
+    from paceline.data.load.loader import PhotographLoader
     from paceline.data.shards import Dataset
 
     data = Data(name="shards", size=size, augment=Augment(flip="random"))
     split = Dataset.open(work / "shards").split("train", variant)
-    loader = ShardLoader(data, split, BatchLayout(BATCH, 1, 1), 0, 0, torch.device("cpu"), threads)
+    loader = PhotographLoader(data, split, BatchLayout(BATCH, 1, 1), 0, 0, torch.device("cpu"), threads)
     return (pixels for _, pixels in loader.pixels())
 
 

@@ -13,9 +13,11 @@ from paceline.config.batch import BatchLayout
 from paceline.config.data import Augment, Data, SizeFrom
 from paceline.config.recipe import Evaluate
 from paceline.data.load.crops import centre_boxes, random_boxes
-from paceline.data.load.loader import ShardEvaluator, ShardLoader
+from paceline.data.load.loader import PhotographEvaluator, PhotographLoader
+from paceline.data.photographs import Files
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
+from paceline.data.prepare.sources import listing
 from paceline.data.prepare.sources import tree as source
 from paceline.data.shards import Dataset
 from paceline.errors import UserError
@@ -32,7 +34,7 @@ def dataset(tmp_path_factory) -> Dataset:
 
 
 def loader(dataset: Dataset, ranks: int = 1, rank: int = 0, data: Data = DATA, accumulation: int = 1, threads: int = 2):
-    return ShardLoader(data, dataset.split("train"), BatchLayout(12, ranks, accumulation), rank, 7, CPU, threads)
+    return PhotographLoader(data, dataset.split("train"), BatchLayout(12, ranks, accumulation), rank, 7, CPU, threads)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -105,7 +107,7 @@ def test_evaluation_sees_every_sample_once_on_any_number_of_ranks(dataset: Datas
     split = dataset.split("val")
 
     def batches(ranks: int) -> dict[tuple[int, ...], torch.Tensor]:
-        evaluators = [ShardEvaluator(DATA, evaluate, split, rank, ranks, CPU, 2) for rank in range(ranks)]
+        evaluators = [PhotographEvaluator(DATA, evaluate, split, rank, ranks, CPU, 2) for rank in range(ranks)]
         assert sum(evaluator.own_samples for evaluator in evaluators) == evaluators[0].num_samples == len(split) == 27
         return {tuple(batch.ids.tolist()): batch.images for evaluator in evaluators for batch in evaluator}
 
@@ -131,7 +133,7 @@ def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many
 
     layout = BatchLayout(12, 1, 1)
     damage(3)
-    once = ShardLoader(DATA, Dataset.open(tmp_path / "out").split("train"), layout, 0, 7, CPU, 2)
+    once = PhotographLoader(DATA, Dataset.open(tmp_path / "out").split("train"), layout, 0, 7, CPU, 2)
     from paceline.base.logs import log
 
     log.propagate = True
@@ -142,7 +144,7 @@ def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many
     assert split.names[3] in caplog.text
     for number in (5, 8, 11):
         damage(number)
-    often = ShardLoader(DATA, Dataset.open(tmp_path / "out").split("train"), layout, 0, 7, CPU, 2)
+    often = PhotographLoader(DATA, Dataset.open(tmp_path / "out").split("train"), layout, 0, 7, CPU, 2)
     with pytest.raises(UserError, match=r"of \d+ samples so far were damaged, more than data.max_damaged=0.001"):
         list(one_epoch(often, 0))
 
@@ -160,6 +162,18 @@ def test_shards_that_are_missing_or_of_another_length_are_named(tmp_path: Path) 
         _ = Dataset.open(tmp_path / "out").split("train").shards
     with pytest.raises(UserError, match=r"data.variant='max-9' is not in"):
         Dataset.open(tmp_path / "out").split("train", "max-9")
+
+
+def test_plain_files_give_the_same_crops_but_for_rounding(tmp_path: Path) -> None:
+    root = tree(tmp_path / "in")
+    prepare(source(root, "folder"), tmp_path / "out", [Variant()], 2)
+    layout = BatchLayout(12, 1, 1)
+    prepared = PhotographLoader(DATA, Dataset.open(tmp_path / "out").split("train"), layout, 0, 7, CPU, 2)
+    files = PhotographLoader(DATA, Files(root, listing(root).train), layout, 0, 7, CPU, 2)
+    (ours,), (plain,) = next(prepared.steps()), next(files.steps())
+    assert torch.equal(ours.ids, plain.ids)
+    assert torch.equal(ours.labels, plain.labels)
+    assert (ours.images - plain.images).abs().mean() < 0.05  # of a standard deviation
 
 
 def test_leaving_an_epoch_early_leaves_nothing_behind(dataset: Dataset) -> None:

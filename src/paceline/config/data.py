@@ -63,8 +63,8 @@ class Data:
 
     __pydantic_config__ = STRICT
 
-    name: Literal["digits", "cifar10", "synthetic", "imagenet", "shards"] = "digits"
-    """The data set; `imagenet` and `shards` are what `paceline prepare imagenet` and `prepare folder` wrote."""
+    name: Literal["digits", "cifar10", "synthetic", "imagenet", "shards", "folder"] = "digits"
+    """The data set; `imagenet` and `shards` are what `paceline prepare` wrote, `folder` is a tree of image files."""
     path: str = ""
     """Folder of the prepared data; empty: $PACELINE_DATA/NAME, or data/NAME below the current folder."""
     variant: str = ""

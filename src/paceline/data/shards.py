@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from paceline.data import codec
+from paceline.data.photographs import Choose
 from paceline.errors import UserError
 
 FORMAT = 1
@@ -121,6 +122,17 @@ class Split:
         rows = self.index[ids]
         return np.stack([rows[field].astype(np.int64) for field in ("shard", "offset", "length")], axis=1)
 
+    def labels(self, ids: np.ndarray) -> np.ndarray:
+        return self.index["label"][ids]
+
+    def reader(self) -> "ShardReader":
+        return ShardReader(self)
+
+    def sizes(self, ids: np.ndarray) -> np.ndarray:
+        """Width and height of samples, (n, 2)."""
+        rows = self.index[ids]
+        return np.stack([rows["width"], rows["height"]], axis=1)
+
     def record(self, number: int) -> bytes:
         row = self.index[number]
         with (self.folder / shard_name(int(row["shard"]))).open("rb") as file:
@@ -135,3 +147,15 @@ class Split:
         """How a message names a sample."""
         row = self.index[number]
         return f"{self.folder / shard_name(int(row['shard']))} at byte {row['offset']} ({self.names[number]})"
+
+
+class ShardReader:
+    """Crops of a split's samples; for one thread."""
+
+    def __init__(self, split: Split):
+        self._split, self._decoder = split, codec.Decoder(split.shards)
+
+    def read(self, ids: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
+        boxes = choose(self._split.sizes(ids), ids)
+        statuses = self._decoder.crop(self._split.places(ids), boxes, out)
+        return {int(position): codec.reason(int(statuses[position])) for position in np.flatnonzero(statuses)}

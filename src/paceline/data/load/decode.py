@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from paceline.base.logs import log
-from paceline.data import codec
-from paceline.data.shards import Split
+from paceline.data.photographs import Choose, Photographs, Reader
 from paceline.errors import UserError
 
 _CHUNK = 32  # images a native call: enough for Python's share of the time to vanish, few enough to share out
@@ -20,10 +19,10 @@ _MAX_AHEAD_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Request:
-    """One batch: which samples, which part of each, and the size they are brought to."""
+    """One batch: which samples, how the part of each that is seen is chosen, and the size it is brought to."""
 
     ids: np.ndarray
-    boxes: np.ndarray
+    choose: Choose
     width: int
     height: int
 
@@ -38,8 +37,8 @@ _Work = tuple[torch.Tensor, Request, list[Future[list[int]]]]
 class BatchDecoder:
     """Turns requests into uint8 batches (n, 3, height, width), in order, some of them ahead of time."""
 
-    def __init__(self, split: Split, threads: int, pin: bool, max_damaged: float, path: str = ""):
-        self._split, self._pin, self._max_damaged, self._path = split, pin, max_damaged, path
+    def __init__(self, photographs: Photographs, threads: int, pin: bool, max_damaged: float):
+        self._photographs, self._pin, self._max_damaged = photographs, pin, max_damaged
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         self._own = threading.local()
         self._free: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []
@@ -102,18 +101,17 @@ class BatchDecoder:
 
     def _decode(self, request: Request, pixels: np.ndarray, begin: int) -> list[int]:
         """Decode some images of a batch; positions of those that failed."""
+        reader: Reader | None = getattr(self._own, "reader", None)
+        if reader is None:
+            reader = self._own.reader = self._photographs.reader()
         part = slice(begin, begin + _CHUNK)
-        decoder: codec.Decoder | None = getattr(self._own, "decoder", None)
-        if decoder is None:
-            decoder = self._own.decoder = codec.Decoder(self._split.shards, self._path)
-        statuses = decoder.crop(self._split.places(request.ids[part]), request.boxes[part], pixels[part])
-        failed = np.flatnonzero(statuses)
-        for position in failed:
+        failed = reader.read(request.ids[part], request.choose, pixels[part])
+        for position, reason in failed.items():
             number = int(request.ids[begin + position])
             if number not in self._named:
                 self._named.add(number)
-                log.warning("damaged sample: %s: %s", self._split.where(number), codec.reason(int(statuses[position])))
-        return [begin + int(position) for position in failed]
+                log.warning("damaged sample: %s: %s", self._photographs.where(number), reason)
+        return [begin + position for position in failed]
 
     def _settle(self, buffer: torch.Tensor, request: Request, futures: list[Future[list[int]]]) -> None:
         failed = [position for future in futures for position in future.result()]
@@ -123,7 +121,7 @@ class BatchDecoder:
         pixels = buffer.view(len(request.ids), -1)
         sound = sorted(set(range(len(request.ids))) - set(failed))
         if not sound:
-            raise UserError(f"{self._split.folder}: a whole batch is damaged; see `paceline data --check`")
+            raise UserError(f"{self._photographs.folder}: a whole batch is damaged; see `paceline data --check`")
         for position in failed:
             nearest = min(sound, key=lambda other: abs(other - position))
             pixels[position] = pixels[nearest]
@@ -131,6 +129,6 @@ class BatchDecoder:
         self.replaced += len(failed)
         if self.replaced > max(1.0, self._max_damaged * max(self._seen, 1000)):
             raise UserError(
-                f"{self._split.folder}: {self.replaced} of {self._seen} samples so far were damaged, more "
+                f"{self._photographs.folder}: {self.replaced} of {self._seen} samples so far were damaged, more "
                 f"than data.max_damaged={self._max_damaged}; see `paceline data --check`, or prepare the data again"
             )

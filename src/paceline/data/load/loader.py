@@ -1,6 +1,7 @@
-"""Loaders for prepared shards, with the interface of those for data in memory."""
+"""Loaders for photographs, with the interface of those for data in memory."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from paceline.data.load.batch import Batch, Normalise
 from paceline.data.load.crops import centre_boxes, random_boxes
 from paceline.data.load.decode import BatchDecoder, Request
 from paceline.data.load.order import steps
-from paceline.data.shards import Split
+from paceline.data.photographs import Photographs
 from paceline.errors import UserError
 
 DEFAULT_SIZE = 224
@@ -28,11 +29,18 @@ def normalisation(data: Data, device: torch.device) -> Normalise:
     return Normalise(torch.tensor(mean), torch.tensor(std), device)
 
 
-class ShardLoader:
+class PhotographLoader:
     """Training batches of one rank: random crops, decoded in the background."""
 
     def __init__(
-        self, data: Data, split: Split, layout: BatchLayout, rank: int, seed: int, device: torch.device, threads: int
+        self,
+        data: Data,
+        split: Photographs,
+        layout: BatchLayout,
+        rank: int,
+        seed: int,
+        device: torch.device,
+        threads: int,
     ):
         layout.check_samples(len(split), split.folder)
         self._data, self._split, self._layout, self._rank, self._seed = data, split, layout, rank, seed
@@ -51,7 +59,7 @@ class ShardLoader:
     def plain_images(self, count: int) -> torch.Tensor:
         """The first training images, their middle parts, normalised: what data-dependent initialisation looks at."""
         ids = np.arange(min(count, len(self._split)))
-        request = _middle(self._split, ids, 1.0, self._sizes[0][1], self._sizes[0][1])
+        request = _middle(ids, 1.0, self._sizes[0][1], self._sizes[0][1])
         for _, pixels in self._decoder.batches([request]):
             return self._normalise(pixels)
         raise AssertionError("a request gives a batch")
@@ -60,7 +68,7 @@ class ShardLoader:
         """The micro-batches of every step from `first_step` on, epoch after epoch."""
         micro: list[Batch] = []
         for request, pixels in self.pixels(first_step):
-            micro.append(self._normalise.batch(pixels, self._split.index["label"][request.ids], request.ids))
+            micro.append(self._normalise.batch(pixels, self._split.labels(request.ids), request.ids))
             if len(micro) == self._layout.accumulation:
                 yield micro
                 micro = []
@@ -73,25 +81,34 @@ class ShardLoader:
         )
 
     def _request(self, ids: torch.Tensor, size: int, epoch: int) -> Request:
-        numbers = ids.numpy().copy()
-        boxes = random_boxes(_sizes(self._split, numbers), numbers, self._data.augment, self._seed, epoch)
-        return Request(numbers, boxes, size, size)
+        choose = partial(random_boxes, augment=self._data.augment, seed=self._seed, epoch=epoch)
+        return Request(ids.numpy().copy(), choose, size, size)
 
     def _size_at(self, step: int) -> int:
         return next((size for begin, size in reversed(self._sizes) if step >= begin), self._sizes[0][1])
 
 
-class ShardEvaluator:
+class PhotographEvaluator:
     """Validation batches of one rank: whole batches are dealt out, so that each sample is in exactly one of them."""
 
     def __init__(
-        self, data: Data, evaluate: Evaluate, split: Split, rank: int, ranks: int, device: torch.device, threads: int
+        self,
+        data: Data,
+        evaluate: Evaluate,
+        split: Photographs,
+        rank: int,
+        ranks: int,
+        device: torch.device,
+        threads: int,
     ):
         self._split, self._share = split, evaluate.crop_share
         self._size = evaluate.size or data.size or DEFAULT_SIZE
         self._rectangular = evaluate.rectangular
         self._normalise = normalisation(data, device)
-        order = np.argsort(_aspect(split.index), kind="stable") if evaluate.rectangular else np.arange(len(split))
+        order = np.arange(len(split))
+        if evaluate.rectangular:
+            self._aspects = _aspects(split.sizes(order))
+            order = np.argsort(self._aspects, kind="stable")
         batch = evaluate.per_rank_batch
         self._batches = [order[begin : begin + batch] for begin in range(rank * batch, len(order), ranks * batch)]
         self.num_samples = len(order)
@@ -100,25 +117,23 @@ class ShardEvaluator:
 
     def __iter__(self) -> Iterator[Batch]:
         for request, pixels in self._decoder.batches(self._request(ids) for ids in self._batches):
-            yield self._normalise.batch(pixels, self._split.index["label"][request.ids], request.ids)
+            yield self._normalise.batch(pixels, self._split.labels(request.ids), request.ids)
 
     def _request(self, ids: np.ndarray) -> Request:
         width = height = self._size
         if self._rectangular:
-            aspect = float(np.exp(np.log(_aspect(self._split.index[ids])).mean()))
+            aspect = float(np.exp(np.log(self._aspects[ids]).mean()))
             width = round(self._size * max(1.0, aspect) / 8) * 8
             height = round(self._size * max(1.0, 1 / aspect) / 8) * 8
-        return _middle(self._split, ids, self._share, width, height)
+        return _middle(ids, self._share, width, height)
 
 
-def _aspect(rows: np.ndarray) -> np.ndarray:
-    return rows["width"].astype(np.float64) / rows["height"]
+def _aspects(sizes: np.ndarray) -> np.ndarray:
+    return sizes[:, 0].astype(np.float64) / sizes[:, 1]
 
 
-def _sizes(split: Split, ids: np.ndarray) -> np.ndarray:
-    rows = split.index[ids]
-    return np.stack([rows["width"], rows["height"]], axis=1)
+def _middle(ids: np.ndarray, share: float, width: int, height: int) -> Request:
+    def choose(sizes: np.ndarray, _ids: np.ndarray) -> np.ndarray:
+        return centre_boxes(sizes, share, width, height)
 
-
-def _middle(split: Split, ids: np.ndarray, share: float, width: int, height: int) -> Request:
-    return Request(ids.copy(), centre_boxes(_sizes(split, ids), share, width, height), width, height)
+    return Request(ids.copy(), choose, width, height)

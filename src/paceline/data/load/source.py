@@ -1,21 +1,25 @@
 """A recipe's data, whether it lives in memory or in shards: what the engine asks of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from paceline.base.logs import log
 from paceline.config.batch import BatchLayout
 from paceline.config.data import Data
 from paceline.config.recipe import Recipe
 from paceline.data import sets
-from paceline.data.load.loader import DEFAULT_SIZE, ShardEvaluator, ShardLoader
+from paceline.data.load.loader import DEFAULT_SIZE, PhotographEvaluator, PhotographLoader
 from paceline.data.load.resident import ResidentEvaluator, ResidentLoader
+from paceline.data.photographs import Files, Photographs, fingerprint
+from paceline.data.prepare.sources import listing
 from paceline.data.shards import Dataset
 
-Loader = ResidentLoader | ShardLoader
-Evaluator = ResidentEvaluator | ShardEvaluator
+Loader = ResidentLoader | PhotographLoader
+Evaluator = ResidentEvaluator | PhotographEvaluator
 
 
 class Source(Protocol):
@@ -40,10 +44,29 @@ class Source(Protocol):
 
 
 def open_source(recipe: Recipe) -> Source:
+    folder = Path(recipe.data.path) if recipe.data.path else sets.default_folder(recipe.data.name)
     if recipe.data.name in ("imagenet", "shards"):
-        folder = Path(recipe.data.path) if recipe.data.path else sets.default_folder(recipe.data.name)
-        return _Shards(recipe, Dataset.open(folder))
+        return _shards(recipe, Dataset.open(folder))
+    if recipe.data.name == "folder":
+        return _folder(recipe, folder)
     return _Resident(recipe, sets.load(recipe.data))
+
+
+def _shards(recipe: Recipe, dataset: Dataset) -> "_Photographs":
+    variant = recipe.data.variant
+    print_of = f"{dataset.fingerprint}-{variant or dataset.variants[0]}"
+    return _Photographs(recipe, dataset.name, dataset.classes, print_of, lambda split: dataset.split(split, variant))
+
+
+def _folder(recipe: Recipe, root: Path) -> "_Photographs":
+    files = listing(root)
+    log.info(
+        "%s: %d image files, which Pillow decodes anew at every use; prepared, they load many times faster: "
+        "paceline prepare folder %s --out DIR",
+        *(root, len(files.train) + len(files.val), root),
+    )
+    print_of = fingerprint([*files.train, *files.val], root)
+    return _Photographs(recipe, "folder", tuple(files.ids), print_of, lambda split: Files(root, files.splits[split]))
 
 
 def _training_sizes(data: Data) -> set[tuple[int, int]]:
@@ -84,22 +107,13 @@ class _Resident:
 
 
 @dataclass(frozen=True)
-class _Shards:
+class _Photographs:
     recipe: Recipe
-    dataset: Dataset
+    name: str
+    classes: tuple[str, ...]
+    fingerprint: str
+    split: Callable[[str], Photographs]
     channels: int = 3
-
-    @property
-    def name(self) -> str:
-        return self.dataset.name
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.dataset.classes
-
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.dataset.fingerprint}-{self.recipe.data.variant or self.dataset.variants[0]}"
 
     def sizes(self) -> set[tuple[int, int]]:
         evaluated = self.recipe.evaluate.size or self.recipe.data.size or DEFAULT_SIZE
@@ -110,11 +124,11 @@ class _Shards:
     def threads(self) -> int:
         return self.recipe.data.threads or torch.get_num_threads()
 
-    def loader(self, layout: BatchLayout, rank: int, device: torch.device) -> ShardLoader:
-        split = self.dataset.split("train", self.recipe.data.variant)
-        return ShardLoader(self.recipe.data, split, layout, rank, self.recipe.seed, device, self.threads)
+    def loader(self, layout: BatchLayout, rank: int, device: torch.device) -> PhotographLoader:
+        return PhotographLoader(
+            self.recipe.data, self.split("train"), layout, rank, self.recipe.seed, device, self.threads
+        )
 
-    def evaluator(self, rank: int, ranks: int, device: torch.device) -> ShardEvaluator:
-        split = self.dataset.split("val", self.recipe.data.variant)
+    def evaluator(self, rank: int, ranks: int, device: torch.device) -> PhotographEvaluator:
         data, evaluate = self.recipe.data, self.recipe.evaluate
-        return ShardEvaluator(data, evaluate, split, rank, ranks, device, self.threads)
+        return PhotographEvaluator(data, evaluate, self.split("val"), rank, ranks, device, self.threads)

@@ -53,14 +53,14 @@ def convert(content: bytes, variants: list[Variant]) -> tuple[list[bytes], str]:
             except codec.CodecError as error:
                 remark = f"{error}; re-encoded as a baseline JPEG of quality {_KEPT_QUALITY}"
         if image is None:
-            image, damage = _open(content)
+            image, damage = open_image(content)
             remark = damage or remark
         quality = _KEPT_QUALITY if variant.name == "original" else variant.quality
         records.append(_encode(image, variant.size(*image.size), quality))
     return records, remark
 
 
-def _open(content: bytes) -> tuple[Image.Image, str]:
+def open_image(content: bytes) -> tuple[Image.Image, str]:
     """The image, grey or RGB, and what was wrong with the file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd EXIF and palette data, which nobody looks at here

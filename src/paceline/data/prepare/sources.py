@@ -50,17 +50,30 @@ class Source:
 # ---- trees ----
 
 
-def tree(
-    root: Path, name: str, val_fraction: float = 0.0, limit_per_class: int = 0, readable: dict[str, str] | None = None
-) -> Source:
+Entry = tuple[int, Path]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a tree by split, with their labels."""
+
+    ids: list[str]
+    train: list[Entry]
+    val: list[Entry]
+
+    @property
+    def splits(self) -> dict[str, list[Entry]]:
+        return {"train": self.train, "val": self.val}
+
+
+def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> Listing:
     """DIR/train/CLASS/* and DIR/val/CLASS/*, or DIR/CLASS/* of which a share is kept for validation."""
     if not root.is_dir():
         raise UserError(f"{root}: no such folder")
     has_splits = (root / "train").is_dir()
     train_root = root / "train" if has_splits else root
-    val_root = next(
-        (root / part for part in ("val", "validation", "test") if has_splits and (root / part).is_dir()), None
-    )
+    candidates = (root / part for part in ("val", "validation", "test"))
+    val_root = next((path for path in candidates if has_splits and path.is_dir()), None)
     ids = sorted(path.name for path in train_root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(ids) < 2:
         raise UserError(f"{train_root} holds {len(ids)} folders of classes; it should hold one folder for each class")
@@ -74,25 +87,39 @@ def tree(
         val = _files(val_root, ids, limit_per_class)
     else:
         if not 0 < val_fraction < 1:
-            raise UserError(f"{root} has no validation split; keep a share of the images for it: --val-fraction 0.1")
+            raise UserError(
+                f"{root} has no validation split; keep a share of the images for it: "
+                f"paceline prepare folder {root} --val-fraction 0.1"
+            )
         train, val = _divided(train, val_fraction)
     for split, files in (("train", train), ("val", val)):
         if not files:
-            raise UserError(
-                f"{root}: no images for {split}; known are files that end in {', '.join(sorted(EXTENSIONS))}"
-            )
-    entries = {"train": train, "val": val}
+            known_endings = ", ".join(sorted(EXTENSIONS))
+            raise UserError(f"{root}: no images for {split}; known are files that end in {known_endings}")
+    return Listing(ids, train, val)
+
+
+def tree(
+    root: Path, name: str, val_fraction: float = 0.0, limit_per_class: int = 0, readable: dict[str, str] | None = None
+) -> Source:
+    """A class-per-folder tree."""
+    files = listing(root, val_fraction, limit_per_class)
     return Source(
         name=name,
-        classes=[Class(id_, (readable or {}).get(id_, id_)) for id_ in ids],
-        splits={split: _reader(files, root) for split, files in entries.items()},
-        sizes={split: len(files) for split, files in entries.items()},
-        bytes={split: sum(path.stat().st_size for _, path in files) for split, files in entries.items()},
-        identity={"folder": str(root.resolve()), "files": {split: len(files) for split, files in entries.items()}},
+        classes=[Class(id_, (readable or {}).get(id_, id_)) for id_ in files.ids],
+        splits={split: _reader(entries, root) for split, entries in files.splits.items()},
+        sizes={split: len(entries) for split, entries in files.splits.items()},
+        bytes={split: sum(path.stat().st_size for _, path in entries) for split, entries in files.splits.items()},
+        identity={
+            "folder": str(root.resolve()),
+            "files": {split: len(entries) for split, entries in files.splits.items()},
+            "val_fraction": val_fraction,
+            "limit_per_class": limit_per_class,
+        },
     )
 
 
-def _files(root: Path, ids: list[str], limit: int) -> list[tuple[int, Path]]:
+def _files(root: Path, ids: list[str], limit: int) -> list[Entry]:
     files = []
     for label, id_ in enumerate(ids):
         found = (
@@ -102,10 +129,10 @@ def _files(root: Path, ids: list[str], limit: int) -> list[tuple[int, Path]]:
     return files
 
 
-def _divided(files: list[tuple[int, Path]], fraction: float) -> tuple[list[tuple[int, Path]], list[tuple[int, Path]]]:
+def _divided(files: list[Entry], fraction: float) -> tuple[list[Entry], list[Entry]]:
     """Keep the same share of every class, spread evenly over its files."""
-    train: list[tuple[int, Path]] = []
-    val: list[tuple[int, Path]] = []
+    train: list[Entry] = []
+    val: list[Entry] = []
     seen: dict[int, int] = {}
     for label, path in files:
         number = seen[label] = seen.get(label, -1) + 1
@@ -114,7 +141,7 @@ def _divided(files: list[tuple[int, Path]], fraction: float) -> tuple[list[tuple
     return train, val
 
 
-def _reader(files: list[tuple[int, Path]], root: Path) -> Callable[[], Iterator[Sample]]:
+def _reader(files: list[Entry], root: Path) -> Callable[[], Iterator[Sample]]:
     def samples() -> Iterator[Sample]:
         for label, path in files:
             yield Sample(label, str(path.relative_to(root)), path.stat().st_size, path.read_bytes)

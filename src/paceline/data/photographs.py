@@ -1,0 +1,90 @@
+"""Photographs as the loaders see them, whether they lie in shards or in ordinary files."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+
+from paceline.data.prepare.convert import Unreadable, open_image
+from paceline.data.prepare.sources import Entry
+
+Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""From the sizes (n, 2) and ids of images to the part of each that is seen: (n, 5) of x, y, width, height, mirrored."""
+
+
+class Reader(Protocol):
+    """Reads samples; each thread has one of its own."""
+
+    def read(self, ids: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
+        """Fill `out`, uint8 (n, 3, height, width); what went wrong, by position."""
+
+
+class Photographs(Protocol):
+    folder: Path
+
+    def __len__(self) -> int: ...
+
+    def labels(self, ids: np.ndarray) -> np.ndarray: ...
+
+    def sizes(self, ids: np.ndarray) -> np.ndarray:
+        """Width and height, (n, 2)."""
+
+    def where(self, number: int) -> str:
+        """How a message names a sample."""
+
+    def reader(self) -> Reader: ...
+
+
+class Files:
+    """One split of a tree with a folder for each class, decoded by Pillow at every use."""
+
+    def __init__(self, folder: Path, entries: list[Entry]):
+        self.folder, self._entries = folder, entries
+        self._labels = np.array([label for label, _ in entries], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def labels(self, ids: np.ndarray) -> np.ndarray:
+        return self._labels[ids]
+
+    def sizes(self, ids: np.ndarray) -> np.ndarray:
+        """Known only by opening the files."""
+        found = []
+        for number in ids:
+            with Image.open(self._entries[number][1]) as image:
+                found.append(image.size)
+        return np.array(found)
+
+    def where(self, number: int) -> str:
+        return str(self._entries[number][1])
+
+    def reader(self) -> "Files":
+        return self
+
+    def read(self, ids: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
+        failures = {}
+        height, width = out.shape[2:]
+        for position, number in enumerate(ids):
+            try:
+                image, _ = open_image(self._entries[number][1].read_bytes())
+            except (Unreadable, OSError) as error:
+                failures[position] = str(error)
+                continue
+            box = choose(np.array([image.size]), ids[position : position + 1])[0]
+            x, y, w, h, mirrored = (int(value) for value in box)
+            part = image.convert("RGB").crop((x, y, x + w, y + h)).resize((width, height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(part).transpose(2, 0, 1)
+            out[position] = pixels[..., ::-1] if mirrored else pixels
+        return failures
+
+
+def fingerprint(entries: list[Entry], root: Path) -> str:
+    """Of names and sizes: reading every file would take longer than an epoch."""
+    digest = hashlib.sha256()
+    for label, path in entries:
+        digest.update(f"{label} {path.relative_to(root)} {path.stat().st_size}\n".encode())
+    return digest.hexdigest()[:16]
