@@ -1,0 +1,89 @@
+"""What an index of ImageNet's size costs: time to open it, and memory of each rank, with its decoding threads.
+
+python benchmarks/index.py [--samples 1281167] [--ranks 2] [--threads 4]
+"""
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+
+def write(folder: Path, samples: int) -> None:
+    """A data set whose records are all the same one."""
+    from PIL import Image
+
+    from paceline.data import codec
+    from paceline.data.shards import DESCRIPTION, FORMAT, INDEX, shard_name
+
+    jpeg = io.BytesIO()
+    Image.effect_noise((64, 64), 50).convert("RGB").save(jpeg, "jpeg")
+    record = codec.pack(jpeg.getvalue())
+    split = folder / "original" / "train"
+    split.mkdir(parents=True)
+    (split / shard_name(0)).write_bytes(record + bytes(codec.OVERRUN))
+    rows = np.zeros(samples, INDEX)
+    rows["length"], rows["width"], rows["height"] = len(record), 64, 64
+    rows["label"] = np.arange(samples) % 1000
+    np.save(split / "index.npy", rows)
+    shards = [{"file": shard_name(0), "samples": samples, "bytes": len(record) + codec.OVERRUN}]
+    description = {"kind": "shards", "format": FORMAT, "name": "index", "fingerprint": "", "classes": [], "splits": {}}
+    description["variants"] = {"original": {"splits": {"train": {"shards": shards}}}}
+    (folder / DESCRIPTION).write_text(json.dumps(description))
+
+
+def rank(folder: Path, threads: int) -> None:
+    """Open, load a few batches, and print what it took."""
+    import torch
+
+    from paceline.config.batch import BatchLayout
+    from paceline.config.data import Data
+    from paceline.data.load.loader import PhotographLoader
+    from paceline.data.shards import Dataset
+
+    def own_bytes() -> int:
+        return psutil.Process().memory_full_info().uss
+
+    before, begin = own_bytes(), time.perf_counter()
+    split = Dataset.open(folder).split("train")
+    loader = PhotographLoader(Data(size=32), split, BatchLayout(256, 1, 1), 0, 0, torch.device("cpu"), threads)
+    opened = time.perf_counter() - begin
+    index = own_bytes() - before
+    batches = loader.pixels()
+    for _ in range(10):
+        next(batches)
+    print(json.dumps({"seconds": opened, "index": index, "all": own_bytes() - before}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=1_281_167)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        rank(options.rank, options.threads)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), options.samples)
+        words = [sys.executable, __file__, "--rank", folder, "--threads", str(options.threads)]
+        ranks = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(options.ranks)]
+        results = [json.loads(process.communicate()[0]) for process in ranks]
+    print(f"{options.samples:,} samples, {options.ranks} ranks x {options.threads} threads")
+    for number, result in enumerate(results):
+        print(
+            f"  rank {number}: opened in {result['seconds'] * 1e3:.1f} ms; own memory {result['index'] / 1e6:.1f} MB "
+            f"for the index, {result['all'] / 1e6:.1f} MB with an epoch's order, threads and batches"
+        )
+
+
+if __name__ == "__main__":
+    main()
