@@ -52,13 +52,18 @@ typedef enum {
 
 /* ---- coefficients ---- */
 
+static inline int is_sampling_factor(int sampling)
+{
+    return sampling == 1 || sampling == 2 || sampling == 4;
+}
+
 typedef struct {
     int blocks_w, blocks_h; /* blocks that cover the component */
     int pitch, rows;        /* the same, padded to whole MCUs: how `coefficients` is laid out */
     int h, v;               /* sampling factors */
     int id, table;
-    uint16_t quantisers[64]; /* natural (row by row) order, as are the coefficients of a block */
-    int16_t *coefficients;
+    uint16_t quantisers[64]; /* natural (row by row) order */
+    int16_t *coefficients;   /* the order in which a record stores them: STREAM_TO_NATURAL */
 } Component;
 
 typedef struct {
@@ -68,7 +73,8 @@ typedef struct {
     size_t capacity;
 } Coefficients;
 
-extern const uint8_t ZIGZAG[64 + 16]; /* zigzag -> natural; padded, since a damaged run may step over the end */
+extern const uint8_t ZIGZAG[64];                /* zigzag -> natural */
+extern const uint8_t ZIGZAG_TO_STREAM[64 + 16]; /* padded, since a damaged run may step over the end */
 
 Status coefficients_allocate(Coefficients *image); /* zeroed planes of rows x pitch blocks */
 void coefficients_free(Coefficients *image);

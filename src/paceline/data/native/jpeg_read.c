@@ -6,10 +6,17 @@
 
 #include "codec.h"
 
-const uint8_t ZIGZAG[64 + 16] = {
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13,
-    6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31,
-    39, 46, 53, 60, 61, 54, 47, 55, 62, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
+const uint8_t ZIGZAG[64] = {
+    0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13,
+    6, 7, 14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31,
+    39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
+};
+
+const uint8_t ZIGZAG_TO_STREAM[64 + 16] = {
+    0, 2, 4, 8, 6, 1, 3, 5, 10, 12, 24, 14, 9, 7, 16, 18, 20, 11, 13, 26, 28, 40, 30, 25, 15, 32,
+    22, 17, 19, 21, 34, 36, 27, 29, 42, 44, 46, 41, 31, 48, 38, 33, 23, 35, 37, 50, 52, 43, 45, 47, 56, 54,
+    49, 39, 51, 53, 58, 60, 62, 57, 55, 59, 61, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
+    63, 63,
 };
 
 /* ---- bits ---- */
@@ -143,7 +150,7 @@ static Status read_block(Bits *bits, const Huffman *dc, const Huffman *ac, int16
         if (LIKELY(whole)) {
             at += whole >> 8 & 15;
             drop(bits, whole & 15);
-            block[ZIGZAG[at++]] = (int16_t)(whole >> 16);
+            block[ZIGZAG_TO_STREAM[at++]] = (int16_t)(whole >> 16);
             continue;
         }
         int symbol = take_symbol(bits, ac);
@@ -158,7 +165,7 @@ static Status read_block(Bits *bits, const Huffman *dc, const Huffman *ac, int16
             continue;
         }
         at += run;
-        block[ZIGZAG[at++]] = (int16_t)take_value(bits, size);
+        block[ZIGZAG_TO_STREAM[at++]] = (int16_t)take_value(bits, size);
     }
     return OK;
 }
@@ -209,11 +216,6 @@ static Status read_huffman_tables(Reader *reader, const uint8_t *at, const uint8
     return OK;
 }
 
-static int is_factor(int sampling)
-{
-    return sampling == 1 || sampling == 2 || sampling == 4;
-}
-
 static Status read_frame(Reader *reader, const uint8_t *at, const uint8_t *end)
 {
     Coefficients *image = reader->image;
@@ -242,7 +244,7 @@ static Status read_frame(Reader *reader, const uint8_t *at, const uint8_t *end)
             return JPEG_SYNTAX;
         if (image->num_components == 1)
             component->h = component->v = 1; /* a lone component has no sampling to speak of */
-        if (!is_factor(component->h) || !is_factor(component->v))
+        if (!is_sampling_factor(component->h) || !is_sampling_factor(component->v))
             return JPEG_SAMPLING;
         image->h_max = component->h > image->h_max ? component->h : image->h_max;
         image->v_max = component->v > image->v_max ? component->v : image->v_max;

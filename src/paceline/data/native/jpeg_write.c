@@ -86,7 +86,7 @@ static Status put_block(Output *out, const Codes *dc, const Codes *ac, const int
         return JPEG_RANGE;
     put_value(out, dc, size, difference, size);
     for (int i = 1; i < 64; i++) {
-        int value = block[ZIGZAG[i]];
+        int value = block[ZIGZAG_TO_STREAM[i]];
         if (!value) {
             run++;
             continue;

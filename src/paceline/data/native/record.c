@@ -1,4 +1,8 @@
 /* Records: coefficients that can be reached block by block. docs/format.md is the specification. */
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include "codec.h"
 
 /* A block's coefficients come in eight tiles of 2 rows x 4 columns, low frequencies first; within a tile row by row,
@@ -22,21 +26,35 @@ static int from_bits(int bits)
 
 /* ---- writing ---- */
 
-static uint8_t *pack_block(uint8_t *out, const int16_t *block, int *previous_dc)
+/* Which of 64 values are not zero. */
+static uint64_t present(const int16_t *values)
 {
-    int16_t values[64];
     uint64_t mask = 0;
-    int magnitude[8], tiles = 0, bytes_until = 0, wide = 0;
+#ifdef __SSE2__
+    const __m128i zero = _mm_setzero_si128();
+    for (int i = 0; i < 64; i += 16) {
+        __m128i low = _mm_cmpeq_epi16(_mm_loadu_si128((const __m128i *)(values + i)), zero);
+        __m128i high = _mm_cmpeq_epi16(_mm_loadu_si128((const __m128i *)(values + i + 8)), zero);
+        mask |= (uint64_t)(uint16_t)~_mm_movemask_epi8(_mm_packs_epi16(low, high)) << i;
+    }
+#else
     for (int i = 0; i < 64; i++)
-        values[i] = block[STREAM_TO_NATURAL[i]];
+        mask |= (uint64_t)(values[i] != 0) << i;
+#endif
+    return mask;
+}
+
+static uint8_t *pack_block(uint8_t *out, const int16_t *values, int *previous_dc)
+{
+    uint64_t mask = present(values) & ~1ull; /* the DC has its own place */
+    int magnitude[8], tiles = 0, bytes_until = 0, wide = 0;
     int difference = (int16_t)(values[0] - *previous_dc);
     *previous_dc = values[0];
-    values[0] = 0;
     for (int tile = 0; tile < 8; tile++) {
         magnitude[tile] = 0;
-        for (int i = 8 * tile; i < 8 * tile + 8; i++) {
-            magnitude[tile] |= values[i] < 0 ? -values[i] : values[i];
-            mask |= (uint64_t)(values[i] != 0) << i;
+        for (uint64_t left = mask >> 8 * tile & 255; left; left &= left - 1) {
+            int value = values[8 * tile + __builtin_ctzll(left)];
+            magnitude[tile] |= value < 0 ? -value : value;
         }
         if (magnitude[tile])
             tiles = tile + 1;
@@ -162,15 +180,10 @@ Status record_pack(const Coefficients *image, uint8_t *out, size_t capacity, siz
 
 /* ---- reading ---- */
 
-static int is_factor(int sampling)
-{
-    return sampling == 1 || sampling == 2 || sampling == 4;
-}
-
 static int component_is_sound(const RecordHeader *header, int number)
 {
     const RecordComponent *part = &header->components[number];
-    if (!is_factor(part->h) || !is_factor(part->v) || part->h > header->h_max || part->v > header->v_max)
+    if (!is_sampling_factor(part->h) || !is_sampling_factor(part->v) || part->h > header->h_max || part->v > header->v_max)
         return 0;
     if (number == 0 && (part->h != header->h_max || part->v != header->v_max))
         return 0;
@@ -198,7 +211,7 @@ Status record_header(const uint8_t *record, size_t length, RecordHeader *header)
         return RECORD_HEADER;
     if (header->num_components != 1 && header->num_components != 3)
         return RECORD_HEADER;
-    if (!is_factor(header->h_max) || !is_factor(header->v_max) || header->num_tables > MAX_COMPONENTS)
+    if (!is_sampling_factor(header->h_max) || !is_sampling_factor(header->v_max) || header->num_tables > MAX_COMPONENTS)
         return RECORD_HEADER;
     for (int i = 0; i < header->num_components; i++)
         if (!component_is_sound(header, i))
@@ -232,7 +245,7 @@ static const uint8_t *unpack_block(const uint8_t *at, int *dc, int16_t *block)
             at += second_half;
             second_half ^= 1;
         }
-        block[STREAM_TO_NATURAL[position]] = value;
+        block[position] = value;
     }
     block[0] = (int16_t)*dc;
     return at + second_half;
