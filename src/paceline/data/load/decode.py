@@ -13,7 +13,7 @@ from paceline.base.logs import log
 from paceline.data.photographs import Choose, Photographs, Reader
 from paceline.errors import UserError
 
-_CHUNK = 32  # images a native call: enough for Python's share of the time to vanish, few enough to share out
+_CHUNK = 64  # images a native call: enough for Python's share of the time to vanish, few enough to share out
 _MAX_AHEAD_BYTES = 256 << 20
 
 

@@ -5,6 +5,7 @@ and a run resumed in mid-epoch, on any number of ranks, neither repeats nor skip
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import count
 
 import numpy as np
@@ -71,12 +72,16 @@ def uniform(seed: int, epoch: int, ids: torch.Tensor, stream: int) -> torch.Tens
 
 def uniforms(seed: int, epoch: int, ids: np.ndarray, streams: range) -> np.ndarray:
     """The same numbers on the host, for several streams at once: (streams, samples)."""
-    begins = np.array([_mix(seed, epoch, stream) for stream in streams], np.uint64)[:, None]
-    bits = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + begins
+    bits = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + _begins(seed, epoch, streams)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     bits ^= bits >> np.uint64(31)
     return (bits >> np.uint64(40)) / float(1 << 24)
+
+
+@lru_cache(maxsize=16)
+def _begins(seed: int, epoch: int, streams: range) -> np.ndarray:
+    return np.array([_mix(seed, epoch, stream) for stream in streams], np.uint64)[:, None]
 
 
 def _signed(value: int) -> int:

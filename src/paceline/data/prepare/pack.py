@@ -74,6 +74,8 @@ def _finished(out: Path, plan: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _begin(out: Path, plan: dict[str, Any]) -> None:
+    for half in out.glob("*/*/.*"):  # what a kill left behind; the lock says that nobody is writing
+        half.unlink()
     path = out / _PARTS / "plan.json"
     if any((out / _PARTS).glob("*/*.json")):  # at least one shard is done
         if json.loads(path.read_text(encoding="utf-8")) != json.loads(json.dumps(plan)):
