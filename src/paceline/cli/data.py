@@ -54,7 +54,7 @@ def prepare(arguments: list[str]) -> int:
     parser.add_argument("--workers", type=count, metavar="N", help="threads (default: all cores)")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
-    from paceline.data.sets import default_folder
+    from paceline.data.shards import default_folder
 
     out = options.out or default_folder(options.dataset)
     if options.dataset == "cifar10":

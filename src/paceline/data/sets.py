@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from paceline.config.data import Data, Synthetic
+from paceline.data.shards import default_folder
 from paceline.errors import UserError
 
 _DESCRIBED = {"name", "classes", "shape", "samples", "fingerprint"}
@@ -49,10 +49,6 @@ def load(data: Data) -> ImageSet:
     if data.name == "synthetic":
         return _synthetic(data.synthetic)
     return _prepared(data)
-
-
-def default_folder(name: str) -> Path:
-    return Path(os.environ.get("PACELINE_DATA", "data")) / name
 
 
 def _digits() -> ImageSet:

@@ -10,6 +10,7 @@ A variant is one size of the same images; all variants have the same samples in 
 
 import json
 import mmap
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,11 @@ DESCRIPTION = "dataset.json"
 INDEX = np.dtype(
     [("offset", "<u8"), ("length", "<u4"), ("shard", "<u2"), ("label", "<u2"), ("width", "<u2"), ("height", "<u2")]
 )
+
+
+def default_folder(name: str) -> Path:
+    """Where prepared data is put, and looked for, unless told otherwise."""
+    return Path(os.environ.get("PACELINE_DATA", "data")) / name
 
 
 def shard_name(number: int) -> str:

@@ -16,7 +16,7 @@ from paceline.data.load.loader import DEFAULT_SIZE, PhotographEvaluator, Photogr
 from paceline.data.load.resident import ResidentEvaluator, ResidentLoader
 from paceline.data.photographs import Files, Photographs, fingerprint
 from paceline.data.prepare.sources import listing
-from paceline.data.shards import Dataset
+from paceline.data.shards import Dataset, default_folder
 
 Loader = ResidentLoader | PhotographLoader
 Evaluator = ResidentEvaluator | PhotographEvaluator
@@ -44,7 +44,7 @@ class Source(Protocol):
 
 
 def open_source(recipe: Recipe) -> Source:
-    folder = Path(recipe.data.path) if recipe.data.path else sets.default_folder(recipe.data.name)
+    folder = Path(recipe.data.path) if recipe.data.path else default_folder(recipe.data.name)
     if recipe.data.name in ("imagenet", "shards"):
         return _shards(recipe, Dataset.open(folder))
     if recipe.data.name == "folder":
