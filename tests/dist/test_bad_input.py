@@ -40,6 +40,7 @@ from paceline.track.records import RunFolder
         (("train", "digits", "--model.options", "{widths: [8, 8, 8, 8]}"), "does not take images of 8x8 with 1 channels"),
         (("evaluate",), "evaluate what?"),
         (("evaluate", "nowhere"), "neither a run folder"),
+        (("evaluate", "nowhere", "--device"), "neither a run folder"),
         (("prepare", "cifar10", "--from", "nowhere.tar"), "no such file"),
         (("prepare", "imagenot"), "invalid choice"),
         (("nonsense",), "invalid choice"),

@@ -174,6 +174,15 @@ def test_two_ranks_then_one_then_two_repeat_and_skip_no_sample(tmp_path: Path) -
     assert max(abs(alone[step] - moved[step]) for step in alone) < 1e-5
 
 
+def test_how_data_is_read_may_change_and_what_is_seen_may_not(here, tmp_path: Path) -> None:
+    assert here("train", "digits", *TINY, "--train.duration", "10ba").returncode == 0
+    longer = ("train", "--resume", "runs/digits", "--train.duration", "20ba")
+    answer = here(*longer, "--data.augment.cutout", "3")
+    assert "data cannot change in a resumed run" in answer.stderr
+    answer = here(*longer, "--data.threads", "1", "--data.max_damaged", "0.5")
+    assert answer.returncode == 0, answer.stderr
+
+
 def test_fields_that_may_change_are_taken_over_and_the_precision_is_one(here, tmp_path: Path) -> None:
     assert here("train", "digits", *TINY, "--train.duration", "20ba").returncode == 0
     words = ("--train.duration", "30ba", "--optim.weight_decay", "0.5", "--optim.momentum", "0.5", "--precision", "fp16")

@@ -1,5 +1,6 @@
 """Training from prepared photographs: the same promises as from memory."""
 
+import socket
 import subprocess
 from pathlib import Path
 
@@ -32,6 +33,23 @@ def photographs(tmp_path_factory) -> Path:
 def _train(folder: Path, photographs: Path, *more: object) -> None:
     words = command("train", "digits", *WORDS, photographs, *MORE, *more)
     subprocess.run(words, cwd=folder, env=environment(), check=True)
+
+
+def test_machines_with_different_data_are_refused(tmp_path: Path, photographs: Path) -> None:
+    other = tmp_path / "other"
+    prepare(source(tree(tmp_path / "in", classes=4, images=19), "folder"), other, [Variant()], 2)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{probe.getsockname()[1]}")
+    nodes = [
+        start(tmp_path, "train", "digits", *WORDS, path, *MORE, *place, "--node-rank", rank)
+        for rank, path in enumerate((photographs, other))
+    ]
+    for node in nodes:
+        _, errors = node.communicate(timeout=120)
+        assert node.returncode == 1
+        assert "rank 1 reads other data than rank 0" in errors
+    assert not list(tmp_path.glob("runs/*"))
 
 
 def test_one_and_two_ranks_and_a_kill_give_one_result(tmp_path: Path, photographs: Path) -> None:

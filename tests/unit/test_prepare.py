@@ -200,6 +200,18 @@ def test_interrupted_by_kill_9_it_ends_byte_identical(tmp_path: Path) -> None:
     assert len(Dataset.open(tmp_path / "torn").split("train", "original")) == 2340
 
 
+def test_what_else_lies_in_the_folder_is_left_alone(here, tmp_path: Path) -> None:
+    tree(tmp_path / "in")
+    for name in ("notes/old/.hidden", "original/train/.mine", ".top"):
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text("precious")
+    half = tmp_path / "out" / "original" / "train" / ".shard-00000.pcl.123"
+    half.write_text("left by a kill")
+    assert here("prepare", "folder", "in", "--out", "out").returncode == 0
+    kept = [path.name for path in (tmp_path / "out").rglob(".*") if path.is_file()]
+    assert sorted(kept) == [".hidden", ".lock", ".mine", ".top"]
+
+
 def test_too_little_room_is_known_before_it_starts(here, tmp_path: Path, monkeypatch) -> None:
     tree(tmp_path / "in")
     usage = pack.shutil.disk_usage(tmp_path)

@@ -227,6 +227,10 @@ class Recipe:
     """Compile the model with torch.compile."""
 
 
+PLACE_FIELDS = ("path", "threads", "max_damaged")
+"""Fields of `data` that say where and how it is read; which images are seen, and when, does not depend on them."""
+
+
 def problems(recipe: Recipe) -> Iterator[str]:
     """What is wrong with a recipe beyond the type and range of single fields."""
     train, schedule = recipe.train, recipe.optim.schedule

@@ -15,7 +15,7 @@ from paceline.base.logs import console, log
 from paceline.base.world import World
 from paceline.checkpoint import store
 from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, recipe_from_tree, split_overrides, to_tree
-from paceline.config.recipe import Recipe
+from paceline.config.recipe import PLACE_FIELDS, Recipe
 from paceline.data.load.source import open_source
 from paceline.engine import precision
 from paceline.engine.build import Setup, build, build_model, load_weights
@@ -41,6 +41,7 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
         if folder.exists and not resume:
             log.info("%s is not finished; going on with it", path)
         setup = build(recipe, world)
+        _check_same_data(setup)
         log.info("%s on %s: %s", recipe.name, _places(world), setup.layout)
         saved = world.on_leader(lambda: store.last(folder.checkpoints))
         run = _open_run(folder, setup, saved)
@@ -60,15 +61,29 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
 
 def _check_same_recipe(recipe: Recipe, world: World) -> None:
     """Machines started by hand may have been given different options, which would train what no recipe says."""
-    trees = []
-    for tree in world.from_all(to_tree(recipe)):
-        del tree["about"], tree["data"]["path"]  # the data may lie elsewhere; its fingerprint is compared later
-        trees.append(dict(leaves(tree)))
+    trees = [dict(leaves(_experiment(tree))) for tree in world.from_all(to_tree(recipe))]
     for rank, tree in enumerate(trees):
         if differing := sorted(key for key in trees[0].keys() | tree.keys() if trees[0].get(key) != tree.get(key)):
             values = "; ".join(f"{key} is {trees[0].get(key)!r} there, {tree.get(key)!r} here" for key in differing)
             raise UserError(
                 f"rank {rank} was started with another recipe than rank 0: {values}; give all the same options"
+            )
+
+
+def _experiment(tree: dict[str, Any]) -> dict[str, Any]:
+    """What a recipe says of the experiment; the data's own identity is compared by its fingerprint."""
+    data = {key: value for key, value in tree["data"].items() if key not in PLACE_FIELDS}
+    return {key: value for key, value in tree.items() if key != "about"} | {"data": data}
+
+
+def _check_same_data(setup: Setup) -> None:
+    """Machines may hold different data in the same place, which would train what no record shows."""
+    prints = setup.world.from_all(setup.source.fingerprint)
+    for rank, found in enumerate(prints):
+        if found != prints[0]:
+            raise UserError(
+                f"rank {rank} reads other data than rank 0 (fingerprint {found} instead of {prints[0]}); "
+                "bring the same prepared data to every machine"
             )
 
 
@@ -127,8 +142,7 @@ def _recorded_fingerprint(folder: RunFolder) -> str:
 
 def _check_same_experiment(folder: RunFolder, recipe: Recipe) -> None:
     """Overrides of a resumed run must not change what its position in the data means."""
-    old, new = to_tree(load_recipe(str(folder.recipe))), to_tree(recipe)
-    old["data"]["path"] = new["data"]["path"]  # the data may lie elsewhere; its fingerprint is compared later
+    old, new = _experiment(to_tree(load_recipe(str(folder.recipe)))), _experiment(to_tree(recipe))
     changed = [key for key in ("seed", "data", "model") if old[key] != new[key]]
     changed += [f"train.{key}" for key in ("global_batch",) if old["train"][key] != new["train"][key]]
     changed += [f"optim.{key}" for key in ("name",) if old["optim"][key] != new["optim"][key]]
@@ -207,7 +221,7 @@ def find_save(path: Path, which: str) -> Path:
 def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str, dict[str, float]]:
     """Evaluate a save with its own recipe, some fields overridden; what it was, and (on the leader) its metrics."""
     # only the leader need see the folder, so a device other than the default has to come from the command line
-    world = World.from_env(dict(split_overrides(overrides)).get("device", ["auto"])[-1])
+    world = World.from_env("".join(dict(split_overrides(overrides)).get("device", [])) or "auto")
     with world.connected():
         logs.set_up(world.rank, world.size)
         # the run may be going on, and replace its saves: the leader's choice counts

@@ -9,9 +9,9 @@
     paceline train --resume runs/digits                           go on after a stop or a crash
 
 In the order the data passes them: config/recipe.py (what to do), base/world.py (who am I), data/load/order.py (which
-samples when), data/load/resident.py (batches on the device), model/zoo.py, engine/parallel.py and engine/exchange.py
-(gradients between ranks), optim/, engine/evaluate.py, checkpoint/store.py, track/ (the evidence). engine/build.py puts
-them together; engine/run.py opens the run folder and keeps the books.
+samples when), data/load/source.py (batches, from memory or from photographs), model/zoo.py, engine/parallel.py and
+engine/exchange.py (gradients between ranks), optim/, engine/evaluate.py, checkpoint/store.py, track/ (the evidence).
+engine/build.py puts them together; engine/run.py opens the run folder and keeps the books.
 """
 
 import time

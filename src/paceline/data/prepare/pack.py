@@ -52,6 +52,9 @@ def prepare(source: Source, out: Path, variants: list[Variant], workers: int) ->
             return description
         _check_room(source, out, variants)
         _begin(out, plan)
+        for shards in (out / variant.name / split for variant in variants for split in source.splits):
+            for half in shards.glob(".shard-*"):  # what a kill left behind; the lock says that nobody is writing
+                half.unlink()
         with _bar() as bar, ThreadPoolExecutor(workers) as pool:
             for split in source.splits:
                 _write_split(source, split, out, variants, pool, workers, bar)
@@ -74,8 +77,6 @@ def _finished(out: Path, plan: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _begin(out: Path, plan: dict[str, Any]) -> None:
-    for half in out.glob("*/*/.*"):  # what a kill left behind; the lock says that nobody is writing
-        half.unlink()
     path = out / _PARTS / "plan.json"
     if any((out / _PARTS).glob("*/*.json")):  # at least one shard is done
         if json.loads(path.read_text(encoding="utf-8")) != json.loads(json.dumps(plan)):
