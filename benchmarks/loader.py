@@ -210,7 +210,7 @@ def prepare(source: Path, work: Path, wanted: set[str]) -> int:
     """Write the tree, shards, tars and raw pixels that contestants read; the number of images."""
     tree = work / "tree"
     if not tree.exists():
-        files = _extracted(source, work)
+        files = extracted(source, work)
         for number, path in enumerate(files):
             folder = tree / f"class{number % 10}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,7 @@ def prepare(source: Path, work: Path, wanted: set[str]) -> int:
     return len(files)
 
 
-def _extracted(source: Path, work: Path) -> list[Path]:
+def extracted(source: Path, work: Path) -> list[Path]:
     if source.is_dir():
         copies = work / "files"
         copies.mkdir(exist_ok=True)
@@ -291,7 +291,7 @@ def _write_raw(files: list[Path], work: Path) -> None:
 # ---- measuring ----
 
 
-def _used() -> float:
+def processor_seconds() -> float:
     """Processor seconds of this process and of children that have ended."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds))
@@ -303,11 +303,11 @@ def measure(name: str, work: Path, size: int, cores: int, seconds: float) -> dic
     os.sched_setaffinity(0, available)
     batches = contestants()[name][1](work, size, cores)
     list(islice(batches, 2))  # start-up, page cache, buffers
-    begin, used, images = time.perf_counter(), _used(), 0
+    begin, used, images = time.perf_counter(), processor_seconds(), 0
     while time.perf_counter() - begin < seconds:
         next(batches)
         images += BATCH
-    wall, processor = time.perf_counter() - begin, _used() - used
+    wall, processor = time.perf_counter() - begin, processor_seconds() - used
     return {"wall": images / wall, "processor": images / processor}
 
 

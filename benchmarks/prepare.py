@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from loader import _used
+from loader import processor_seconds
 from PIL import Image
 
 from paceline.base.logs import console
@@ -64,9 +64,9 @@ def main() -> None:
     for _ in range(options.rounds):
         for name, run in contestants.items():
             with tempfile.TemporaryDirectory() as folder:
-                begin = _used()
+                begin = processor_seconds()
                 run(Path(folder))
-                speeds[name].append(num_images / (_used() - begin))
+                speeds[name].append(num_images / (processor_seconds() - begin))
     print(f"{num_images} images, {options.rounds} rounds; images per processor second, ratio to {baseline}")
     for name, own in speeds.items():
         ratio = statistics.median(mine / other for mine, other in zip(own, speeds[baseline], strict=True))

@@ -3,9 +3,13 @@
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cli.options import count, make_parser
 from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.data.prepare.sources import Source
 
 _PREPARE = """Bring images into the form that training reads fastest.
 
@@ -80,7 +84,7 @@ def prepare(arguments: list[str]) -> int:
     return 0
 
 
-def _source(options: argparse.Namespace):  # type: ignore[no-untyped-def]  # Source, imported when it is needed
+def _source(options: argparse.Namespace) -> "Source":
     from paceline.data.prepare import imagenet
     from paceline.data.prepare.sources import tree
 

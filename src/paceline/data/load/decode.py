@@ -86,7 +86,7 @@ class BatchDecoder:
         return torch.empty(shape, dtype=torch.uint8, pin_memory=self._pin)
 
     def _give_back(self, buffer: torch.Tensor) -> None:
-        """Keep a buffer for reuse: fresh ones cost a third of the speed. Few: sizes change from phase to phase."""
+        """Keep a buffer for reuse: the kernel has to clear fresh ones. Few, since sizes change on the way."""
         event = torch.cuda.Event() if self._pin else None
         if event:
             event.record()

@@ -38,7 +38,7 @@ EXPORT int paceline_overrun(void)
 
 /* ---- paths ---- */
 
-enum { PORTABLE, AVX2, NUM_PATHS };
+enum { PORTABLE, AVX2 };
 
 EXPORT int paceline_has_path(int path)
 {

@@ -1,9 +1,13 @@
 /* The codec: JPEG <-> quantised DCT coefficients <-> record -> crop. docs/format.md describes the record.
  *
- * jpeg_read.c    baseline JPEG -> coefficients            jpeg_write.c  coefficients -> baseline JPEG (export)
- * record.c       coefficients <-> record, and its checks  checksum.c    CRC-32C over a record
- * weights.c      resize weights                           crop.h        record -> resized crop, included by
- * crop_portable.c and crop_avx2.c, which give identical bytes              api.c         what Python calls
+ * jpeg_read.c       baseline JPEG -> coefficients, with huffman.h
+ * jpeg_write.c      coefficients -> baseline JPEG, for export
+ * coefficients.c    the orders they come in, and the memory they lie in
+ * record.c          coefficients <-> record, and its checks
+ * checksum.c        CRC-32C over a record
+ * weights.c         resize weights
+ * crop.h            record -> resized crop, included by crop_portable.c and crop_avx2.c, which give identical bytes
+ * api.c             what Python calls
  */
 #ifndef PACELINE_CODEC_H
 #define PACELINE_CODEC_H

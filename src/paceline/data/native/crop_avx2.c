@@ -130,7 +130,7 @@ ALWAYS_INLINE void inverse_transform(const __m256i *rows, int16_t *samples)
     store_columns(samples, 3, SUB(even1, odd1), SUB(even0, odd0));
 }
 
-/* The same for coefficients of rows and columns 0 to 3 only, about 40 % of all blocks: half the work. */
+/* The same for coefficients of rows and columns 0 to 3 only, as smooth parts of an image have: half the work. */
 ALWAYS_INLINE void inverse_transform_corner(__m256i corner, int16_t *samples)
 {
 #define SIGNED_PAIRS(a, b)                                                                       \
@@ -197,7 +197,7 @@ ALWAYS_INLINE void tail_unpack(const uint8_t *at, int count, uint8_t *unpacked)
 
 enum { UNPACKED_BYTES = 64 + 16 };
 
-/* The same as rows_read for whole values of 16 bits, which a tenth of the blocks of good JPEGs have. */
+/* The same as rows_read for whole values of 16 bits, as blocks of good JPEGs with strong edges have. */
 static __attribute__((noinline)) const uint8_t *rows_read_wide(const uint8_t *at, uint64_t mask, int whole_until, int dc,
                                                                const Quantisers *quantisers, __m256i *rows)
 {

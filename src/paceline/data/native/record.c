@@ -5,14 +5,6 @@
 
 #include "codec.h"
 
-/* A block's coefficients come in eight tiles of 2 rows x 4 columns, low frequencies first; within a tile row by row,
- * columns in the order 0 2 1 3, which is the order the inverse transform wants to pair them in. */
-const uint8_t STREAM_TO_NATURAL[64] = {
-    0,  2,  1,  3,  8,  10, 9,  11, 16, 18, 17, 19, 24, 26, 25, 27, 4,  6,  5,  7,  12, 14,
-    13, 15, 32, 34, 33, 35, 40, 42, 41, 43, 20, 22, 21, 23, 28, 30, 29, 31, 48, 50, 49, 51,
-    56, 58, 57, 59, 36, 38, 37, 39, 44, 46, 45, 47, 52, 54, 53, 55, 60, 62, 61, 63,
-};
-
 /* Three bits count tiles as 0 to 6 or 8: seven is never needed. */
 static int to_bits(int tiles)
 {

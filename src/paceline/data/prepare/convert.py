@@ -56,7 +56,7 @@ def convert(content: bytes, variants: list[Variant]) -> tuple[list[bytes], str]:
             image, damage = open_image(content)
             remark = damage or remark
         quality = _KEPT_QUALITY if variant.name == "original" else variant.quality
-        records.append(_encode(image, variant.size(*image.size), quality))
+        records.append(codec.pack(encode(image, variant.size(*image.size), quality)))
     return records, remark
 
 
@@ -100,11 +100,12 @@ def _plain(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _encode(image: Image.Image, size: tuple[int, int], quality: int) -> bytes:
+def encode(image: Image.Image, size: tuple[int, int], quality: int) -> bytes:
+    """A baseline JPEG of that size."""
     if size != image.size:
         image = image.resize(size, Image.Resampling.LANCZOS)
     if max(size) > 65500:
         raise Unreadable(f"{size[0]} x {size[1]} pixels are too many")
     out = io.BytesIO()
     image.save(out, "jpeg", quality=quality)
-    return codec.pack(out.getvalue())
+    return out.getvalue()

@@ -15,23 +15,22 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from paceline.base.files import FolderLock, replacing, write_json, write_text
+from paceline.base.files import FolderLock, replacing, write_json
 from paceline.base.logs import console
 from paceline.data import codec
+from paceline.data.prepare.assemble import PARTS, assemble
 from paceline.data.prepare.convert import Unreadable, Variant, convert
 from paceline.data.prepare.sources import Sample, Source
-from paceline.data.shards import DESCRIPTION, FORMAT, INDEX, shard_name
+from paceline.data.shards import DESCRIPTION, FORMAT, shard_name
 from paceline.errors import UserError
 
 SHARD_SAMPLES = 2048
-_PARTS = ".parts"
 
 
-def prepare(source: Source, out: Path, variants: list[Variant], workers: int) -> dict[str, Any]:
-    """Write all splits and variants of a source to a folder; what dataset.json says of it."""
+def prepare(source: Source, out: Path, variants: list[Variant], workers: int) -> None:
+    """Write all splits and variants of a source to a folder."""
     plan = {
         "name": source.name,
         "classes": len(source.classes),
@@ -47,9 +46,9 @@ def prepare(source: Source, out: Path, variants: list[Variant], workers: int) ->
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror}); choose another folder") from None
     try:
-        if description := _finished(out, plan):
+        if _finished(out, plan):
             console.print(f"{out} is prepared already; nothing to do")
-            return description
+            return
         _check_room(source, out, variants)
         _begin(out, plan)
         for shards in (out / variant.name / split for variant in variants for split in source.splits):
@@ -58,27 +57,27 @@ def prepare(source: Source, out: Path, variants: list[Variant], workers: int) ->
         with _bar() as bar, ThreadPoolExecutor(workers) as pool:
             for split in source.splits:
                 _write_split(source, split, out, variants, pool, workers, bar)
-        return _finish(source, out, variants, plan)
+        assemble(source, out, variants, plan)
     finally:
         lock.release()
 
 
-def _finished(out: Path, plan: dict[str, Any]) -> dict[str, Any] | None:
+def _finished(out: Path, plan: dict[str, Any]) -> bool:
     path = out / DESCRIPTION
     if not path.exists():
-        return None
+        return False
     try:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         description = {}
     if description.get("prepared") != plan:
         raise UserError(f"--out {out} holds other data already ({DESCRIPTION}); choose another folder")
-    return description
+    return True
 
 
 def _begin(out: Path, plan: dict[str, Any]) -> None:
-    path = out / _PARTS / "plan.json"
-    if any((out / _PARTS).glob("*/*.json")):  # at least one shard is done
+    path = out / PARTS / "plan.json"
+    if any((out / PARTS).glob("*/*.json")):  # at least one shard is done
         if json.loads(path.read_text(encoding="utf-8")) != json.loads(json.dumps(plan)):
             raise UserError(
                 f"--out {out} holds an unfinished preparation with other options or of another source; repeat those, "
@@ -140,7 +139,7 @@ def _write_split(
     samples = source.splits[split]()
     images = made = number = 0
     while chunk := _next_chunk(samples):
-        part = out / _PARTS / split / f"{number:05d}.json"
+        part = out / PARTS / split / f"{number:05d}.json"
         if _is_done(part, out, split, variants):
             for sample in chunk:
                 images += 1
@@ -253,68 +252,3 @@ def _entry(sample: Sample, outcome: Outcome, files: list[_Shard]) -> dict[str, A
     records, remark = outcome
     places = [file.append(record) for file, record in zip(files, records, strict=True)]
     return {"name": sample.name, "label": sample.label, "places": places} | ({"remark": remark} if remark else {})
-
-
-# ---- the end ----
-
-
-def _finish(source: Source, out: Path, variants: list[Variant], plan: dict[str, Any]) -> dict[str, Any]:
-    remarks: list[dict[str, str]] = []
-    splits: dict[str, Any] = {}
-    described: dict[str, Any] = {variant.name: {**vars(variant), "splits": {}} for variant in variants}
-    fingerprint = hashlib.sha256(json.dumps([vars(entry) for entry in source.classes]).encode())
-    for split in source.splits:
-        parts = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((out / _PARTS / split).glob("*.json"))]
-        entries = [(number, entry) for number, part in enumerate(parts) for entry in part["entries"]]
-        remarks += [
-            {"split": split, "file": entry["name"], "what": entry["remark"]}
-            for _, entry in entries
-            if "remark" in entry
-        ]
-        kept = [(number, entry) for number, entry in entries if "places" in entry]
-        if not kept:
-            raise UserError(f"{source.name}: not one image of {split} could be read; see {out / _PARTS / split}")
-        labels = [entry["label"] for _, entry in kept]
-        splits[split] = {
-            "samples": len(kept),
-            "left_out": len(entries) - len(kept),
-            "per_class": np.bincount(labels, minlength=len(source.classes)).tolist(),
-        }
-        names = "".join(_line(entry["name"]) for _, entry in kept)
-        for position, variant in enumerate(variants):
-            rows = [_row(number, entry["label"], entry["places"][position]) for number, entry in kept]
-            folder = out / variant.name / split
-            with replacing(folder / "index.npy") as file:
-                np.save(file, np.array(rows, INDEX))
-            write_text(folder / "names.txt", names)
-            shards = [part["shards"][position] for part in parts]
-            described[variant.name]["splits"][split] = {
-                "bytes": sum(shard["bytes"] for shard in shards),
-                "shards": shards,
-            }
-            for shard in shards:
-                fingerprint.update(shard["sha256"].encode())
-    description = {
-        "kind": "shards",
-        "format": FORMAT,
-        "name": source.name,
-        "fingerprint": fingerprint.hexdigest()[:16],
-        "classes": [vars(entry) for entry in source.classes],
-        "splits": splits,
-        "variants": described,
-        "remarks": remarks,
-        "prepared": plan,
-    }
-    description = json.loads(json.dumps(description))
-    write_json(out / DESCRIPTION, description)
-    shutil.rmtree(out / _PARTS)
-    return description
-
-
-def _row(shard: int, label: int, place: list[int]) -> tuple[int, ...]:
-    offset, length, width, height = place
-    return offset, length, shard, label, width, height
-
-
-def _line(name: str) -> str:
-    return " ".join(name.splitlines()).encode(errors="replace").decode() + "\n"

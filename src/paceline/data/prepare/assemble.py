@@ -1,0 +1,78 @@
+"""The last step of a preparation: what was noted for each shard becomes the index and the description."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.base.files import replacing, write_json, write_text
+from paceline.data.prepare.convert import Variant
+from paceline.data.prepare.sources import Source
+from paceline.data.shards import DESCRIPTION, FORMAT, INDEX
+from paceline.errors import UserError
+
+PARTS = ".parts"  # where a preparation under way keeps its notes
+
+
+def assemble(source: Source, out: Path, variants: list[Variant], plan: dict[str, Any]) -> None:
+    """Turn the parts of all shards into indexes and names, and write dataset.json last."""
+    remarks: list[dict[str, str]] = []
+    splits: dict[str, Any] = {}
+    described: dict[str, Any] = {variant.name: {**vars(variant), "splits": {}} for variant in variants}
+    fingerprint = hashlib.sha256(json.dumps([vars(entry) for entry in source.classes]).encode())
+    for split in source.splits:
+        parts = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((out / PARTS / split).glob("*.json"))]
+        entries = [(number, entry) for number, part in enumerate(parts) for entry in part["entries"]]
+        remarks += [
+            {"split": split, "file": entry["name"], "what": entry["remark"]}
+            for _, entry in entries
+            if "remark" in entry
+        ]
+        kept = [(number, entry) for number, entry in entries if "places" in entry]
+        if not kept:
+            raise UserError(f"{source.name}: not one image of {split} could be read; see {out / PARTS / split}")
+        labels = [entry["label"] for _, entry in kept]
+        splits[split] = {
+            "samples": len(kept),
+            "left_out": len(entries) - len(kept),
+            "per_class": np.bincount(labels, minlength=len(source.classes)).tolist(),
+        }
+        names = "".join(_line(entry["name"]) for _, entry in kept)
+        for position, variant in enumerate(variants):
+            rows = [_row(number, entry["label"], entry["places"][position]) for number, entry in kept]
+            folder = out / variant.name / split
+            with replacing(folder / "index.npy") as file:
+                np.save(file, np.array(rows, INDEX))
+            write_text(folder / "names.txt", names)
+            shards = [part["shards"][position] for part in parts]
+            described[variant.name]["splits"][split] = {
+                "bytes": sum(shard["bytes"] for shard in shards),
+                "shards": shards,
+            }
+            for shard in shards:
+                fingerprint.update(shard["sha256"].encode())
+    description = {
+        "kind": "shards",
+        "format": FORMAT,
+        "name": source.name,
+        "fingerprint": fingerprint.hexdigest()[:16],
+        "classes": [vars(entry) for entry in source.classes],
+        "splits": splits,
+        "variants": described,
+        "remarks": remarks,
+        "prepared": plan,
+    }
+    write_json(out / DESCRIPTION, description)
+    shutil.rmtree(out / PARTS)
+
+
+def _row(shard: int, label: int, place: list[int]) -> tuple[int, ...]:
+    offset, length, width, height = place
+    return offset, length, shard, label, width, height
+
+
+def _line(name: str) -> str:
+    return " ".join(name.splitlines()).encode(errors="replace").decode() + "\n"
