@@ -39,7 +39,7 @@ def luma_differs(record: bytes, jpeg: bytes) -> bool:
 
 def distance(record: bytes, jpeg: bytes, number: int) -> float:
     image = Image.open(io.BytesIO(jpeg)).convert("RGB")
-    box = random_boxes(np.array([image.size]), np.array([number]), Augment(), seed=0, epoch=0)[0]
+    box = random_boxes(Augment(), seed=0, epoch=0)(np.array([image.size]), np.array([number]))[0]
     x, y, width, height, _ = (int(value) for value in box)
     expected = image.crop((x, y, x + width, y + height)).resize((224, 224), Image.Resampling.BILINEAR)
     ours = crop(record, box, 224, 224).transpose(1, 2, 0)

@@ -19,14 +19,14 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 BATCH = 256
-COPIES = 4  # of every image, so that an epoch has several batches
+COPIES = 8  # of every image, so that an epoch has several batches
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BASELINE = "torchvision, float"
+FFCV_JPEG_SHARES = {"all JPEG": 1.0, "half raw": 0.5}
 
 
 # ---- contestants: each yields batches for ever ----
@@ -112,14 +112,14 @@ def webdataset(work: Path, size: int, threads: int) -> Iterator[Any]:
     return _forever(wds.WebLoader(images, batch_size=None, num_workers=workers))
 
 
-def dali(work: Path, size: int, threads: int) -> Iterator[Any]:
+def dali(work: Path, size: int, threads: int, antialias: bool) -> Iterator[Any]:
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def(batch_size=BATCH, num_threads=threads, device_id=None)
     def pipeline() -> Any:
         encoded, _ = fn.readers.file(file_root=str(work / "tree"), random_shuffle=True)
         images = fn.decoders.image_random_crop(encoded, device="cpu", output_type=types.RGB, random_area=[0.08, 1.0])
-        images = fn.resize(images, size=(size, size), interp_type=types.INTERP_LINEAR, antialias=False)
+        images = fn.resize(images, size=(size, size), interp_type=types.INTERP_LINEAR, antialias=antialias)
         return fn.flip(images, horizontal=fn.random.coin_flip())
 
     pipe = pipeline()
@@ -128,18 +128,15 @@ def dali(work: Path, size: int, threads: int) -> Iterator[Any]:
         yield pipe.run()
 
 
-def ffcv(work: Path, size: int, threads: int) -> Iterator[Any]:
+def ffcv(work: Path, size: int, threads: int, file: str) -> Iterator[Any]:
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import RandomHorizontalFlip, ToTensor, ToTorchImage
 
     image = [RandomResizedCropRGBImageDecoder((size, size)), RandomHorizontalFlip(), ToTensor(), ToTorchImage()]
     settings = {"num_workers": threads, "order": OrderOption.RANDOM, "os_cache": True, "drop_last": True}
-    return _forever(
-        Loader(
-            str(work / "ffcv.beton"), BATCH, **settings, pipelines={"image": image, "label": [IntDecoder(), ToTensor()]}
-        )
-    )
+    pipelines = {"image": image, "label": [IntDecoder(), ToTensor()]}
+    return _forever(Loader(str(work / file), BATCH, **settings, pipelines=pipelines))
 
 
 def raw(work: Path, size: int, threads: int) -> Iterator[Any]:
@@ -167,7 +164,7 @@ def raw(work: Path, size: int, threads: int) -> Iterator[Any]:
 
     for step in range(1 << 30):
         ids = chance.integers(0, len(index), BATCH)
-        boxes = random_boxes(index[ids][:, 1:], ids, Augment(flip="random"), 0, step)
+        boxes = random_boxes(Augment(flip="random"), 0, step)(index[ids][:, 1:], ids)
         list(pool.map(one, range(BATCH), ids.tolist(), boxes))
         yield batch
 
@@ -187,8 +184,9 @@ def contestants() -> dict[str, tuple[str, Maker]]:
         "torchvision, uint8": ("torchvision", lambda *a: torchvision(*a, as_float=False)),
         "timm": ("timm", timm),
         "webdataset": ("webdataset", webdataset),
-        "DALI (CPU)": ("nvidia.dali", dali),
-        "FFCV, max 500, JPEG": ("ffcv", ffcv),
+        "DALI (CPU), antialiased": ("nvidia.dali", lambda *a: dali(*a, antialias=True)),
+        "DALI (CPU), fast": ("nvidia.dali", lambda *a: dali(*a, antialias=False)),
+        **{f"FFCV, max 500, {kind}": ("ffcv", _beton(kind)) for kind in FFCV_JPEG_SHARES},
         "raw pixels, max 400": ("PIL", raw),
     }
     from paceline.data.codec import paths
@@ -197,6 +195,10 @@ def contestants() -> dict[str, tuple[str, Maker]]:
         for variant in ("original", "max-500-q90", "max-400-q90"):
             found[f"paceline, {variant}, {path}"] = ("paceline", _bound(variant, path))
     return found
+
+
+def _beton(kind: str) -> Maker:
+    return lambda work, size, threads: ffcv(work, size, threads, f"{kind}.beton")
 
 
 def _bound(variant: str, path: str) -> Maker:
@@ -229,8 +231,9 @@ def prepare(source: Path, work: Path, wanted: set[str]) -> int:
     )
     if "webdataset" in wanted and not list(work.glob("images-*.tar")):
         _write_tars(files, work)
-    if "FFCV, max 500, JPEG" in wanted and not (work / "ffcv.beton").exists():
-        _write_ffcv(tree, work)
+    for kind, share in FFCV_JPEG_SHARES.items():
+        if f"FFCV, max 500, {kind}" in wanted and not (work / f"{kind}.beton").exists():
+            _write_ffcv(tree, work / f"{kind}.beton", share)
     if "raw pixels, max 400" in wanted and not (work / "raw.npy").exists():
         _write_raw(files, work)
     return len(files)
@@ -260,7 +263,7 @@ def _write_tars(files: list[Path], work: Path) -> None:
                 archive.addfile(label, io.BytesIO(content))
 
 
-def _write_ffcv(tree: Path, work: Path) -> None:
+def _write_ffcv(tree: Path, out: Path, jpeg_share: float) -> None:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
@@ -269,8 +272,8 @@ def _write_ffcv(tree: Path, work: Path) -> None:
     allow_torchvision()
     from torchvision.datasets import ImageFolder
 
-    image = RGBImageField(write_mode="jpg", max_resolution=500, jpeg_quality=90)
-    writer = DatasetWriter(str(work / "ffcv.beton"), {"image": image, "label": IntField()})
+    image = RGBImageField("proportion", max_resolution=500, jpeg_quality=90, compress_probability=jpeg_share)
+    writer = DatasetWriter(str(out), {"image": image, "label": IntField()})
     writer.from_indexed_dataset(ImageFolder(str(tree)))
 
 
@@ -302,13 +305,20 @@ def measure(name: str, work: Path, size: int, cores: int, seconds: float) -> dic
     available = sorted(os.sched_getaffinity(0))[:cores]
     os.sched_setaffinity(0, available)
     batches = contestants()[name][1](work, size, cores)
-    list(islice(batches, 2))  # start-up, page cache, buffers
-    begin, used, images = time.perf_counter(), processor_seconds(), 0
+    _draw(batches, seconds / 2)  # start-up, compilation, page cache, buffers
+    begin, used = time.perf_counter(), processor_seconds()
+    images = _draw(batches, seconds)
+    wall, processor = time.perf_counter() - begin, processor_seconds() - used
+    return {"wall": images / wall, "processor": images / processor}
+
+
+def _draw(batches: Iterator[Any], seconds: float) -> int:
+    """Take batches for that long; the number of images."""
+    begin, images = time.perf_counter(), 0
     while time.perf_counter() - begin < seconds:
         next(batches)
         images += BATCH
-    wall, processor = time.perf_counter() - begin, processor_seconds() - used
-    return {"wall": images / wall, "processor": images / processor}
+    return images
 
 
 def main() -> None:
@@ -316,7 +326,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, help="a folder or tar of JPEG photographs")
     parser.add_argument("--out", type=Path, default=Path("loader-benchmark"), help="where data and results go")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of one measurement")
     parser.add_argument("--sizes", type=int, nargs="+", default=[224, 128])
     parser.add_argument("--only", nargs="+", default=[], help="contestants whose names hold one of these words")
     parser.add_argument("--measure", nargs=3, metavar=("NAME", "SIZE", "CORES"), help=argparse.SUPPRESS)

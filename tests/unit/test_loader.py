@@ -12,6 +12,7 @@ from photographs import tree
 from paceline.config.batch import BatchLayout
 from paceline.config.data import Augment, Data, SizeFrom
 from paceline.config.recipe import Evaluate
+from paceline.data.load.augment import mirrored
 from paceline.data.load.crops import centre_boxes, random_boxes
 from paceline.data.load.loader import PhotographEvaluator, PhotographLoader
 from paceline.data.photographs import Files
@@ -77,7 +78,7 @@ def test_random_crops_are_torchvision_s() -> None:
 
     ids = np.arange(20_000)
     sizes = np.tile([[500, 375]], (len(ids), 1))
-    boxes = random_boxes(sizes, ids, Augment(flip="random"), seed=1, epoch=2)
+    boxes = random_boxes(Augment(flip="random"), seed=1, epoch=2)(sizes, ids)
     x, y, width, height, mirrored = boxes.T
     assert (x >= 0).all()
     assert (y >= 0).all()
@@ -89,10 +90,20 @@ def test_random_crops_are_torchvision_s() -> None:
     theirs = np.array([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(5000)])
     for ours, other in ((height, theirs[:, 2]), (width, theirs[:, 3]), (x, theirs[:, 1]), (y, theirs[:, 0])):
         assert np.allclose(np.quantile(ours, [0.1, 0.5, 0.9]), np.quantile(other, [0.1, 0.5, 0.9]), rtol=0.06, atol=4)
-    again = random_boxes(sizes[:5], np.array([9, 100, 3, 77, 0]), Augment(flip="random"), seed=1, epoch=2)
+    again = random_boxes(Augment(flip="random"), seed=1, epoch=2)(sizes[:5], np.array([9, 100, 3, 77, 0]))
     assert np.array_equal(again, boxes[[9, 100, 3, 77, 0]])
-    long = random_boxes(np.array([[1000, 10]]), np.array([0]), Augment(crop_scale=(0.9, 1.0)), 0, 0)
-    assert long[0, 2:4].tolist() == [13, 10]  # no attempt fits: the middle, as wide as allowed
+    long = random_boxes(Augment(crop_scale=(0.9, 1.0)), 0, 0)(np.array([[1000, 10], [10, 1000]]), np.array([0, 1]))
+    assert long.tolist() == [[493, 0, 13, 10, 0], [0, 493, 10, 13, 0]]  # none fits: the middle, as large as allowed
+
+
+@pytest.mark.parametrize("flip", ["none", "random", "alternating"])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_host_and_device_mirror_the_same_samples(flip: str, epoch: int) -> None:
+    """The native code and the device's go through the same random numbers."""
+    ids, augment = torch.arange(1 << 33, (1 << 33) + 500), Augment(flip=flip)
+    boxes = random_boxes(augment, 5, epoch)(np.full((500, 2), 64), ids.numpy())
+    expected = torch.zeros(500, dtype=torch.bool) if flip == "none" else mirrored(ids, augment, 5, epoch)
+    assert boxes[:, 4].tolist() == expected.tolist()
 
 
 def test_middle_crops() -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from paceline.config.batch import BatchLayout
 from paceline.config.data import Augment, Data
-from paceline.data.load.order import epoch_order, micro_batches, uniform, uniforms
+from paceline.data.load.order import epoch_order, micro_batches, uniform
 from paceline.data.load.resident import ResidentLoader
 from paceline.data.sets import ImageSet, load
 
@@ -73,11 +73,3 @@ def test_an_epoch_taken_up_in_the_middle_goes_on_as_it_would_have() -> None:
     rest = [batch for step in one_epoch(_loader(images, data, 1, 0), 2, first_step=10) for batch in step]
     ids = [torch.cat([a.ids, b.ids]) for a, b in zip(first, first_other, strict=True)] + [batch.ids for batch in rest]
     assert torch.equal(torch.cat(ids), torch.cat([batch.ids for batch in whole]))
-
-
-@given(seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 1000), first=st.integers(0, 2**40))
-def test_host_and_device_draw_the_same_numbers(seed: int, epoch: int, first: int) -> None:
-    ids = torch.arange(first, first + 50)
-    together = uniforms(seed, epoch, ids.numpy(), range(3, 6))
-    for row, stream in enumerate(range(3, 6)):
-        assert together[row].tolist() == uniform(seed, epoch, ids, stream).tolist()

@@ -1,4 +1,4 @@
-"""The native codec: JPEGs to records, and crops of records, many at a time. native/codec.h is its table of contents."""
+"""The native code: JPEGs to records, and crops of records, many at a time. native/codec.h is its table of contents."""
 
 import ctypes
 import os
@@ -23,6 +23,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "unpack": (_INT, [_POINTER, _SIZE, _POINTER, _POINTER]),
     "workspace": (_POINTER, []),
     "workspace_free": (None, [_POINTER]),
+    "random_boxes": (None, [_POINTER, _POINTER, _LONG, _POINTER, _POINTER, _INT, _POINTER]),
     "crop": (
         _INT,
         [_POINTER, _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _INT, _INT, _INT, _POINTER, _POINTER],
@@ -146,3 +147,30 @@ class Decoder:
             *(num, width, height, luma_only, out.ctypes.data, statuses.ctypes.data),
         )
         return statuses
+
+
+_LIMITS = np.dtype([("area", "f8", 2), ("ratio", "f8", 2), ("mirror", "i8"), ("mirror_begin", "u8")])
+
+
+class RandomBoxes:
+    """Parts of images as torchvision's RandomResizedCrop draws them.
+
+    begins: uint64 (attempts, 4), where the random numbers for area, ratio, x and y begin; mirror: 0 never, 1 by chance,
+    2 whenever 1 would not.
+    """
+
+    def __init__(
+        self, area: tuple[float, float], ratio: tuple[float, float], begins: np.ndarray, mirror: int, mirror_begin: int
+    ):
+        self._limits = np.array((area, ratio, mirror, mirror_begin), _LIMITS)
+        self._begins = np.ascontiguousarray(begins, np.uint64)
+
+    def __call__(self, sizes: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """From width and height (n, 2) and ids to boxes: int32 (n, 5) of x, y, width, height, mirrored."""
+        sizes, ids = np.ascontiguousarray(sizes, np.int32), np.ascontiguousarray(ids, np.int64)
+        boxes = np.empty((len(ids), 5), np.int32)
+        _native.random_boxes(
+            *(sizes.ctypes.data, ids.ctypes.data, len(ids), self._limits.ctypes.data, self._begins.ctypes.data),
+            *(len(self._begins), boxes.ctypes.data),
+        )
+        return boxes

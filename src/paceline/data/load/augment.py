@@ -6,7 +6,7 @@ from paceline.config.data import Augment
 from paceline.data.load.order import uniform
 
 # streams of random numbers, one per decision
-_FLIP, _SHIFT_ROWS, _SHIFT_COLUMNS, _CUT_ROW, _CUT_COLUMN = range(1, 6)
+FLIP, _SHIFT_ROWS, _SHIFT_COLUMNS, _CUT_ROW, _CUT_COLUMN = range(1, 6)
 
 
 def gather(
@@ -35,8 +35,8 @@ def cut_out_(images: torch.Tensor, ids: torch.Tensor, side: int, seed: int, epoc
 
 def mirrored(ids: torch.Tensor, augment: Augment, seed: int, epoch: int) -> torch.Tensor:
     if augment.flip == "random":
-        return uniform(seed, epoch, ids, _FLIP) < 0.5
-    at_first = uniform(seed, 0, ids, _FLIP) < 0.5
+        return uniform(seed, epoch, ids, FLIP) < 0.5
+    at_first = uniform(seed, 0, ids, FLIP) < 0.5
     return at_first if epoch % 2 == 0 else ~at_first
 
 

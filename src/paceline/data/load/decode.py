@@ -13,7 +13,7 @@ from paceline.base.logs import log
 from paceline.data.photographs import Choose, Photographs, Reader
 from paceline.errors import UserError
 
-_CHUNK = 64  # images a native call: enough for Python's share of the time to vanish, few enough to share out
+_LEAST_CHUNK = 32  # images a native call, for Python's share of the time to vanish
 _MAX_AHEAD_BYTES = 256 << 20
 
 
@@ -39,7 +39,7 @@ class BatchDecoder:
 
     def __init__(self, photographs: Photographs, threads: int, pin: bool, max_damaged: float):
         self._photographs, self._pin, self._max_damaged = photographs, pin, max_damaged
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        self._pool, self._threads = ThreadPoolExecutor(threads, thread_name_prefix="decode"), threads
         self._own = threading.local()
         self._free: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []
         self._named: set[int] = set()
@@ -96,22 +96,22 @@ class BatchDecoder:
     def _start(self, request: Request) -> _Work:
         buffer = self._take(request.shape)
         pixels = buffer.numpy()
-        begins = range(0, len(request.ids), _CHUNK)
-        return buffer, request, [self._pool.submit(self._decode, request, pixels, begin) for begin in begins]
+        chunk = max(_LEAST_CHUNK, -(-len(request.ids) // self._threads))
+        parts = [slice(begin, begin + chunk) for begin in range(0, len(request.ids), chunk)]
+        return buffer, request, [self._pool.submit(self._decode, request, pixels, part) for part in parts]
 
-    def _decode(self, request: Request, pixels: np.ndarray, begin: int) -> list[int]:
+    def _decode(self, request: Request, pixels: np.ndarray, part: slice) -> list[int]:
         """Decode some images of a batch; positions of those that failed."""
         reader: Reader | None = getattr(self._own, "reader", None)
         if reader is None:
             reader = self._own.reader = self._photographs.reader()
-        part = slice(begin, begin + _CHUNK)
         failed = reader.read(request.ids[part], request.choose, pixels[part])
         for position, reason in failed.items():
-            number = int(request.ids[begin + position])
+            number = int(request.ids[part][position])
             if number not in self._named:
                 self._named.add(number)
                 log.warning("damaged sample: %s: %s", self._photographs.where(number), reason)
-        return [begin + position for position in failed]
+        return [part.start + position for position in failed]
 
     def _settle(self, buffer: torch.Tensor, request: Request, futures: list[Future[list[int]]]) -> None:
         failed = [position for future in futures for position in future.result()]

@@ -1,7 +1,6 @@
 """Loaders for photographs, with the interface of those for data in memory."""
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import torch
@@ -81,8 +80,7 @@ class PhotographLoader:
         )
 
     def _request(self, ids: torch.Tensor, size: int, epoch: int) -> Request:
-        choose = partial(random_boxes, augment=self._data.augment, seed=self._seed, epoch=epoch)
-        return Request(ids.numpy().copy(), choose, size, size)
+        return Request(ids.numpy().copy(), random_boxes(self._data.augment, self._seed, epoch), size, size)
 
     def _size_at(self, step: int) -> int:
         return next((size for begin, size in reversed(self._sizes) if step >= begin), self._sizes[0][1])

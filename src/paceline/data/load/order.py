@@ -5,10 +5,8 @@ and a run resumed in mid-epoch, on any number of ranks, neither repeats nor skip
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import count
 
-import numpy as np
 import torch
 
 from paceline.config.batch import BatchLayout
@@ -63,25 +61,16 @@ def steps(
 
 def uniform(seed: int, epoch: int, ids: torch.Tensor, stream: int) -> torch.Tensor:
     """One number in [0, 1) per sample, the same on every device: splitmix64 on int64, whose products wrap around."""
-    bits = ids * _signed(0x9E3779B97F4A7C15) + _signed(_mix(seed, epoch, stream))
+    bits = ids * _signed(0x9E3779B97F4A7C15) + _signed(begin(seed, epoch, stream))
     bits = (bits ^ _shift(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
     bits = (bits ^ _shift(bits, 27)) * _signed(0x94D049BB133111EB)
     bits = bits ^ _shift(bits, 31)
     return _shift(bits, 40).to(torch.float32) / (1 << 24)
 
 
-def uniforms(seed: int, epoch: int, ids: np.ndarray, streams: range) -> np.ndarray:
-    """The same numbers on the host, for several streams at once: (streams, samples)."""
-    bits = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + _begins(seed, epoch, streams)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    bits ^= bits >> np.uint64(31)
-    return (bits >> np.uint64(40)) / float(1 << 24)
-
-
-@lru_cache(maxsize=16)
-def _begins(seed: int, epoch: int, streams: range) -> np.ndarray:
-    return np.array([_mix(seed, epoch, stream) for stream in streams], np.uint64)[:, None]
+def begin(seed: int, epoch: int, stream: int) -> int:
+    """Where a stream's random numbers begin, for the native code, which goes on from there as `uniform` does."""
+    return _mix(seed, epoch, stream)
 
 
 def _signed(value: int) -> int:

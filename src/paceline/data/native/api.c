@@ -167,3 +167,9 @@ EXPORT int paceline_crop(Workspace *workspace, int path, const Shard *shards, in
     }
     return failures;
 }
+
+EXPORT void paceline_random_boxes(const int32_t (*sizes)[2], const int64_t *ids, int64_t num, const BoxLimits *limits,
+                                  const uint64_t (*begins)[4], int attempts, int32_t (*boxes)[5])
+{
+    random_boxes(sizes, ids, num, limits, begins, attempts, boxes);
+}

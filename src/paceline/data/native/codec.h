@@ -7,6 +7,7 @@
  * checksum.c        CRC-32C over a record
  * weights.c         resize weights
  * crop.h            record -> resized crop, included by crop_portable.c and crop_avx2.c, which give identical bytes
+ * boxes.c           which part of an image a random crop sees
  * api.c             what Python calls
  */
 #ifndef PACELINE_CODEC_H
@@ -157,6 +158,17 @@ typedef struct {
     int out_width, out_height;
     int luma_only;
 } Crop;
+
+typedef struct {
+    double least_area, most_area; /* shares of the image's */
+    double least_ratio, most_ratio;
+    int64_t mirror; /* 0: never; 1: by chance; 2: whenever 1 would not */
+    uint64_t mirror_begin;
+} BoxLimits;
+
+/* `begins`: where the random numbers of an attempt's area, ratio, x and y begin. Boxes are x, y, width, height, mirrored. */
+void random_boxes(const int32_t (*sizes)[2], const int64_t *ids, int64_t num, const BoxLimits *limits,
+                  const uint64_t (*begins)[4], int attempts, int32_t (*boxes)[5]);
 
 /* Writes three planes of out_height x out_width bytes. The checksum is the caller's to verify. */
 typedef Status CropFunction(Workspace *, const uint8_t *record, size_t length, const Crop *, uint8_t *out);
