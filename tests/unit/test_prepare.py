@@ -15,7 +15,9 @@ import scipy.io
 from conftest import command, complaint, environment
 from photographs import jpeg, photograph, tree
 from PIL import Image
+from servers import FileServer
 
+from paceline.base import remote
 from paceline.data import codec
 from paceline.data.prepare import pack
 from paceline.data.shards import Dataset
@@ -84,6 +86,34 @@ def test_imagenet_s_own_archives(here, tmp_path: Path, archives: dict[str, Path]
     again = here("prepare", "imagenet", *words(archives), "--out", "out", "--original", "--short-side", "20")
     assert "nothing to do" in again.stderr
     assert "holds other data already" in complaint(here("prepare", "imagenet", *words(archives), "--out", "out"))
+
+
+def test_archives_behind_addresses(here, tmp_path: Path, archives: dict[str, Path], monkeypatch) -> None:
+    """Read as streams, over connections that break; the same bytes as from files."""
+    monkeypatch.setattr(remote, "_PAUSE", 0.01)
+    assert here("prepare", "imagenet", *words(archives), "--out", "files").returncode == 0
+    with FileServer(tmp_path, break_after=3).running() as server:
+        places = {name: f"{server.address}/{path.name}" for name, path in archives.items()}
+        answer = here("prepare", "imagenet", *words(places), "--out", "fetched")
+        assert answer.returncode == 0, answer.stderr
+        assert server.break_after == 0
+        missing = places | {"val": f"{server.address}/none.tar"}
+        assert "none.tar cannot be read (HTTP Error 404" in complaint(
+            here("prepare", "imagenet", *words(missing), "--out", "none")
+        )
+    assert contents(tmp_path / "fetched" / "original") == contents(tmp_path / "files" / "original")
+
+
+def test_a_tree_that_is_sized_already(here, tmp_path: Path) -> None:
+    """As DAWNBench's participants shared it: imagenet-sz/160/train and validation; its files are stored as they are."""
+    sized = tree(tmp_path / "imagenet-sz" / "160", splits=("train", "validation"))
+    assert here("prepare", "imagenet", "--from", sized, "--out", "out").returncode == 0
+    dataset = Dataset.open(tmp_path / "out")
+    assert {name: len(dataset.split(name)) for name in ("train", "val")} == {"train": 12, "val": 12}
+    split = dataset.split("val")
+    for number, name in enumerate(split.names):
+        given, back = Image.open(sized / name), Image.open(io.BytesIO(codec.unpack(split.record(number))))
+        assert np.array_equal(np.asarray(given), np.asarray(back))
 
 
 def test_wrong_archives_are_named(here, tmp_path: Path, archives: dict[str, Path]) -> None:

@@ -71,11 +71,16 @@ LOCK_NAME = ".lock"
 class FolderLock:
     """At most one process writes to a folder; the kernel frees the lock however its holder ends."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, wait: Callable[[], object] | None = None):
+        """With `wait`, which is called before, other processes' end is waited for."""
         self._file = (folder / LOCK_NAME).open("a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            if wait and error.errno in (errno.EAGAIN, errno.EACCES):
+                wait()
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+                return
             self._file.close()
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise

@@ -21,7 +21,9 @@ _PREPARE = """Bring images into the form that training reads fastest.
 
 Archives may also be https:// or s3:// addresses. Interrupted and started again, preparation goes on where it was."""
 
-_DATA = """Describe prepared data; check it, show it, or give the images back."""
+_DATA = """Describe prepared data; check it, show it, or give the images back.
+
+Data behind an https:// or s3:// address is fetched first, to $PACELINE_CACHE or ~/.cache/paceline, as training does."""
 
 
 def prepare(arguments: list[str]) -> int:
@@ -103,7 +105,7 @@ def _source(options: argparse.Namespace) -> "Source":
 
 def data(arguments: list[str]) -> int:
     parser = make_parser("data", "DIR [--check] [--show FILE.png] [--export jpeg --out DIR]", _DATA)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="prepared data")
+    parser.add_argument("folder", metavar="DIR", help="prepared data, or its https:// or s3:// address")
     parser.add_argument("--check", action="store_true", help="verify every checksum")
     parser.add_argument(
         "--show", type=Path, nargs="?", const=Path("samples.png"), metavar="FILE.png", help="a contact sheet"
@@ -112,15 +114,15 @@ def data(arguments: list[str]) -> int:
         "--export", choices=["jpeg"], help="write the images as ordinary JPEG files, coefficient by coefficient"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to export to")
-    parser.add_argument("--variant", default="", metavar="NAME", help="which size to show or export")
+    parser.add_argument("--variant", default="", metavar="NAME", help="which size to fetch, show or export")
     parser.add_argument("--split", default="", choices=["train", "val"], help="which split to show or export")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="which samples to show")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
-    from paceline.data import describe
+    from paceline.data import cache, describe
     from paceline.data.shards import Dataset
 
-    dataset = Dataset.open(options.folder)
+    dataset = Dataset.open(cache.local(options.folder, options.variant))
     print("\n".join(describe.summary(dataset)))
     if options.check:
         describe.check(dataset)

@@ -66,7 +66,8 @@ class Data:
     name: Literal["digits", "cifar10", "synthetic", "imagenet", "shards", "folder"] = "digits"
     """The data set; `imagenet` and `shards` are what `paceline prepare` wrote, `folder` is a tree of image files."""
     path: str = ""
-    """Folder of the prepared data; empty: $PACELINE_DATA/NAME, or data/NAME below the current folder."""
+    """Folder of the prepared data, for photographs also its https:// or s3:// address; empty: $PACELINE_DATA/NAME, or
+    data/NAME below the current folder."""
     variant: str = ""
     """Which size of prepared photographs, if there are several, e.g. max-400-q90."""
     size: CountOrZero = 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -10,7 +11,7 @@ from rich.progress import track
 from paceline.base.files import sha256
 from paceline.base.logs import console
 from paceline.data import codec
-from paceline.data.shards import Dataset, Split
+from paceline.data.shards import Dataset, Split, shard_name
 from paceline.errors import UserError
 
 
@@ -35,29 +36,35 @@ def summary(dataset: Dataset) -> Iterator[str]:
             yield f"    ... and {len(remarks) - 10} more, in {dataset.folder / 'dataset.json'}"
 
 
-def _splits(dataset: Dataset) -> Iterator[tuple[str, Split, list[dict[str, object]]]]:
-    for variant, entry in dataset.description["variants"].items():
-        for split, content in entry["splits"].items():
-            yield f"{variant}/{split}", dataset.split(split, variant), content["shards"]
-
-
 def check(dataset: Dataset) -> None:
-    """Verify every shard and, where one does not match, find the samples that are damaged."""
+    """Verify every file and, where a shard does not match, find the samples that are damaged."""
     damaged: list[str] = []
-    for name, split, shards in _splits(dataset):
-        for number, entry in enumerate(track(shards, f"checking {name}", console=console, transient=True)):
-            path = split.folder / str(entry["file"])
-            if path.is_file() and path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]:
-                continue
-            found = list(_damaged_records(split, number)) if path.is_file() else []
-            damaged += found or [f"{path} is missing or does not match its checksum"]
+    for variant, entry in dataset.description["variants"].items():
+        for name, content in entry["splits"].items():
+            split = dataset.split(name, variant)
+            damaged += [_mismatch(split, file) for file in content["lists"] if not _matches(split, file)]
+            shards = track(content["shards"], f"checking {variant}/{name}", console=console, transient=True)
+            for number, file in enumerate(shards):
+                if not _matches(split, file):
+                    damaged += list(_damaged_records(split, number)) or [_mismatch(split, file)]
     if damaged:
         shown = "\n  ".join(damaged[:20])
         raise UserError(f"{dataset.folder}: {len(damaged)} damaged:\n  {shown}\nprepare the data again")
     console.print(f"{dataset.folder}: every checksum matches")
 
 
+def _matches(split: Split, file: dict[str, Any]) -> bool:
+    path = split.folder / file["file"]
+    return path.is_file() and path.stat().st_size == file["bytes"] and sha256(path) == file["sha256"]
+
+
+def _mismatch(split: Split, file: dict[str, Any]) -> str:
+    return f"{split.folder / file['file']} is missing or does not match its checksum"
+
+
 def _damaged_records(split: Split, shard: int) -> Iterator[str]:
+    if not (split.folder / shard_name(shard)).is_file():
+        return
     for number in np.flatnonzero(split.index["shard"] == shard):
         try:
             codec.describe(split.record(int(number)))

@@ -24,6 +24,8 @@ from paceline.errors import UserError
 
 FORMAT = 1
 DESCRIPTION = "dataset.json"
+LISTS = ("index.npy", "names.txt")
+_CURE = "prepare it with `paceline prepare`, or set data.path"
 INDEX = np.dtype(
     [("offset", "<u8"), ("length", "<u4"), ("shard", "<u2"), ("label", "<u2"), ("width", "<u2"), ("height", "<u2")]
 )
@@ -47,22 +49,29 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: Path) -> "Dataset":
-        path = folder / DESCRIPTION
-        cure = "prepare it with `paceline prepare`, or set data.path"
         try:
-            description = json.loads(path.read_text(encoding="utf-8"))
+            return cls.parse((folder / DESCRIPTION).read_bytes(), str(folder))
         except FileNotFoundError:
-            raise UserError(f"{folder}: no prepared data here (it has no {DESCRIPTION}); {cure}") from None
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} is not readable ({error}); {cure}") from None
+            raise UserError(f"{folder}: no prepared data here (it has no {DESCRIPTION}); {_CURE}") from None
+        except OSError as error:
+            raise UserError(f"{folder / DESCRIPTION} is not readable ({error}); {_CURE}") from None
+
+    @classmethod
+    def parse(cls, content: bytes, place: str) -> "Dataset":
+        """From what dataset.json holds."""
+        path = f"{place.rstrip('/')}/{DESCRIPTION}"
+        try:
+            description = json.loads(content)
+        except ValueError as error:
+            raise UserError(f"{path} is not readable ({error}); {_CURE}") from None
         if not isinstance(description, dict) or description.get("kind") != "shards":
-            raise UserError(f"{path} does not describe shards; {cure}")
+            raise UserError(f"{path} does not describe shards; {_CURE}")
         if description.get("format") != FORMAT:
             raise UserError(
                 f"{path} has format {description.get('format')}; this version reads format {FORMAT}: upgrade paceline, "
                 "or prepare the data again"
             )
-        return cls(folder, description)
+        return cls(Path(place), description)
 
     @property
     def name(self) -> str:
@@ -80,13 +89,21 @@ class Dataset:
     def fingerprint(self) -> str:
         return str(self.description["fingerprint"])
 
-    def split(self, split: str, variant: str = "") -> "Split":
-        """One split of a variant, by default of the only one."""
+    def choose(self, variant: str = "") -> str:
+        """The variant of this name, by default the only one."""
         if not variant and len(self.variants) > 1:
-            raise UserError(f"{self.folder} holds {', '.join(self.variants)}; choose one with data.variant")
+            raise UserError(
+                f"{self.folder} holds {', '.join(self.variants)}; choose one with data.variant, or with --variant of "
+                "`paceline data`"
+            )
         variant = variant or self.variants[0]
         if variant not in self.variants:
             raise UserError(f"data.variant={variant!r} is not in {self.folder}; it holds {', '.join(self.variants)}")
+        return variant
+
+    def split(self, split: str, variant: str = "") -> "Split":
+        """One split of a variant, by default of the only one."""
+        variant = self.choose(variant)
         if split not in self.description["variants"][variant]["splits"]:
             raise UserError(f"{self.folder} has no {split} split")
         return Split(self.folder / variant / split, self.description["variants"][variant]["splits"][split]["shards"])

@@ -16,7 +16,7 @@ from paceline.base.world import World
 from paceline.checkpoint import store
 from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, recipe_from_tree, split_overrides, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
-from paceline.data.load.source import open_source
+from paceline.data.load.source import fetch, open_source
 from paceline.engine import precision
 from paceline.engine.build import Setup, build, build_model, load_weights
 from paceline.engine.evaluate import evaluate
@@ -33,8 +33,9 @@ from paceline.track.telemetry import HostSampler
 def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = None) -> dict[str, Any]:
     """Train a recipe in a new run folder below `root`, or go on in an unfinished one; its summary."""
     world = World.from_env(recipe.device)
+    logs.set_up(world.rank, world.size)
+    fetch(recipe)  # it may take longer than connected ranks wait for each other
     with world.connected(), ExitStack() as cleanup:
-        logs.set_up(world.rank, world.size)
         _check_same_recipe(recipe, world)
         path = world.on_leader(lambda: _claim_folder(_choose_folder(recipe, root, name, resume), cleanup))
         folder = RunFolder(path)

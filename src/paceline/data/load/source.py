@@ -8,16 +8,19 @@ from typing import Protocol
 import torch
 
 from paceline.base.logs import log
+from paceline.base.remote import is_remote
 from paceline.config.batch import BatchLayout
 from paceline.config.data import Data
 from paceline.config.recipe import Recipe
-from paceline.data import sets
+from paceline.data import cache, sets
 from paceline.data.load.loader import DEFAULT_SIZE, PhotographEvaluator, PhotographLoader
 from paceline.data.load.resident import ResidentEvaluator, ResidentLoader
 from paceline.data.photographs import Files, Photographs, fingerprint
 from paceline.data.prepare.sources import listing
 from paceline.data.shards import Dataset, default_folder
+from paceline.errors import UserError
 
+_PREPARED = ("imagenet", "shards")
 Loader = ResidentLoader | PhotographLoader
 Evaluator = ResidentEvaluator | PhotographEvaluator
 
@@ -44,12 +47,24 @@ class Source(Protocol):
 
 
 def open_source(recipe: Recipe) -> Source:
-    folder = Path(recipe.data.path) if recipe.data.path else default_folder(recipe.data.name)
-    if recipe.data.name in ("imagenet", "shards"):
-        return _shards(recipe, Dataset.open(folder))
-    if recipe.data.name == "folder":
-        return _folder(recipe, folder)
+    data = recipe.data
+    if data.name in _PREPARED:
+        return _shards(recipe, Dataset.open(_local(data)))
+    if data.name == "folder":
+        if is_remote(data.path):
+            raise UserError(f"data.path={data.path}: only prepared images can be remote; see `paceline prepare --help`")
+        return _folder(recipe, Path(data.path or default_folder(data.name)))
     return _Resident(recipe, sets.load(recipe.data))
+
+
+def fetch(recipe: Recipe) -> None:
+    """Bring data that lies elsewhere to this machine."""
+    if recipe.data.name in _PREPARED:
+        _local(recipe.data)
+
+
+def _local(data: Data) -> Path:
+    return cache.local(data.path or str(default_folder(data.name)), data.variant)
 
 
 def _shards(recipe: Recipe, dataset: Dataset) -> "_Photographs":

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.base.files import replacing, write_json, write_text
+from paceline.base.files import replacing, sha256, write_json, write_text
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.sources import Source
-from paceline.data.shards import DESCRIPTION, FORMAT, INDEX
+from paceline.data.shards import DESCRIPTION, FORMAT, INDEX, LISTS
 from paceline.errors import UserError
 
 PARTS = ".parts"  # where a preparation under way keeps its notes
@@ -51,6 +51,7 @@ def assemble(source: Source, out: Path, variants: list[Variant], plan: dict[str,
             described[variant.name]["splits"][split] = {
                 "bytes": sum(shard["bytes"] for shard in shards),
                 "shards": shards,
+                "lists": [_file(folder / name) for name in LISTS],
             }
             for shard in shards:
                 fingerprint.update(shard["sha256"].encode())
@@ -67,6 +68,10 @@ def assemble(source: Source, out: Path, variants: list[Variant], plan: dict[str,
     }
     write_json(out / DESCRIPTION, description)
     shutil.rmtree(out / PARTS)
+
+
+def _file(path: Path) -> dict[str, Any]:
+    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def _row(shard: int, label: int, place: list[int]) -> tuple[int, ...]:

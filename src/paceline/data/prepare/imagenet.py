@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.data.prepare.sources import Class, Sample, Source, archive, is_remote, opened, tree
+from paceline.base.remote import is_remote
+from paceline.data.prepare.sources import Class, Sample, Source, archive, opened, size_of, tree
 from paceline.errors import UserError
 
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
@@ -17,9 +18,8 @@ def from_archives(train: str, val: str, devkit: str, limit_per_class: int = 0) -
     classes, truth = _devkit(devkit)
     labels = {entry.id: label for label, entry in enumerate(classes)}
     limit = limit_per_class
-    for place, samples in ((train, _train(train, labels, limit)), (val, _val(val, truth, limit))):
-        if not is_remote(place):
-            next(samples)  # a wrong archive is known before anything is written
+    for samples in (_train(train, labels, limit), _val(val, truth, limit)):
+        next(samples)  # a wrong archive is known before anything is written
     return Source(
         name="imagenet",
         classes=classes,
@@ -28,7 +28,7 @@ def from_archives(train: str, val: str, devkit: str, limit_per_class: int = 0) -
             "train": partial(_train, train, labels, limit),
         },
         sizes={"train": None, "val": None if limit else len(truth)},
-        bytes={"train": _size(train), "val": _size(val)},
+        bytes={"train": size_of(train), "val": size_of(val)},
         identity={
             "train": _identity(train),
             "val": _identity(val),
@@ -44,17 +44,8 @@ def from_tree(root: Path, devkit: str, limit_per_class: int = 0) -> Source:
     return tree(root, "imagenet", limit_per_class=limit_per_class, readable=readable)
 
 
-def _size(place: str) -> int | None:
-    if is_remote(place):
-        return None
-    path = Path(place)
-    if not path.is_file():
-        raise UserError(f"{place}: no such file")
-    return path.stat().st_size
-
-
 def _identity(place: str) -> list[Any]:
-    return [place if is_remote(place) else Path(place).name, _size(place)]
+    return [place if is_remote(place) else Path(place).name, size_of(place)]
 
 
 def _devkit(place: str) -> tuple[list[Class], list[int]]:

@@ -3,12 +3,12 @@
 import contextlib
 import itertools
 import tarfile
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.base import remote
 from paceline.errors import UserError
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -155,34 +155,23 @@ def _reader(files: list[Entry], root: Path) -> Callable[[], Iterator[Sample]]:
 @contextlib.contextmanager
 def opened(place: str) -> Iterator[IO[bytes]]:
     """A local file, or an https:// or s3:// address, as a stream of bytes."""
-    if place.startswith(("https://", "http://")):
-        try:
-            with urllib.request.urlopen(place, timeout=60) as answer:
-                yield answer
-        except OSError as error:
-            raise UserError(f"{place} cannot be read ({error}); fetch it by other means and give the file") from None
-    elif place.startswith("s3://"):
-        yield _s3(place)
-    else:
-        path = Path(place)
-        if not path.is_file():
-            raise UserError(f"{place}: no such file")
-        with path.open("rb") as file:
-            yield file
+    if remote.is_remote(place):
+        with remote.opened(place) as stream:
+            yield stream
+        return
+    size_of(place)
+    with Path(place).open("rb") as file:
+        yield file
 
 
-def _s3(place: str) -> Any:
-    try:
-        import obstore
-        from obstore.store import from_url
-    except ImportError:
-        raise UserError(f"{place}: reading from S3 needs obstore; pip install 'paceline[s3]'") from None
-    bucket, _, key = place.removeprefix("s3://").partition("/")
-    return obstore.open_reader(from_url(f"s3://{bucket}"), key)
-
-
-def is_remote(place: str) -> bool:
-    return "://" in place
+def size_of(place: str) -> int:
+    """Bytes of a file or address; a complaint if it is not there."""
+    if remote.is_remote(place):
+        return remote.size(place)
+    path = Path(place)
+    if not path.is_file():
+        raise UserError(f"{place}: no such file")
+    return path.stat().st_size
 
 
 @dataclass(frozen=True)

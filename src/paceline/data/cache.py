@@ -1,0 +1,144 @@
+"""Prepared data behind an https:// or s3:// address, brought to this machine once and used from there."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from paceline.base import remote
+from paceline.base.files import FolderLock, sha256, write_json
+from paceline.base.logs import console, log
+from paceline.data.shards import DESCRIPTION, Dataset
+from paceline.errors import UserError
+
+_STREAMS = 8  # files at a time: one connection rarely fills a machine's link
+
+
+def cache_folder() -> Path:
+    """Where fetched data is kept: $PACELINE_CACHE, which a fast local disk suits, or the user's cache."""
+    if place := os.environ.get("PACELINE_CACHE"):
+        return Path(place)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
+
+
+def local(place: str, variant: str = "") -> Path:
+    """The folder of prepared data: the place itself, or a verified copy of one variant of it.
+
+    Processes of one machine share the copy: one of them fetches, the others wait for it. What an interruption left
+    behind is taken up where it ended.
+    """
+    if not remote.is_remote(place):
+        return Path(place)
+    with remote.opened(remote.join(place, DESCRIPTION)) as stream:
+        dataset = Dataset.parse(stream.read(), place)
+    chosen = dataset.choose(variant)
+    folder = cache_folder() / f"{dataset.name}-{dataset.fingerprint}"
+    try:
+        (folder / chosen).mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(folder, lambda: log.info("waiting for another process that fetches %s", place))
+        try:
+            _fetch(dataset, place, folder, chosen)
+        finally:
+            lock.release()
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error}); choose another place with PACELINE_CACHE") from None
+    return folder
+
+
+@dataclass(frozen=True)
+class _File:
+    place: str
+    path: Path
+    bytes: int
+    sha256: str
+
+    @property
+    def part(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.part")
+
+    @property
+    def is_here(self) -> bool:
+        """Files get their names only when their checksums match; records have their own for what happens later."""
+        return self.path.is_file() and self.path.stat().st_size == self.bytes
+
+
+def _files(dataset: Dataset, place: str, folder: Path, variant: str) -> Iterator[_File]:
+    for split, content in dataset.description["variants"][variant]["splits"].items():
+        for entry in [*content["lists"], *content["shards"]]:
+            name = entry["file"]
+            path = folder / variant / split / name
+            yield _File(remote.join(place, variant, split, name), path, entry["bytes"], entry["sha256"])
+
+
+def _fetch(dataset: Dataset, place: str, folder: Path, variant: str) -> None:
+    missing = [file for file in _files(dataset, place, folder, variant) if not file.is_here]
+    if missing:
+        _check_room(missing, folder)
+        log.info("fetching %s of %s to %s", variant, place, folder)
+        bar = Progress(
+            *(TextColumn("{task.description}"), BarColumn(bar_width=30), DownloadColumn(), TransferSpeedColumn()),
+            *(TimeRemainingColumn(), TextColumn("left")),
+            console=console,
+        )
+        pool = ThreadPoolExecutor(_STREAMS, thread_name_prefix="fetch")
+        try:
+            with bar:
+                task = bar.add_task(f"fetching {variant}", total=sum(file.bytes for file in missing))
+                for future in [pool.submit(_bring, file, lambda count: bar.advance(task, count)) for file in missing]:
+                    future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+    _describe(dataset, folder, variant)
+
+
+def _bring(file: _File, advance: Any) -> None:
+    """Append to what is there already; a file that does not match its checksum is fetched once more from its start."""
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    for attempt in range(2):
+        with file.part.open("ab") as out:
+            if out.tell() > file.bytes:
+                out.truncate(0)
+            advance(begin := out.tell())
+            if begin < file.bytes:
+                with remote.opened(file.place, begin) as stream:
+                    while block := stream.read(1 << 20):
+                        out.write(block)
+                        advance(len(block))
+            out.flush()
+            os.fsync(out.fileno())
+        found = file.part.stat().st_size
+        if found == file.bytes and sha256(file.part) == file.sha256:
+            file.part.replace(file.path)
+            return
+        file.part.unlink()
+        if attempt == 0:
+            advance(-found)
+    raise UserError(f"{file.place} does not match its checksum in {DESCRIPTION}; copy the prepared data there again")
+
+
+def _check_room(missing: list[_File], folder: Path) -> None:
+    needed = sum(file.bytes - (file.part.stat().st_size if file.part.exists() else 0) for file in missing)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"{folder} has {free / 1e9:,.1f} GB free, but {needed / 1e9:,.1f} GB are to be fetched; choose another "
+            "disk with PACELINE_CACHE"
+        )
+
+
+def _describe(dataset: Dataset, folder: Path, variant: str) -> None:
+    """Write down the variants that are here, in the order of the original."""
+    path = folder / DESCRIPTION
+    here = {variant}
+    if path.exists():
+        here |= set(json.loads(path.read_text(encoding="utf-8"))["variants"])
+    variants = {name: entry for name, entry in dataset.description["variants"].items() if name in here}
+    description = dataset.description | {"variants": variants}
+    if not path.exists() or json.loads(path.read_text(encoding="utf-8")) != description:
+        write_json(path, description)
