@@ -25,6 +25,9 @@ T = TypeVar("T")
 _CPU = torch.device("cpu")
 LOST_RANK = "lost another rank"
 _LOST = re.compile("connection (closed|reset) by peer|broken pipe|timed out waiting", re.IGNORECASE)
+# DDP's reducer, if it held the last reference to the process group, would end the group while it holds the interpreter's
+# lock, and wait for a thread of gloo's that needs the lock to give up its last tensor: now and then a run hung at its end
+_KEPT: list[object] = []
 _TIMEOUT = timedelta(minutes=10)  # torch's 30 minutes leave users before a hung screen for too long
 
 
@@ -73,6 +76,7 @@ class World:
                 "there, then start the same command again to go on from the last save"
             ) from None
         finally:
+            _KEPT.append(dist.group.WORLD)
             dist.destroy_process_group()
 
     def barrier(self) -> None:
