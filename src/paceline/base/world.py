@@ -25,7 +25,7 @@ T = TypeVar("T")
 _CPU = torch.device("cpu")
 LOST_RANK = "lost another rank"
 _LOST = re.compile("connection (closed|reset) by peer|broken pipe|timed out waiting", re.IGNORECASE)
-# If DDP's reducer held the last reference to the process group, it would end the group with the interpreter's lock in its
+# If DDP's reducer held the last reference to the process group, it would end it with the interpreter's lock in its
 # hand, and wait for a thread of gloo's that needs the lock to release its last tensor: now and then a run never ended
 _KEPT: list[object] = []
 _TIMEOUT = timedelta(minutes=10)  # torch's 30 minutes leave users before a hung screen for too long
