@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import one_epoch
-from photographs import tree
+from photographs import photograph, tree
 
 from paceline.config.batch import BatchLayout
 from paceline.config.data import Augment, Data, SizeFrom
@@ -131,6 +131,17 @@ def test_evaluation_sees_every_sample_once_on_any_number_of_ranks(dataset: Datas
     assert (len({images.shape[2:] for images in alone.values()}) > 1) is rectangular
 
 
+def test_a_panorama_alone_in_its_batch_is_cut_to_what_can_be_shown(tmp_path: Path) -> None:
+    root = tree(tmp_path / "in")
+    photograph(1900, 60).save(root / "val" / "n00000002" / "zzz.JPEG", "jpeg")
+    prepare(source(root, "folder"), tmp_path / "out", [Variant()], 2)
+    evaluate = Evaluate(per_rank_batch=4, size=36, rectangular=True)
+    split = Dataset.open(tmp_path / "out").split("val")
+    shapes = [batch.images.shape[2:] for batch in PhotographEvaluator(DATA, evaluate, split, 0, 1, CPU, 2)]
+    assert shapes[-1] == (36, 144)
+    assert all((min(shape) == 36 and max(shape) % 8 == 0) or shape == (36, 36) for shape in shapes)
+
+
 def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many(tmp_path: Path, caplog) -> None:
     root = tree(tmp_path / "in", images=20)
     prepare(source(root, "folder"), tmp_path / "out", [Variant()], 2)
@@ -156,7 +167,7 @@ def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many
     for number in (5, 8, 11):
         damage(number)
     often = PhotographLoader(DATA, Dataset.open(tmp_path / "out").split("train"), layout, 0, 7, CPU, 2)
-    with pytest.raises(UserError, match=r"of \d+ samples so far were damaged, more than data.max_damaged=0.001"):
+    with pytest.raises(UserError, match=r"4 of 60 samples have been found damaged, more than data.max_damaged=0.001"):
         list(one_epoch(often, 0))
 
 

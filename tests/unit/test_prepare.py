@@ -3,10 +3,12 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import scipy.io
 from conftest import command, complaint, environment
 from photographs import jpeg, photograph, tree
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from servers import FileServer
 
 from paceline.base import remote
@@ -281,3 +284,68 @@ def test_folders_that_hold_no_data_are_named(here, tmp_path: Path) -> None:
     assert "nowhere: no such folder" in complaint(here("prepare", "folder", "nowhere", "--out", "out"))
     (tmp_path / "empty").mkdir()
     assert "one folder for each class" in complaint(here("prepare", "folder", "empty", "--out", "out"))
+
+
+def test_labels_are_part_of_the_fingerprint(here, tmp_path: Path) -> None:
+    """The last image of one class moved to be the first of the next: the same records in the same order."""
+    root = tree(tmp_path / "in")
+    moved = shutil.copytree(root, tmp_path / "moved")
+    (moved / "train" / "n00000000" / "train_3.JPEG").rename(moved / "train" / "n00000001" / "train_.JPEG")
+    prints = set()
+    for name in ("in", "moved"):
+        assert here("prepare", "folder", name, "--out", f"out-{name}").returncode == 0
+        prints.add(Dataset.open(tmp_path / f"out-{name}").fingerprint)
+    assert len(prints) == 2
+
+
+def test_a_source_that_changed_is_not_mixed_with_what_it_was(here, tmp_path: Path) -> None:
+    root = tree(tmp_path / "in")
+    assert here("prepare", "folder", "in", "--out", "out").returncode == 0
+    (root / "train" / "n00000000" / "train_3.JPEG").rename(root / "train" / "n00000000" / "train_9.JPEG")
+    assert "holds other data already" in complaint(here("prepare", "folder", "in", "--out", "out"))
+    assert "holds other data already" in complaint(here("prepare", "cifar10", "--out", "out", "--from", __file__))
+    Dataset.open(tmp_path / "out")
+
+
+def test_odd_names_and_contents_are_left_out_or_kept_but_never_end_it(here, tmp_path: Path, monkeypatch) -> None:
+    root = tree(tmp_path / "in")
+    folder = root / "train" / "n00000000"
+    information = PngInfo()
+    information.add_text("comment", "x" * 70_000)
+    photograph(40, 30).save(folder / "comment.png", pnginfo=information)
+    (folder / "q[").mkdir()
+    (folder / "q[" / "z].jpg").write_bytes(b"no image")
+    os.link(folder / "train_0.JPEG", os.fsencode(folder) + b"/name\xff.jpg")
+    monkeypatch.setattr(codec, "pack", _refusing_wide_ones(codec.pack))
+    photograph(641, 8).save(folder / "wide.png")
+    (root / "val" / ".hidden").mkdir()
+    answer = here("prepare", "folder", "in", "--out", "out[/x]")
+    assert answer.returncode == 0, answer.stderr
+    dataset = Dataset.open(tmp_path / "out[/x]")
+    remarks = {Path(remark["file"]).name: remark["what"] for remark in dataset.description["remarks"]}
+    assert remarks["comment.png"].startswith("a PNG file")
+    assert remarks["z].jpg"].startswith("left out: not an image")
+    assert remarks["wide.png"] == "left out: 641 x 8 pixels: too large"
+    assert dataset.description["splits"]["train"]["samples"] == 12 + 2
+
+
+def _refusing_wide_ones(pack: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    def refuse(content: bytes) -> bytes:
+        if content.startswith(b"\xff\xd8") and Image.open(io.BytesIO(content)).width == 641:
+            raise codec.CodecError("too large")
+        return pack(content)
+
+    return refuse
+
+
+def test_options_without_a_bearing_are_refused(here, tmp_path: Path) -> None:
+    tree(tmp_path / "in")
+    (tmp_path / "in" / "train" / "n9").mkdir()
+    assert "1 folders hold no images (n9)" in complaint(here("prepare", "folder", "in", "--out", "out"))
+    (tmp_path / "in" / "train" / "n9").rmdir()
+    assert "--from has no bearing" in complaint(here("prepare", "folder", "in", "--from", "x", "--out", "out"))
+    assert "--out is empty" in complaint(here("prepare", "folder", "in", "--out", ""))
+    assert here("prepare", "folder", "in", "--out", "out").returncode == 0
+    assert "'bogus' is not in" in complaint(here("data", "out", "--variant", "bogus"))
+    assert "give both or neither" in complaint(here("data", "out", "--out", "x"))
+    assert "is not a whole number" in complaint(here("data", "out", "--show", "x.png", "--seed", "-1"))

@@ -1,5 +1,6 @@
 """Archives and prepared data behind https:// and s3:// addresses, served by servers that the tests start."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -92,11 +93,63 @@ def test_data_that_does_not_match_its_checksums_is_refused(prepared: Path, serve
     assert not list(cache.cache_folder().glob("*/dataset.json"))
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("name", "../../elsewhere"),
+        ("classes.0.id", "/tmp/elsewhere"),
+        ("variants.original.splits.train.lists.0.file", "/tmp/elsewhere"),
+        ("variants.original.splits.train.shards.0.file", "../../elsewhere"),
+        ("variants.original.splits.train.shards.0.bytes", -1),
+        ("variants", {"../elsewhere": {"splits": {}}}),
+        ("fingerprint", "../../elsewhere"),
+        ("classes", None),
+    ],
+)
+def test_a_description_cannot_lead_out_of_its_folder(
+    prepared: Path, server: FileServer, tmp_path: Path, path: str, value: object
+) -> None:
+    description = json.loads((prepared / "out" / "dataset.json").read_text())
+    node = description
+    *parents, last = path.split(".")
+    for parent in parents:
+        node = node[int(parent) if isinstance(node, list) else parent]
+    node[last] = value
+    (tmp_path / "dataset.json").write_text(json.dumps(description))
+    server.root = tmp_path
+    with pytest.raises(UserError, match=r"dataset.json is damaged \("):
+        cache.local(server.address, "original")
+    assert not cache.cache_folder().exists()
+    with pytest.raises(UserError, match=r"dataset.json is damaged \("):
+        Dataset.open(tmp_path)
+
+
+def test_more_bytes_than_there_should_be_are_not_fetched(prepared: Path, server: FileServer, tmp_path: Path) -> None:
+    shutil.copytree(prepared / "out", tmp_path / "served")
+    server.root = tmp_path
+    names = tmp_path / "served" / "original" / "val" / "names.txt"
+    names.write_bytes(names.read_bytes() + bytes(1 << 20))
+    folder = cache.local(f"{server.address}/served", "original")
+    assert _files(folder / "original") == _files(prepared / "out" / "original")
+
+
+def test_a_complete_copy_is_used_from_a_disk_that_cannot_be_written(server: FileServer, monkeypatch) -> None:
+    folder = cache.local(f"{server.address}/out", "original")
+    monkeypatch.setattr(cache, "FolderLock", None)
+    assert cache.local(f"{server.address}/out", "original") == folder
+
+
+def test_secrets_in_addresses_are_not_shown() -> None:
+    place = "https://user:word@host/path/train.tar?X-Amz-Signature=secret"
+    assert remote.shown(place) == "https://host/path/train.tar"
+
+
 def test_addresses_that_lead_nowhere(server: FileServer, here: Callable, monkeypatch) -> None:
     monkeypatch.setattr(remote, "_PAUSE", 0.01)
     message = complaint(here("data", f"{server.address}/nothing"))
     assert f"{server.address}/nothing/dataset.json cannot be read (HTTP Error 404: Not Found)" in message
     assert "Connection refused" in complaint(here("data", "http://127.0.0.1:9/x"))
+    assert "https://[bad/dataset.json cannot be read" in complaint(here("data", "https://[bad"))
     words = ("--data.name", "folder", "--data.path", f"{server.address}/out")
     assert "only prepared images can be remote" in complaint(here("train", "digits", *words))
 

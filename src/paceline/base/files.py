@@ -39,7 +39,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 def write_text(path: Path, text: str) -> None:
     with replacing(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))  # file names need not be Unicode; JSON reads such escapes
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -84,7 +84,7 @@ class FolderLock:
             self._file.close()
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
-            raise UserError(f"{folder} is in use by another process; wait for it, or choose another --name") from None
+            raise UserError(f"{folder} is in use by another process; wait for it, or choose another place") from None
 
     def release(self) -> None:
         self._file.close()

@@ -11,7 +11,7 @@ from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
 log = logging.getLogger("paceline")
-console = Console(stderr=True, highlighter=NullHighlighter())
+console = Console(stderr=True, highlighter=NullHighlighter(), markup=False)  # names may hold brackets
 
 
 def set_up(rank: int = 0, ranks: int = 1) -> None:

@@ -5,6 +5,7 @@ import http.client
 import io
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from typing import IO, Any
@@ -22,7 +23,16 @@ def is_remote(place: str) -> bool:
 
 
 def join(place: str, *names: str) -> str:
-    return "/".join([place.rstrip("/"), *names])
+    return "/".join([place.rstrip("/"), *map(urllib.parse.quote, names)])
+
+
+def shown(place: str) -> str:
+    """An address without what may be secret: a password, or the signature of a presigned one."""
+    try:
+        parts = urllib.parse.urlsplit(place)
+    except ValueError:
+        return place.partition("?")[0]
+    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 @contextlib.contextmanager
@@ -43,6 +53,7 @@ class _Http(io.RawIOBase):
     def __init__(self, place: str, offset: int):
         self._place, self._position, self._failures = place, offset, 0
         self.size = 0
+        self._version: str | None = None
         self._answer: Any = self._ask()
 
     def readable(self) -> bool:
@@ -74,6 +85,10 @@ class _Http(io.RawIOBase):
                 if self._position:
                     request.add_header("Range", f"bytes={self._position}-")
                 answer = urllib.request.urlopen(request, timeout=_SECONDS)
+                version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+                if self._version not in (None, version):
+                    raise _unreadable(self._place, ValueError("it changed while it was read"), "start again")
+                self._version = version
                 self.size = int(answer.headers.get("Content-Length") or 0)
                 if answer.status == 206:
                     self.size += self._position
@@ -81,11 +96,13 @@ class _Http(io.RawIOBase):
                     _skip(answer, self._position)
                 return answer
             except urllib.error.HTTPError as error:
-                if error.code < 500:
+                if error.code < 500 and error.code not in (408, 429):
                     raise _unreadable(self._place, error) from None
                 self._wait(error)
             except _BROKEN as error:
                 self._wait(error)
+            except ValueError as error:  # an address or a header that makes no sense
+                raise _unreadable(self._place, error) from None
 
     def _wait(self, error: Exception) -> None:
         """Before the next attempt; after a few in a row the file counts as unreadable."""
@@ -136,4 +153,4 @@ class _S3(io.RawIOBase):
 
 def _unreadable(place: str, error: Exception, cure: str = "check the address and the network") -> UserError:
     reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return UserError(f"{place} cannot be read ({reason}); {cure}")
+    return UserError(f"{shown(place)} cannot be read ({reason}); {cure}")

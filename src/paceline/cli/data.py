@@ -62,6 +62,8 @@ def prepare(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     from paceline.data.shards import default_folder
 
+    if options.out == Path():
+        raise UserError("--out is empty; give a folder")
     out = options.out or default_folder(options.dataset)
     if options.dataset == "cifar10":
         from paceline.data.prepare import cifar10
@@ -93,11 +95,16 @@ def _source(options: argparse.Namespace) -> "Source":
     if options.dataset == "folder":
         if not options.tree:
             raise UserError("prepare which folder? paceline prepare folder TREE --out DIR")
+        if given := [name for name in ("source", "train", "val", "devkit") if getattr(options, name)]:
+            name = given[0].replace("source", "from")
+            raise UserError(f"--{name} has no bearing on `prepare folder`, whose images are in {options.tree}")
         return tree(options.tree, "folder", options.val_fraction, options.limit_per_class)
     if options.tree:
         raise UserError(f"prepare imagenet takes no {str(options.tree)!r}; a tree is given with --from")
     if options.source:
-        return imagenet.from_tree(options.source, options.devkit or "", options.limit_per_class)
+        return imagenet.from_tree(options.source, options.devkit or "", options.limit_per_class, options.val_fraction)
+    if options.val_fraction:
+        raise UserError("--val-fraction has no bearing on ImageNet's archives, which have a validation split")
     if missing := [name for name in ("train", "val", "devkit") if not getattr(options, name)]:
         raise UserError(f"prepare imagenet needs {' and '.join(f'--{name}' for name in missing)}, or --from TREE")
     return imagenet.from_archives(options.train, options.val, options.devkit, options.limit_per_class)
@@ -116,16 +123,22 @@ def data(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to export to")
     parser.add_argument("--variant", default="", metavar="NAME", help="which size to fetch, show or export")
     parser.add_argument("--split", default="", choices=["train", "val"], help="which split to show or export")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which samples to show")
+    parser.add_argument("--seed", type=count, default=1, metavar="N", help="which samples to show")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
     from paceline.data import cache, describe
     from paceline.data.shards import Dataset
 
-    dataset = Dataset.open(cache.local(options.folder, options.variant))
+    if options.out and not options.export:
+        raise UserError("--out is where --export jpeg writes to; give both or neither")
+    dataset = Dataset.open(folder := cache.local(options.folder, options.variant))
+    if options.variant:
+        dataset.choose(options.variant)
     print("\n".join(describe.summary(dataset)))
     if options.check:
-        describe.check(dataset)
+        fetched = str(folder) != str(Path(options.folder))
+        cure = "remove those files; the same command then fetches them again"
+        describe.check(dataset, *([cure] if fetched else []))
     if options.show:
         describe.contact_sheet(dataset, options.show, options.variant, options.split or "train", options.seed)
     if options.export:

@@ -16,6 +16,6 @@ def make_parser(verb: str, usage: str, description: str) -> argparse.ArgumentPar
 
 
 def count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 on")
     return int(text)

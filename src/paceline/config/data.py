@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from paceline.config.duration import StepDuration
-from paceline.config.fields import STRICT, Area, Count, CountOrZero, Positive, Share
+from paceline.config.fields import STRICT, Area, Count, CountOrZero, Positive, Share, Side
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Data:
     data/NAME below the current folder."""
     variant: str = ""
     """Which size of prepared photographs, if there are several, e.g. max-400-q90."""
-    size: CountOrZero = 0
+    size: Side = 0
     """Side in pixels that images are resized to; 0: their own size in memory, 224 for photographs."""
     sizes: tuple[SizeFrom, ...] = ()
     """Progressive resizing, in place of data.size while training: [{at: 0ep, size: 16}, {at: 5ep, size: 32}]."""

@@ -19,4 +19,6 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NUMBER]
 Share = Annotated[float, Field(ge=0, lt=1), NUMBER]
 Area = Annotated[float, Field(gt=0, le=1), NUMBER]
 Count = Annotated[int, Field(ge=1), NUMBER]
+Side = Annotated[int, Field(ge=0, le=4096), NUMBER]
+"""Of an image in pixels; 0 leaves it open."""
 CountOrZero = Annotated[int, Field(ge=0), NUMBER]

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from paceline.config.data import Data
 from paceline.config.duration import Interval, StepDuration, parse
-from paceline.config.fields import STRICT, Area, Count, CountOrZero, NotNegative, Positive, Share
+from paceline.config.fields import STRICT, Area, Count, NotNegative, Positive, Share, Side
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Evaluate:
     """How often; the end of training always counts."""
     per_rank_batch: Count = 500
     """Images per forward pass on one rank."""
-    size: CountOrZero = 0
+    size: Side = 0
     """Photographs: side in pixels; 0: data.size."""
     crop_share: Area = 0.875
     """Photographs: share of the shorter side that the middle crop sees."""

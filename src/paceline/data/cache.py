@@ -1,13 +1,12 @@
 """Prepared data behind an https:// or s3:// address, brought to this machine once and used from there."""
 
-import json
 import os
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -17,6 +16,8 @@ from paceline.base.logs import console, log
 from paceline.data.shards import DESCRIPTION, Dataset
 from paceline.errors import UserError
 
+_ATTEMPTS = 3
+_MAX_DESCRIPTION = 256 << 20
 _STREAMS = 8  # files at a time: one connection rarely fills a machine's link
 
 
@@ -36,14 +37,18 @@ def local(place: str, variant: str = "") -> Path:
     if not remote.is_remote(place):
         return Path(place)
     with remote.opened(remote.join(place, DESCRIPTION)) as stream:
-        dataset = Dataset.parse(stream.read(), place)
+        dataset = Dataset.parse(stream.read(_MAX_DESCRIPTION), place)
     chosen = dataset.choose(variant)
     folder = cache_folder() / f"{dataset.name}-{dataset.fingerprint}"
+    files = list(_files(dataset, place, folder, chosen))
+    if chosen in _held(folder) and all(file.is_here for file in files):
+        return folder  # which may be on a disk that is read-only here
     try:
         (folder / chosen).mkdir(parents=True, exist_ok=True)
         lock = FolderLock(folder, lambda: log.info("waiting for another process that fetches %s", place))
         try:
-            _fetch(dataset, place, folder, chosen)
+            _fetch([file for file in files if not file.is_here], f"{chosen} of {place}", folder)
+            _describe(dataset, folder, chosen)
         finally:
             lock.release()
     except OSError as error:
@@ -76,50 +81,68 @@ def _files(dataset: Dataset, place: str, folder: Path, variant: str) -> Iterator
             yield _File(remote.join(place, variant, split, name), path, entry["bytes"], entry["sha256"])
 
 
-def _fetch(dataset: Dataset, place: str, folder: Path, variant: str) -> None:
-    missing = [file for file in _files(dataset, place, folder, variant) if not file.is_here]
-    if missing:
-        _check_room(missing, folder)
-        log.info("fetching %s of %s to %s", variant, place, folder)
-        bar = Progress(
-            *(TextColumn("{task.description}"), BarColumn(bar_width=30), DownloadColumn(), TransferSpeedColumn()),
-            *(TimeRemainingColumn(), TextColumn("left")),
-            console=console,
-        )
-        pool = ThreadPoolExecutor(_STREAMS, thread_name_prefix="fetch")
+def _fetch(missing: list[_File], what: str, folder: Path) -> None:
+    if not missing:
+        return
+    _check_room(missing, folder)
+    log.info("fetching %s to %s", what, folder)
+    bar = Progress(
+        *(TextColumn("{task.description}"), BarColumn(bar_width=30), DownloadColumn(), TransferSpeedColumn()),
+        *(TimeRemainingColumn(), TextColumn("left")),
+        console=console,
+    )
+    stop = threading.Event()
+    pool = ThreadPoolExecutor(_STREAMS, thread_name_prefix="fetch")
+    with bar:
+        task = bar.add_task("fetching", total=sum(file.bytes for file in missing))
+
+        def advance(count: int) -> None:
+            bar.advance(task, count)
+            if stop.is_set():
+                raise InterruptedError("another file could not be fetched")
+
         try:
-            with bar:
-                task = bar.add_task(f"fetching {variant}", total=sum(file.bytes for file in missing))
-                for future in [pool.submit(_bring, file, lambda count: bar.advance(task, count)) for file in missing]:
-                    future.result()
+            for future in [pool.submit(_bring, file, advance) for file in missing]:
+                future.result()
         finally:
+            stop.set()
             pool.shutdown(cancel_futures=True)
-    _describe(dataset, folder, variant)
 
 
-def _bring(file: _File, advance: Any) -> None:
+def _bring(file: _File, advance: Callable[[int], None]) -> None:
     """Append to what is there already; a file that does not match its checksum is fetched once more from its start."""
     file.path.parent.mkdir(parents=True, exist_ok=True)
-    for attempt in range(2):
-        with file.part.open("ab") as out:
-            if out.tell() > file.bytes:
-                out.truncate(0)
-            advance(begin := out.tell())
-            if begin < file.bytes:
-                with remote.opened(file.place, begin) as stream:
-                    while block := stream.read(1 << 20):
-                        out.write(block)
-                        advance(len(block))
-            out.flush()
-            os.fsync(out.fileno())
-        found = file.part.stat().st_size
+    for attempt in range(_ATTEMPTS):
+        found = file.part.stat().st_size if file.part.exists() else 0
+        if found > file.bytes:
+            file.part.unlink()
+            found = 0
+        advance(found)
+        found += _append(file, found, advance)
         if found == file.bytes and sha256(file.part) == file.sha256:
             file.part.replace(file.path)
             return
-        file.part.unlink()
-        if attempt == 0:
-            advance(-found)
+        advance(-found)
+        if found == file.bytes:  # shorter ones were cut off, and are taken up where they ended
+            file.part.unlink()
+            if attempt:
+                break
     raise UserError(f"{file.place} does not match its checksum in {DESCRIPTION}; copy the prepared data there again")
+
+
+def _append(file: _File, begin: int, advance: Callable[[int], None]) -> int:
+    """Fetch from byte `begin` on, and no more than there should be; the number of bytes."""
+    fetched = 0
+    with file.part.open("ab") as out:
+        if begin < file.bytes:
+            with remote.opened(file.place, begin) as stream:
+                while block := stream.read(min(1 << 20, file.bytes - begin - fetched)):
+                    out.write(block)
+                    advance(len(block))
+                    fetched += len(block)
+        out.flush()
+        os.fsync(out.fileno())
+    return fetched
 
 
 def _check_room(missing: list[_File], folder: Path) -> None:
@@ -132,13 +155,16 @@ def _check_room(missing: list[_File], folder: Path) -> None:
         )
 
 
+def _held(folder: Path) -> set[str]:
+    """The variants that a copy holds."""
+    try:
+        return set(Dataset.open(folder).variants)
+    except UserError:
+        return set()
+
+
 def _describe(dataset: Dataset, folder: Path, variant: str) -> None:
     """Write down the variants that are here, in the order of the original."""
-    path = folder / DESCRIPTION
-    here = {variant}
-    if path.exists():
-        here |= set(json.loads(path.read_text(encoding="utf-8"))["variants"])
+    here = _held(folder) | {variant}
     variants = {name: entry for name, entry in dataset.description["variants"].items() if name in here}
-    description = dataset.description | {"variants": variants}
-    if not path.exists() or json.loads(path.read_text(encoding="utf-8")) != description:
-        write_json(path, description)
+    write_json(folder / DESCRIPTION, dataset.description | {"variants": variants})

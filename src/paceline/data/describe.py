@@ -36,7 +36,7 @@ def summary(dataset: Dataset) -> Iterator[str]:
             yield f"    ... and {len(remarks) - 10} more, in {dataset.folder / 'dataset.json'}"
 
 
-def check(dataset: Dataset) -> None:
+def check(dataset: Dataset, cure: str = "prepare the data again") -> None:
     """Verify every file and, where a shard does not match, find the samples that are damaged."""
     damaged: list[str] = []
     for variant, entry in dataset.description["variants"].items():
@@ -49,7 +49,7 @@ def check(dataset: Dataset) -> None:
                     damaged += list(_damaged_records(split, number)) or [_mismatch(split, file)]
     if damaged:
         shown = "\n  ".join(damaged[:20])
-        raise UserError(f"{dataset.folder}: {len(damaged)} damaged:\n  {shown}\nprepare the data again")
+        raise UserError(f"{dataset.folder}: {len(damaged)} damaged:\n  {shown}\n{cure}")
     console.print(f"{dataset.folder}: every checksum matches")
 
 
@@ -97,18 +97,19 @@ def contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, se
 def export(dataset: Dataset, out: Path, variant: str, splits: list[str]) -> None:
     """Ordinary JPEG files with the same coefficients, in a folder for each split and class."""
     ids = [entry["id"] for entry in dataset.description["classes"]]
-    written = 0
+    written, failed = 0, list[str]()
     for name in splits:
         split = dataset.split(name, variant or dataset.variants[0])
         for number in track(range(len(split)), f"exporting {name}", console=console, transient=True):
             folder = out / name / ids[int(split.index[number]["label"])]
             folder.mkdir(parents=True, exist_ok=True)
-            target = folder / f"{number:08d}-{Path(split.names[number]).stem}.jpg"
+            target = folder / f"{number:08d}-{Path(split.names[number]).stem[:100]}.jpg"
             try:
                 target.write_bytes(codec.unpack(split.record(number)))
+                written += 1
             except codec.CodecError as error:
-                raise UserError(
-                    f"{split.where(number)}: {error}; see `paceline data {dataset.folder} --check`"
-                ) from None
-            written += 1
+                failed.append(f"{split.where(number)}: {error}")
     console.print(f"{out}: {written:,} JPEG files")
+    if failed:
+        shown = "\n  ".join(failed[:20])
+        raise UserError(f"{len(failed)} images could not be exported:\n  {shown}\nprepare the data again")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from paceline.data import codec
+from paceline.data.description import problem
 from paceline.data.photographs import Choose
 from paceline.errors import UserError
 
@@ -71,6 +72,8 @@ class Dataset:
                 f"{path} has format {description.get('format')}; this version reads format {FORMAT}: upgrade paceline, "
                 "or prepare the data again"
             )
+        if wrong := problem(description):
+            raise UserError(f"{path} is damaged ({wrong}); prepare the data again")
         return cls(Path(place), description)
 
     @property

@@ -43,7 +43,7 @@ class BatchDecoder:
         self._own = threading.local()
         self._free: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []
         self._named: set[int] = set()
-        self.replaced = self._seen = 0
+        self.replaced = 0
 
     def batches(self, requests: Iterable[Request]) -> Iterator[tuple[Request, torch.Tensor]]:
         """Every request with its pixels, which are valid until the next one is asked for."""
@@ -115,7 +115,6 @@ class BatchDecoder:
 
     def _settle(self, buffer: torch.Tensor, request: Request, futures: list[Future[list[int]]]) -> None:
         failed = [position for future in futures for position in future.result()]
-        self._seen += len(request.ids)
         if not failed:
             return
         pixels = buffer.view(len(request.ids), -1)
@@ -127,8 +126,9 @@ class BatchDecoder:
             pixels[position] = pixels[nearest]
             request.ids[position] = request.ids[nearest]  # the label follows the pixels
         self.replaced += len(failed)
-        if self.replaced > max(1.0, self._max_damaged * max(self._seen, 1000)):
+        samples = len(self._photographs)
+        if len(self._named) > self._max_damaged * max(samples, 1 / (self._max_damaged or 1)):
             raise UserError(
-                f"{self._photographs.folder}: {self.replaced} of {self._seen} samples so far were damaged, more "
+                f"{self._photographs.folder}: {len(self._named)} of {samples} samples have been found damaged, more "
                 f"than data.max_damaged={self._max_damaged}; see `paceline data --check`, or prepare the data again"
             )

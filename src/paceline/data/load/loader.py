@@ -120,9 +120,10 @@ class PhotographEvaluator:
     def _request(self, ids: np.ndarray) -> Request:
         width = height = self._size
         if self._rectangular:
-            aspect = float(np.exp(np.log(self._aspects[ids]).mean()))
-            width = round(self._size * max(1.0, aspect) / 8) * 8
-            height = round(self._size * max(1.0, 1 / aspect) / 8) * 8
+            # a panorama alone in its batch would not fit; beyond 4:1 its ends are cut off
+            aspect = float(np.clip(np.exp(np.log(self._aspects[ids]).mean()), 0.25, 4.0))
+            longer = max(self._size, round(self._size * max(aspect, 1 / aspect) / 8) * 8)
+            width, height = (longer, self._size) if aspect > 1 else (self._size, longer)
         return _middle(ids, self._share, width, height)
 
 

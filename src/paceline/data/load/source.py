@@ -15,8 +15,8 @@ from paceline.config.recipe import Recipe
 from paceline.data import cache, sets
 from paceline.data.load.loader import DEFAULT_SIZE, PhotographEvaluator, PhotographLoader
 from paceline.data.load.resident import ResidentEvaluator, ResidentLoader
-from paceline.data.photographs import Files, Photographs, fingerprint
-from paceline.data.prepare.sources import listing
+from paceline.data.photographs import Files, Photographs
+from paceline.data.prepare.sources import fingerprint, listing
 from paceline.data.shards import Dataset, default_folder
 from paceline.errors import UserError
 
@@ -80,7 +80,7 @@ def _folder(recipe: Recipe, root: Path) -> "_Photographs":
         "paceline prepare folder %s --out DIR",
         *(root, len(files.train) + len(files.val), root),
     )
-    print_of = fingerprint([*files.train, *files.val], root)
+    print_of = fingerprint(files, root)
     return _Photographs(recipe, "folder", tuple(files.ids), print_of, lambda split: Files(root, files.splits[split]))
 
 

@@ -20,8 +20,8 @@ static double uniform(int64_t id, uint64_t begin)
 
 static void centred(int32_t *box, double crop_width, double crop_height, int width, int height)
 {
-    box[2] = (int32_t)crop_width;
-    box[3] = (int32_t)crop_height;
+    box[2] = crop_width < 1 ? 1 : (int32_t)crop_width;
+    box[3] = crop_height < 1 ? 1 : (int32_t)crop_height;
     box[0] = (width - box[2]) / 2;
     box[1] = (height - box[3]) / 2;
 }

@@ -3,6 +3,32 @@
 
 #ifdef HAVE_AVX2_PATH
 
+/* ---- before the target is set: this runs when the library is loaded, on any processor ---- */
+
+/* Byte shuffles that spread 8 packed values over the positions a mask names: bytes, bytes that lie in the upper half of
+ * what is shuffled, and 16-bit values. */
+static uint64_t spread_low[256], spread_high[256];
+static uint8_t spread_wide[256][16];
+
+__attribute__((constructor)) static void make_spreads(void)
+{
+    for (int mask = 0; mask < 256; mask++) {
+        uint8_t low[8], high[8], next = 0;
+        for (int i = 0; i < 8; i++) {
+            int present = mask >> i & 1;
+            low[i] = present ? next : 0x80; /* 0x80 gives zero */
+            high[i] = present ? (uint8_t)(next + 8) : 0x80;
+            spread_wide[mask][2 * i] = present ? (uint8_t)(2 * next) : 0x80;
+            spread_wide[mask][2 * i + 1] = present ? (uint8_t)(2 * next + 1) : 0x80;
+            next = (uint8_t)(next + present);
+        }
+        memcpy(&spread_low[mask], low, 8);
+        memcpy(&spread_high[mask], high, 8);
+    }
+}
+
+/* ---- from here on: AVX2 ---- */
+
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,popcnt"))), apply_to = function)
 #else
@@ -27,28 +53,6 @@ typedef struct {
 #define PAIRS(first, second) _mm256_set1_epi32((int)((uint32_t)(uint16_t)(second) << 16 | (uint16_t)(first)))
 #define SHUFFLE(a, b, control) \
     _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), control))
-
-/* Byte shuffles that spread 8 packed values over the positions a mask names: bytes, bytes that lie in the upper half of
- * what is shuffled, and 16-bit values. */
-static uint64_t spread_low[256], spread_high[256];
-static uint8_t spread_wide[256][16];
-
-__attribute__((constructor)) static void make_spreads(void)
-{
-    for (int mask = 0; mask < 256; mask++) {
-        uint8_t low[8], high[8], next = 0;
-        for (int i = 0; i < 8; i++) {
-            int present = mask >> i & 1;
-            low[i] = present ? next : 0x80; /* 0x80 gives zero */
-            high[i] = present ? (uint8_t)(next + 8) : 0x80;
-            spread_wide[mask][2 * i] = present ? (uint8_t)(2 * next) : 0x80;
-            spread_wide[mask][2 * i + 1] = present ? (uint8_t)(2 * next + 1) : 0x80;
-            next = (uint8_t)(next + present);
-        }
-        memcpy(&spread_low[mask], low, 8);
-        memcpy(&spread_high[mask], high, 8);
-    }
-}
 
 ALWAYS_INLINE __m128i load_two(const void *low, const void *high)
 {

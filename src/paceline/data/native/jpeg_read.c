@@ -15,6 +15,8 @@ static Status read_block(Bits *bits, const Huffman *dc, const Huffman *ac, int16
         return JPEG_HUFFMAN;
     *prediction = (int16_t)(*prediction + take_value(bits, size));
     block[0] = *prediction;
+    if (UNLIKELY(block[0] < -1024 || block[0] > 1023))
+        return JPEG_RANGE; /* 8-bit samples have none, and their differences would not fit into a baseline JPEG */
     for (int at = 1; at < 64;) {
         refill(bits);
         int32_t whole = ac->whole[bits->bits >> (64 - LOOKUP_BITS)];
@@ -35,6 +37,8 @@ static Status read_block(Bits *bits, const Huffman *dc, const Huffman *ac, int16
             at += 16;
             continue;
         }
+        if (UNLIKELY(size > 10))
+            return JPEG_RANGE;
         at += run;
         block[ZIGZAG_TO_STREAM[at++]] = (int16_t)take_value(bits, size);
     }
@@ -123,8 +127,14 @@ static Status read_frame(Reader *reader, const uint8_t *at, const uint8_t *end)
     const Component *parts = image->components;
     if (parts[0].h != image->h_max || parts[0].v != image->v_max)
         return JPEG_SAMPLING;
-    if (image->num_components == 3 && (parts[1].h != parts[2].h || parts[1].v != parts[2].v))
-        return JPEG_SAMPLING;
+    if (image->num_components == 3) {
+        int blocks = parts[0].h * parts[0].v + 2 * parts[1].h * parts[1].v; /* of one MCU: at most 10 can be exported */
+        int across = parts[0].h / parts[1].h, down = parts[0].v / parts[1].v;
+        if (parts[1].h != parts[2].h || parts[1].v != parts[2].v || blocks > 10)
+            return JPEG_SAMPLING;
+        if (across + down == 6) /* 2 and 4: libjpeg upsamples these in another way than either alone */
+            return JPEG_SAMPLING;
+    }
     reader->has_frame = 1;
     return coefficients_allocate(image);
 }

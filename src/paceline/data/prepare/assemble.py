@@ -53,8 +53,8 @@ def assemble(source: Source, out: Path, variants: list[Variant], plan: dict[str,
                 "shards": shards,
                 "lists": [_file(folder / name) for name in LISTS],
             }
-            for shard in shards:
-                fingerprint.update(shard["sha256"].encode())
+            for file in [*described[variant.name]["splits"][split]["lists"], *shards]:
+                fingerprint.update(file["sha256"].encode())
     description = {
         "kind": "shards",
         "format": FORMAT,

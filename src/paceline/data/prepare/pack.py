@@ -67,10 +67,10 @@ def _finished(out: Path, plan: dict[str, Any]) -> bool:
     if not path.exists():
         return False
     try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        description = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        description = {}
-    if description.get("prepared") != plan:
+        description = None
+    if not isinstance(description, dict) or description.get("prepared") != json.loads(json.dumps(plan)):
         raise UserError(f"--out {out} holds other data already ({DESCRIPTION}); choose another folder")
     return True
 
@@ -201,6 +201,8 @@ def _converted(
             return error
         except OSError as error:
             return Unreadable(f"cannot be read ({error.strerror or error})")
+        except Exception as error:  # one odd file among a million must not end the preparation
+            return Unreadable(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}")
 
     pending: deque[tuple[Sample, Future[Outcome]]] = deque()
     for sample in samples:

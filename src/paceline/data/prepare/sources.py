@@ -1,7 +1,8 @@
 """Where images come from: class-per-folder trees and ImageNet's archives, as one stream of samples for each split."""
 
 import contextlib
-import itertools
+import hashlib
+import os
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -74,16 +75,21 @@ def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> 
     train_root = root / "train" if has_splits else root
     candidates = (root / part for part in ("val", "validation", "test"))
     val_root = next((path for path in candidates if has_splits and path.is_dir()), None)
-    ids = sorted(path.name for path in train_root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    ids = _class_names(train_root)
     if len(ids) < 2:
         raise UserError(f"{train_root} holds {len(ids)} folders of classes; it should hold one folder for each class")
     train = _files(train_root, ids, limit_per_class)
+    if empty := [id_ for label, id_ in enumerate(ids) if label not in {label for label, _ in train}]:
+        endings = ", ".join(sorted(EXTENSIONS))
+        raise UserError(
+            f"{train_root}: {len(empty)} folders hold no images ({', '.join(empty[:5])}); remove them; images are "
+            f"files that end in {endings}"
+        )
     if val_root:
         if val_fraction:
             raise UserError(f"--val-fraction: {root} has a validation split of its own ({val_root.name}); leave it out")
-        known = set(ids)
-        if strange := [path.name for path in val_root.iterdir() if path.is_dir() and path.name not in known]:
-            raise UserError(f"{val_root} has classes that train has not: {', '.join(sorted(strange)[:5])}")
+        if strange := sorted(set(_class_names(val_root)) - set(ids)):
+            raise UserError(f"{val_root} has classes that train has not: {', '.join(strange[:5])}")
         val = _files(val_root, ids, limit_per_class)
     else:
         if not 0 < val_fraction < 1:
@@ -94,9 +100,13 @@ def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> 
         train, val = _divided(train, val_fraction)
     for split, files in (("train", train), ("val", val)):
         if not files:
-            known_endings = ", ".join(sorted(EXTENSIONS))
-            raise UserError(f"{root}: no images for {split}; known are files that end in {known_endings}")
+            why = "a larger --val-fraction, or more images" if val_fraction else f"images in {val_root or train_root}"
+            raise UserError(f"{root}: no images for {split}; it needs {why}")
     return Listing(ids, train, val)
+
+
+def _class_names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def tree(
@@ -113,6 +123,7 @@ def tree(
         identity={
             "folder": str(root.resolve()),
             "files": {split: len(entries) for split, entries in files.splits.items()},
+            "names_and_sizes": fingerprint(files, root),
             "val_fraction": val_fraction,
             "limit_per_class": limit_per_class,
         },
@@ -122,11 +133,29 @@ def tree(
 def _files(root: Path, ids: list[str], limit: int) -> list[Entry]:
     files = []
     for label, id_ in enumerate(ids):
-        found = (
-            path for path in sorted((root / id_).rglob("*")) if path.suffix.lower() in EXTENSIONS and path.is_file()
-        )
-        files += [(label, path) for path in itertools.islice(found, limit or None)]
+        found = sorted(path for path in _below(root / id_) if path.suffix.lower() in EXTENSIONS and path.is_file())
+        files += [(label, path) for path in found[: limit or None]]
     return files
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """All files below a folder; one that cannot be looked into is an error, not empty."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}); change its permissions, or remove it")
+
+    for place, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(place) / name for name in names)
+
+
+def fingerprint(files: Listing, root: Path) -> str:
+    """Of names and sizes: reading every file would take longer than an epoch."""
+    digest = hashlib.sha256()
+    for split, entries in files.splits.items():
+        for label, path in entries:
+            line = f"{split} {label} {path.relative_to(root)} {path.stat().st_size}\n"
+            digest.update(line.encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]
 
 
 def _divided(files: list[Entry], fraction: float) -> tuple[list[Entry], list[Entry]]:
