@@ -171,6 +171,30 @@ def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many
         list(one_epoch(often, 0))
 
 
+def test_a_damaged_validation_sample_is_left_out_of_the_count(tmp_path: Path) -> None:
+    prepare(source(tree(tmp_path / "in"), "folder"), tmp_path / "out", [Variant()], 2)
+    split = Dataset.open(tmp_path / "out").split("val")
+    shard = split.folder / "shard-00000.pcl"
+    content = bytearray(shard.read_bytes())
+    content[int(split.index[3]["offset"]) + 200] ^= 1
+    shard.write_bytes(content)
+    evaluator = PhotographEvaluator(DATA, Evaluate(per_rank_batch=5), split, 0, 1, CPU, 2)
+    for _ in range(3):  # the same sample at every evaluation: still one
+        batches = list(evaluator)
+        assert torch.cat([batch.ids for batch in batches]).tolist() == [0, 1, 2, *range(4, 12)]
+        assert sum(len(batch.images) for batch in batches) == sum(len(batch.labels) for batch in batches) == 11
+
+
+def test_a_damaged_index_is_refused(tmp_path: Path) -> None:
+    prepare(source(tree(tmp_path / "in"), "folder"), tmp_path / "out", [Variant()], 2)
+    index = tmp_path / "out" / "original" / "train" / "index.npy"
+    content = bytearray(index.read_bytes())
+    content[-6] ^= 1  # a label
+    index.write_bytes(content)
+    with pytest.raises(UserError, match=r"index.npy does not match dataset.json; remove the folder and prepare"):
+        Dataset.open(tmp_path / "out").split("train")
+
+
 def test_shards_that_are_missing_or_of_another_length_are_named(tmp_path: Path) -> None:
     prepare(source(tree(tmp_path / "in"), "folder"), tmp_path / "out", [Variant()], 2)
     split = Dataset.open(tmp_path / "out").split("train")

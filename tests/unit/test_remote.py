@@ -150,14 +150,25 @@ def test_addresses_that_lead_nowhere(server: FileServer, here: Callable, monkeyp
     assert f"{server.address}/nothing/dataset.json cannot be read (HTTP Error 404: Not Found)" in message
     assert "Connection refused" in complaint(here("data", "http://127.0.0.1:9/x"))
     assert "https://[bad/dataset.json cannot be read" in complaint(here("data", "https://[bad"))
-    words = ("--data.name", "folder", "--data.path", f"{server.address}/out")
+    words = ("--data.name", "folder", "--data.path", f"{server.address}/out", "--data.augment", "{}")
     assert "only prepared images can be remote" in complaint(here("train", "digits", *words))
 
 
 def test_ranks_of_one_machine_fetch_once(server: FileServer, tmp_path: Path) -> None:
     """Two processes train from an address; each file goes over the wire once."""
     words = ("--data.name", "shards", "--data.path", f"{server.address}/out", "--data.variant", "original")
-    more = ("--data.size", 24, "--train.global_batch", 6, "--train.duration", "2ba", "--log.tensorboard", "false")
+    more = (
+        "--data.size",
+        24,
+        "--data.augment",
+        "{}",
+        "--train.global_batch",
+        6,
+        "--train.duration",
+        "2ba",
+        "--log.tensorboard",
+        "false",
+    )
     model = ("--model.options", "{widths: [8, 16], norm: group}")
     cached = environment() | {"PACELINE_CACHE": str(tmp_path / "both")}
     subprocess.run(
@@ -212,5 +223,5 @@ def test_s3(bucket: str, prepared: Path, here: Callable, tmp_path: Path, monkeyp
 def test_a_full_disk_is_known_before(server: FileServer, monkeypatch) -> None:
     free = shutil.disk_usage("/")._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
-    with pytest.raises(UserError, match="GB are to be fetched; choose another disk"):
+    with pytest.raises(UserError, match=r"0.1 kB free, but 52.7 kB are to be fetched; choose another disk"):
         cache.local(f"{server.address}/out", "original")

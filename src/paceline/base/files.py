@@ -55,6 +55,14 @@ def sha256(path: Path, advance: Callable[[int], object] = lambda _: None) -> str
     return digest.hexdigest()
 
 
+def size_text(count: int) -> str:
+    """Bytes as people write them."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count / 1e3:,.1f} kB"
+
+
 def ignoring_a_full_disk(action: Callable[[], None]) -> Callable[[], None]:
     """The action, whose last words may find no room; what matters has been checked by then."""
 

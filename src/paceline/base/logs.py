@@ -41,3 +41,11 @@ def also_to(path: Path) -> logging.Handler:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     return handler
+
+
+def to_file_only(message: str) -> None:
+    """A line for the log file that the terminal gets in another way."""
+    record = log.makeRecord(log.name, logging.ERROR, "", 0, message, (), None)
+    for handler in log.handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.emit(record)

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from paceline.errors import UserError
 
-_ATTEMPTS = 5
+_ATTEMPTS = 8  # a minute in all
 _PAUSE = 0.5  # seconds before the second attempt; each further one waits twice as long
 _SECONDS = 60  # without a byte before a connection counts as broken
 _BROKEN = (OSError, http.client.HTTPException)

@@ -31,7 +31,10 @@ def prepare(arguments: list[str]) -> int:
     parser.add_argument("dataset", choices=["cifar10", "imagenet", "folder"], help="which data set")
     parser.add_argument("tree", nargs="?", type=Path, metavar="TREE", help="the folder of `prepare folder`")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where to put it (default: $PACELINE_DATA/NAME or data/NAME)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where to put it (default: cifar10, imagenet or shards in $PACELINE_DATA, or in data)",
     )
     parser.add_argument("--from", dest="source", type=Path, metavar="PATH", help="an archive or tree you already have")
     archives = parser.add_argument_group("ImageNet's archives")
@@ -53,7 +56,13 @@ def prepare(arguments: list[str]) -> int:
     sizes.add_argument(
         "--quality", type=count, default=90, metavar="Q", help="JPEG quality of resized images (default 90)"
     )
-    parser.add_argument("--val-fraction", type=float, default=0.0, metavar="SHARE", help="share kept for validation")
+    parser.add_argument(
+        "--val-fraction",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share kept for validation, evenly from each class",
+    )
     parser.add_argument(
         "--limit-per-class", type=count, default=0, metavar="N", help="only the first N of a class, for trials"
     )
@@ -64,7 +73,10 @@ def prepare(arguments: list[str]) -> int:
 
     if options.out == Path():
         raise UserError("--out is empty; give a folder")
-    out = options.out or default_folder(options.dataset)
+    out = options.out or default_folder("shards" if options.dataset == "folder" else options.dataset)
+    for tree in (options.tree, options.source):
+        if tree and tree.is_dir() and out.resolve().is_relative_to(tree.resolve()):
+            raise UserError(f"--out {out} lies inside {tree}, and would be taken for a class; choose another folder")
     if options.dataset == "cifar10":
         from paceline.data.prepare import cifar10
 
@@ -129,6 +141,8 @@ def data(arguments: list[str]) -> int:
     from paceline.data import cache, describe
     from paceline.data.shards import Dataset
 
+    if options.show and options.show.suffix != ".png":
+        raise UserError(f"--show {options.show}: the contact sheet is a PNG; choose a name that ends in .png")
     if options.out and not options.export:
         raise UserError("--out is where --export jpeg writes to; give both or neither")
     dataset = Dataset.open(folder := cache.local(options.folder, options.variant))

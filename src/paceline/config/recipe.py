@@ -249,6 +249,10 @@ def problems(recipe: Recipe) -> Iterator[str]:
         low, high = getattr(recipe.data.augment, name)
         if low > high:
             yield f"data.augment.{name}={low}, {high}: the first is larger than the second; swap them"
+    if recipe.data.name in ("imagenet", "shards", "folder"):
+        for name in ("translate", "cutout"):
+            if getattr(recipe.data.augment, name):
+                yield f"data.augment.{name} is for images in memory, and {recipe.data.name} is not; set it to 0"
     yield from _out_of_order("optim.schedule.points", [point.at for point in schedule.points])
     yield from _out_of_order("data.sizes", [change.at for change in recipe.data.sizes])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from paceline.base import remote
-from paceline.base.files import FolderLock, sha256, write_json
+from paceline.base.files import FolderLock, sha256, size_text, write_json
 from paceline.base.logs import console, log
 from paceline.data.shards import DESCRIPTION, Dataset
 from paceline.errors import UserError
@@ -150,8 +150,8 @@ def _check_room(missing: list[_File], folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"{folder} has {free / 1e9:,.1f} GB free, but {needed / 1e9:,.1f} GB are to be fetched; choose another "
-            "disk with PACELINE_CACHE"
+            f"{folder} has {size_text(free)} free, but {size_text(needed)} are to be fetched; choose another disk with "
+            "PACELINE_CACHE"
         )
 
 

@@ -8,10 +8,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 from rich.progress import track
 
-from paceline.base.files import sha256
+from paceline.base.files import sha256, size_text
 from paceline.base.logs import console
 from paceline.data import codec
-from paceline.data.shards import Dataset, Split, shard_name
+from paceline.data.shards import ANEW, Dataset, Split, shard_name
 from paceline.errors import UserError
 
 
@@ -26,7 +26,7 @@ def summary(dataset: Dataset) -> Iterator[str]:
         samples = sum(entry["samples"] for entry in description["splits"].values())
         total = sum(split["bytes"] for split in variant["splits"].values())
         shards = sum(len(split["shards"]) for split in variant["splits"].values())
-        yield f"  {name}: {total / 1e9:,.2f} GB in {shards} shards, {total / samples / 1e3:,.1f} kB an image"
+        yield f"  {name}: {size_text(total)} in {shards} shards, {total / samples / 1e3:,.1f} kB an image"
     remarks = description["remarks"]
     if remarks:
         yield f"  {len(remarks)} files were not what they should be:"
@@ -36,30 +36,33 @@ def summary(dataset: Dataset) -> Iterator[str]:
             yield f"    ... and {len(remarks) - 10} more, in {dataset.folder / 'dataset.json'}"
 
 
-def check(dataset: Dataset, cure: str = "prepare the data again") -> None:
+def check(dataset: Dataset, cure: str = ANEW) -> None:
     """Verify every file and, where a shard does not match, find the samples that are damaged."""
     damaged: list[str] = []
     for variant, entry in dataset.description["variants"].items():
         for name, content in entry["splits"].items():
-            split = dataset.split(name, variant)
-            damaged += [_mismatch(split, file) for file in content["lists"] if not _matches(split, file)]
+            folder = dataset.folder / variant / name
+            lists = [_mismatch(folder, file) for file in content["lists"] if not _matches(folder, file)]
+            damaged += lists
+            split = None if lists else dataset.split(name, variant)
             shards = track(content["shards"], f"checking {variant}/{name}", console=console, transient=True)
             for number, file in enumerate(shards):
-                if not _matches(split, file):
-                    damaged += list(_damaged_records(split, number)) or [_mismatch(split, file)]
+                if not _matches(folder, file):
+                    found = list(_damaged_records(split, number)) if split else []
+                    damaged += found or [_mismatch(folder, file)]
     if damaged:
         shown = "\n  ".join(damaged[:20])
         raise UserError(f"{dataset.folder}: {len(damaged)} damaged:\n  {shown}\n{cure}")
     console.print(f"{dataset.folder}: every checksum matches")
 
 
-def _matches(split: Split, file: dict[str, Any]) -> bool:
-    path = split.folder / file["file"]
+def _matches(folder: Path, file: dict[str, Any]) -> bool:
+    path = folder / file["file"]
     return path.is_file() and path.stat().st_size == file["bytes"] and sha256(path) == file["sha256"]
 
 
-def _mismatch(split: Split, file: dict[str, Any]) -> str:
-    return f"{split.folder / file['file']} is missing or does not match its checksum"
+def _mismatch(folder: Path, file: dict[str, Any]) -> str:
+    return f"{folder / file['file']} is missing or does not match its checksum"
 
 
 def _damaged_records(split: Split, shard: int) -> Iterator[str]:
@@ -99,7 +102,7 @@ def export(dataset: Dataset, out: Path, variant: str, splits: list[str]) -> None
     ids = [entry["id"] for entry in dataset.description["classes"]]
     written, failed = 0, list[str]()
     for name in splits:
-        split = dataset.split(name, variant or dataset.variants[0])
+        split = dataset.split(name, variant)
         for number in track(range(len(split)), f"exporting {name}", console=console, transient=True):
             folder = out / name / ids[int(split.index[number]["label"])]
             folder.mkdir(parents=True, exist_ok=True)
@@ -112,4 +115,4 @@ def export(dataset: Dataset, out: Path, variant: str, splits: list[str]) -> None
     console.print(f"{out}: {written:,} JPEG files")
     if failed:
         shown = "\n  ".join(failed[:20])
-        raise UserError(f"{len(failed)} images could not be exported:\n  {shown}\nprepare the data again")
+        raise UserError(f"{len(failed)} images could not be exported:\n  {shown}\n{ANEW}")

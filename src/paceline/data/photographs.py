@@ -23,6 +23,8 @@ class Reader(Protocol):
 
 class Photographs(Protocol):
     folder: Path
+    cure: str
+    """What to do about damaged samples."""
 
     def __len__(self) -> int: ...
 
@@ -39,6 +41,8 @@ class Photographs(Protocol):
 
 class Files:
     """One split of a tree with a folder for each class, decoded by Pillow at every use."""
+
+    cure = "mend or remove those files"
 
     def __init__(self, folder: Path, entries: list[Entry]):
         self.folder, self._entries = folder, entries

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.base.files import sha256
 from paceline.data import codec
 from paceline.data.description import problem
 from paceline.data.photographs import Choose
@@ -26,6 +27,7 @@ from paceline.errors import UserError
 FORMAT = 1
 DESCRIPTION = "dataset.json"
 LISTS = ("index.npy", "names.txt")
+ANEW = "remove the folder and prepare the data again"
 _CURE = "prepare it with `paceline prepare`, or set data.path"
 INDEX = np.dtype(
     [("offset", "<u8"), ("length", "<u4"), ("shard", "<u2"), ("label", "<u2"), ("width", "<u2"), ("height", "<u2")]
@@ -45,8 +47,13 @@ def shard_name(number: int) -> str:
 class Dataset:
     """A prepared folder, as dataset.json describes it."""
 
-    folder: Path
+    place: str
+    """A folder, or an address."""
     description: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.place)
 
     @classmethod
     def open(cls, folder: Path) -> "Dataset":
@@ -70,11 +77,11 @@ class Dataset:
         if description.get("format") != FORMAT:
             raise UserError(
                 f"{path} has format {description.get('format')}; this version reads format {FORMAT}: upgrade paceline, "
-                "or prepare the data again"
+                f"or {ANEW}"
             )
         if wrong := problem(description):
-            raise UserError(f"{path} is damaged ({wrong}); prepare the data again")
-        return cls(Path(place), description)
+            raise UserError(f"{path} is damaged ({wrong}); {ANEW}")
+        return cls(place, description)
 
     @property
     def name(self) -> str:
@@ -96,34 +103,38 @@ class Dataset:
         """The variant of this name, by default the only one."""
         if not variant and len(self.variants) > 1:
             raise UserError(
-                f"{self.folder} holds {', '.join(self.variants)}; choose one with data.variant, or with --variant of "
+                f"{self.place} holds {', '.join(self.variants)}; choose one with data.variant, or with --variant of "
                 "`paceline data`"
             )
         variant = variant or self.variants[0]
         if variant not in self.variants:
-            raise UserError(f"data.variant={variant!r} is not in {self.folder}; it holds {', '.join(self.variants)}")
+            raise UserError(f"data.variant={variant!r} is not in {self.place}; it holds {', '.join(self.variants)}")
         return variant
 
     def split(self, split: str, variant: str = "") -> "Split":
         """One split of a variant, by default of the only one."""
         variant = self.choose(variant)
         if split not in self.description["variants"][variant]["splits"]:
-            raise UserError(f"{self.folder} has no {split} split")
-        return Split(self.folder / variant / split, self.description["variants"][variant]["splits"][split]["shards"])
+            raise UserError(f"{self.place} has no {split} split")
+        return Split(self.folder / variant / split, self.description["variants"][variant]["splits"][split])
 
 
 class Split:
     """Records of one split, mapped into memory; the index is shared between processes and costs no time to open."""
 
-    def __init__(self, folder: Path, shards: list[dict[str, Any]]):
+    cure = "see `paceline data DIR --check`"
+
+    def __init__(self, folder: Path, files: dict[str, Any]):
         self.folder = folder
-        self._expected = shards
+        self._expected = shards = files["shards"]
+        expected = {entry["file"]: entry["sha256"] for entry in files["lists"]}
         try:
             self.index: np.ndarray = np.load(folder / "index.npy", mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise UserError(f"{folder / 'index.npy'} is missing or damaged ({error}); prepare the data again") from None
-        if self.index.dtype != INDEX or len(self.index) != sum(shard["samples"] for shard in shards):
-            raise UserError(f"{folder / 'index.npy'} does not match {DESCRIPTION}; prepare the data again")
+            raise UserError(f"{folder / 'index.npy'} is missing or damaged ({error}); {ANEW}") from None
+        sound = sha256(folder / "index.npy") == expected.get("index.npy")  # labels have no other checksum
+        if not sound or self.index.dtype != INDEX or len(self.index) != sum(shard["samples"] for shard in shards):
+            raise UserError(f"{folder / 'index.npy'} does not match {DESCRIPTION}; {ANEW}")
 
     def __len__(self) -> int:
         return len(self.index)
@@ -138,9 +149,9 @@ class Split:
             with path.open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} is missing or empty ({error}); prepare the data again") from None
+            raise UserError(f"{path} is missing or empty ({error}); {ANEW}") from None
         if len(mapped) != entry["bytes"]:
-            raise UserError(f"{path} has {len(mapped)} bytes instead of {entry['bytes']}; prepare the data again")
+            raise UserError(f"{path} has {len(mapped)} bytes instead of {entry['bytes']}; {ANEW}")
         return mapped
 
     def places(self, ids: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from paceline.base import logs
 from paceline.base.clock import Clock
 from paceline.base.files import write_json
 from paceline.base.logs import log
@@ -169,6 +170,15 @@ class Run:
         if self._world.local_size < self._world.size:
             how = "to go on, start the same command again on every machine"
         log.info("stopped after step %d; %s", step, how)
+
+    def failed(self, message: str) -> None:
+        """Write down why the run ends here, unless that has been done."""
+        if self._world.is_leader and self.folder.read_summary().get("status") == "running":
+            last = self.folder.read_summary().get("step", self.first_step)
+            self.writer.wait()
+            self._summarise("failed", last, message=message)
+            logs.to_file_only(message)
+            self.close()
 
     def finish(self) -> dict[str, Any]:
         step = self.setup.total_steps

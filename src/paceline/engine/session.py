@@ -49,7 +49,11 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
         if world.local_rank == 0:
             cleanup.callback(ignoring_a_full_disk(HostSampler(folder.telemetry).stop))
         cleanup.callback(run.display.close)
-        summary = train(setup, run)
+        try:
+            summary = train(setup, run)
+        except UserError as error:
+            run.failed(str(error))
+            raise
         final = summary.get("final") or {}
         if final:
             log.info(

@@ -37,8 +37,9 @@ _Work = tuple[torch.Tensor, Request, list[Future[list[int]]]]
 class BatchDecoder:
     """Turns requests into uint8 batches (n, 3, height, width), in order, some of them ahead of time."""
 
-    def __init__(self, photographs: Photographs, threads: int, pin: bool, max_damaged: float):
-        self._photographs, self._pin, self._max_damaged = photographs, pin, max_damaged
+    def __init__(self, photographs: Photographs, threads: int, pin: bool, max_damaged: float, replace: bool = True):
+        """`replace`: damaged samples by their neighbours; else their ids become -1."""
+        self._photographs, self._pin, self._max_damaged, self._replace = photographs, pin, max_damaged, replace
         self._pool, self._threads = ThreadPoolExecutor(threads, thread_name_prefix="decode"), threads
         self._own = threading.local()
         self._free: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []
@@ -117,18 +118,24 @@ class BatchDecoder:
         failed = [position for future in futures for position in future.result()]
         if not failed:
             return
-        pixels = buffer.view(len(request.ids), -1)
-        sound = sorted(set(range(len(request.ids))) - set(failed))
-        if not sound:
-            raise UserError(f"{self._photographs.folder}: a whole batch is damaged; see `paceline data --check`")
-        for position in failed:
-            nearest = min(sound, key=lambda other: abs(other - position))
-            pixels[position] = pixels[nearest]
-            request.ids[position] = request.ids[nearest]  # the label follows the pixels
         self.replaced += len(failed)
+        if self._replace:
+            self._use_neighbours(buffer, request, failed)
+        else:
+            request.ids[failed] = -1
         samples = len(self._photographs)
         if len(self._named) > self._max_damaged * max(samples, 1 / (self._max_damaged or 1)):
             raise UserError(
                 f"{self._photographs.folder}: {len(self._named)} of {samples} samples have been found damaged, more "
-                f"than data.max_damaged={self._max_damaged}; see `paceline data --check`, or prepare the data again"
+                f"than data.max_damaged={self._max_damaged}; {self._photographs.cure}, or allow more of them"
             )
+
+    def _use_neighbours(self, buffer: torch.Tensor, request: Request, failed: list[int]) -> None:
+        pixels = buffer.view(len(request.ids), -1)
+        sound = sorted(set(range(len(request.ids))) - set(failed))
+        if not sound:
+            raise UserError(f"{self._photographs.folder}: a whole batch is damaged; {self._photographs.cure}")
+        for position in failed:
+            nearest = min(sound, key=lambda other: abs(other - position))
+            pixels[position] = pixels[nearest]
+            request.ids[position] = request.ids[nearest]  # the label follows the pixels

@@ -56,9 +56,13 @@ class PhotographLoader:
         return self._decoder.replaced
 
     def plain_images(self, count: int) -> torch.Tensor:
-        """The first training images, their middle parts, normalised: what data-dependent initialisation looks at."""
-        ids = np.arange(min(count, len(self._split)))
-        request = _middle(ids, 1.0, self._sizes[0][1], self._sizes[0][1])
+        """The first training images, their middle parts, normalised: what data-dependent initialisation looks at.
+
+        As many as have the pixels of `count` small ones: thousands of photographs would fill the memory.
+        """
+        size = self._sizes[0][1]
+        ids = np.arange(min(max(16, count * 32 * 32 // (size * size)), len(self._split)))
+        request = _middle(ids, 1.0, size, size)
         for _, pixels in self._decoder.batches([request]):
             return self._normalise(pixels)
         raise AssertionError("a request gives a batch")
@@ -111,11 +115,17 @@ class PhotographEvaluator:
         self._batches = [order[begin : begin + batch] for begin in range(rank * batch, len(order), ranks * batch)]
         self.num_samples = len(order)
         self.own_samples = sum(len(ids) for ids in self._batches)
-        self._decoder = BatchDecoder(split, threads, device.type == "cuda", data.max_damaged)
+        self._decoder = BatchDecoder(split, threads, device.type == "cuda", data.max_damaged, replace=False)
 
     def __iter__(self) -> Iterator[Batch]:
+        """Samples that are damaged are left out, and so do not count."""
         for request, pixels in self._decoder.batches(self._request(ids) for ids in self._batches):
-            yield self._normalise.batch(pixels, self._split.labels(request.ids), request.ids)
+            sound = request.ids >= 0
+            if sound.all():
+                yield self._normalise.batch(pixels, self._split.labels(request.ids), request.ids)
+            elif sound.any():
+                ids = request.ids[sound]
+                yield self._normalise.batch(pixels[torch.from_numpy(sound)], self._split.labels(ids), ids)
 
     def _request(self, ids: np.ndarray) -> Request:
         width = height = self._size

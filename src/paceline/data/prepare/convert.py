@@ -1,6 +1,7 @@
 """One file to one record for each variant: coefficients as they are where that is possible, else through Pillow."""
 
 import io
+import re
 import warnings
 from dataclasses import dataclass
 
@@ -10,7 +11,8 @@ from paceline.data import codec
 
 _KEPT_QUALITY = 95  # for what has to be re-encoded although its size is kept
 _END_OF_JPEG = b"\xff\xd9"
-_BOMB = 200_000_000  # pixels; Pillow's own limit counts decompressed bytes of hostile files, not photographs
+_BOMB = 200_000_000  # pixels; in place of Pillow's own limit, which is lower than some photographs
+Image.MAX_IMAGE_PIXELS = None
 
 
 class Unreadable(Exception):
@@ -87,7 +89,8 @@ def open_image(content: bytes) -> tuple[Image.Image, str]:
             raise
         except Exception as error:
             # Pillow's decoders raise nearly anything on damaged files
-            raise Unreadable(f"not an image ({' '.join(str(error).split())[:120] or type(error).__name__})") from None
+            reason = re.sub(r" ?<_io.BytesIO[^>]*>", "", " ".join(str(error).split()))  # an address is no reason
+            raise Unreadable(f"not an image ({reason[:120] or type(error).__name__})") from None
 
 
 def _plain(image: Image.Image) -> Image.Image:
@@ -96,7 +99,7 @@ def _plain(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         # 16 bits: Pillow's own conversion would cut values off at 255
         _, high = image.getextrema()
-        scale = 255.0 / (65535.0 if high > 255 else 255.0)  # type: ignore[operator]
+        scale = 255.0 / (65535.0 if high > 255 else 255.0 if high > 1 else 1.0)  # type: ignore[operator]
         return image.convert("F").point(lambda value: value * scale).convert("L")
     if image.mode in ("1", "LA"):
         return image.convert("L")

@@ -7,6 +7,7 @@ counts once its part, a small file that describes it, is there; the parts become
 import hashlib
 import json
 import shutil
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from paceline.base.files import FolderLock, replacing, write_json
+from paceline.base.files import FolderLock, replacing, size_text, write_json
 from paceline.base.logs import console
 from paceline.data import codec
 from paceline.data.prepare.assemble import PARTS, assemble
@@ -27,6 +28,7 @@ from paceline.data.shards import DESCRIPTION, FORMAT, shard_name
 from paceline.errors import UserError
 
 SHARD_SAMPLES = 2048
+_QUIET_SECONDS = 30.0  # between lines where there is no terminal for a bar
 
 
 def prepare(source: Source, out: Path, variants: list[Variant], workers: int) -> None:
@@ -47,7 +49,7 @@ def prepare(source: Source, out: Path, variants: list[Variant], workers: int) ->
         raise UserError(f"--out {out}: cannot be written ({error.strerror}); choose another folder") from None
     try:
         if _finished(out, plan):
-            console.print(f"{out} is prepared already; nothing to do")
+            console.print(f"{out} is prepared already; nothing to do (remove it to prepare it anew)")
             return
         _check_room(source, out, variants)
         _begin(out, plan)
@@ -58,6 +60,9 @@ def prepare(source: Source, out: Path, variants: list[Variant], workers: int) ->
             for split in source.splits:
                 _write_split(source, split, out, variants, pool, workers, bar)
         assemble(source, out, variants, plan)
+    except KeyboardInterrupt:
+        console.print(f"\n{out} is not finished; the same command goes on with it")
+        raise
     finally:
         lock.release()
 
@@ -99,8 +104,8 @@ def _check_room(source: Source, out: Path, variants: list[Variant]) -> None:
     free = shutil.disk_usage(out).free
     if needed > free + present:
         raise UserError(
-            f"--out {out} has {free / 1e9:,.1f} GB free, but about {needed / 1e9:,.1f} GB are needed; "
-            "choose another disk, or smaller images (--max-side 400)"
+            f"--out {out} has {size_text(free)} free, but about {size_text(needed)} are needed; choose another disk, "
+            "or smaller images (--max-side)"
         )
 
 
@@ -136,6 +141,7 @@ def _write_split(
     bar: Progress,
 ) -> None:
     task = bar.add_task(split, total=source.bytes[split], images=0, rate="")
+    spoke = time.monotonic()
     samples = source.splits[split]()
     images = made = number = 0
     while chunk := _next_chunk(samples):
@@ -153,11 +159,19 @@ def _write_split(
                     images, made = images + 1, made + 1
                     elapsed = bar.tasks[task].elapsed or 1e-9
                     bar.update(task, advance=sample.size, images=images, rate=f"{made / elapsed:,.0f} images/s")
+                    if not console.is_terminal and time.monotonic() - spoke > _QUIET_SECONDS:
+                        spoke = time.monotonic()
+                        console.print(f"{split}: {images:,} images, {made / elapsed:,.0f} images/s, {_left(bar, task)}")
                 digests = [file.close() for file in files]
             part.parent.mkdir(parents=True, exist_ok=True)
             write_json(part, {"entries": entries, "shards": digests})
         number += 1
     bar.update(task, total=bar.tasks[task].completed)
+
+
+def _left(bar: Progress, task: TaskID) -> str:
+    seconds = bar.tasks[task].time_remaining
+    return "time left unknown" if seconds is None else f"{seconds / 60:,.0f} min left"
 
 
 def _next_chunk(samples: Iterator[Sample]) -> "_Chunk | None":

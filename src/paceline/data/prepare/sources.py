@@ -12,7 +12,8 @@ from typing import IO, Any
 from paceline.base import remote
 from paceline.errors import UserError
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+_ENDINGS = "jpg jpeg jpe jfif png bmp gif webp avif tif tiff ppm pgm"
+EXTENSIONS = frozenset(f".{ending}" for ending in _ENDINGS.split())
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Listing:
 def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> Listing:
     """DIR/train/CLASS/* and DIR/val/CLASS/*, or DIR/CLASS/* of which a share is kept for validation."""
     if not root.is_dir():
-        raise UserError(f"{root}: no such folder")
+        raise UserError(f"{root}: no such folder on this machine")
     has_splits = (root / "train").is_dir()
     train_root = root / "train" if has_splits else root
     candidates = (root / part for part in ("val", "validation", "test"))
@@ -92,7 +93,9 @@ def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> 
             raise UserError(f"{val_root} has classes that train has not: {', '.join(strange[:5])}")
         val = _files(val_root, ids, limit_per_class)
     else:
-        if not 0 < val_fraction < 1:
+        if val_fraction and not 0 < val_fraction < 1:
+            raise UserError(f"--val-fraction {val_fraction:g} is no share; give one between 0 and 1, e.g. 0.1")
+        if not val_fraction:
             raise UserError(
                 f"{root} has no validation split; keep a share of the images for it: "
                 f"paceline prepare folder {root} --val-fraction 0.1"
@@ -100,7 +103,9 @@ def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> 
         train, val = _divided(train, val_fraction)
     for split, files in (("train", train), ("val", val)):
         if not files:
-            why = "a larger --val-fraction, or more images" if val_fraction else f"images in {val_root or train_root}"
+            why = (
+                "a larger --val-fraction, or more images" if val_fraction else f"a folder for each class in {val_root}"
+            )
             raise UserError(f"{root}: no images for {split}; it needs {why}")
     return Listing(ids, train, val)
 
