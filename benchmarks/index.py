@@ -33,10 +33,29 @@ def write(folder: Path, samples: int) -> None:
     rows["length"], rows["width"], rows["height"] = len(record), 64, 64
     rows["label"] = np.arange(samples) % 1000
     np.save(split / "index.npy", rows)
-    shards = [{"file": shard_name(0), "samples": samples, "bytes": len(record) + codec.OVERRUN}]
-    description = {"kind": "shards", "format": FORMAT, "name": "index", "fingerprint": "", "classes": [], "splits": {}}
-    description["variants"] = {"original": {"splits": {"train": {"shards": shards}}}}
+    shard = split / shard_name(0)
+    files = {
+        "bytes": shard.stat().st_size,
+        "shards": [_file(shard) | {"samples": samples}],
+        "lists": [_file(split / "index.npy")],
+    }
+    description = {
+        "kind": "shards",
+        "format": FORMAT,
+        "name": "index",
+        "fingerprint": "0" * 16,
+        "classes": [{"id": f"c{number}", "name": f"c{number}"} for number in range(1000)],
+        "splits": {"train": {"samples": samples, "left_out": 0, "per_class": [samples // 1000] * 1000}},
+        "variants": {"original": {"splits": {"train": files}}},
+        "remarks": [],
+    }
     (folder / DESCRIPTION).write_text(json.dumps(description))
+
+
+def _file(path: Path) -> dict[str, object]:
+    from paceline.base.files import sha256
+
+    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def rank(folder: Path, threads: int) -> None:
