@@ -12,7 +12,7 @@ demo: $(READY)  ## train the embedded digits on one process, then on two
 	$(BIN)/paceline demo
 
 test: $(READY)  ## run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)  ## check style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -62,9 +62,10 @@ def rank(folder: Path, threads: int) -> None:
     """Open, load a few batches, and print what it took."""
     import torch
 
-    from paceline.config.batch import BatchLayout
     from paceline.config.data import Data
+    from paceline.config.recipe import Recipe, Train
     from paceline.data.load.loader import PhotographLoader
+    from paceline.data.load.order import Plan
     from paceline.data.shards import Dataset
 
     def own_bytes() -> int:
@@ -72,7 +73,8 @@ def rank(folder: Path, threads: int) -> None:
 
     before, begin = own_bytes(), time.perf_counter()
     split = Dataset.open(folder).split("train")
-    loader = PhotographLoader(Data(size=32), split, BatchLayout(256, 1, 1), 0, 0, torch.device("cpu"), threads)
+    plan = Plan.of(Recipe("index", data=Data(size=32), train=Train(global_batch=256)), len(split))
+    loader = PhotographLoader(Data(size=32), {"": split}, plan, torch.device("cpu"), threads)
     opened = time.perf_counter() - begin
     index = own_bytes() - before
     batches = loader.pixels()

@@ -51,7 +51,7 @@ def recipe_of(name: str, steps: int, batch: int) -> Recipe:
         f"{{train_samples: {samples}, val_samples: 8, size: {size}}}",
     ]
     words += [
-        "--data.sizes",
+        "--phases",
         "[]",
         "--data.size",
         "0",

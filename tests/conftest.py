@@ -69,5 +69,6 @@ def complaint(answer: subprocess.CompletedProcess[str]) -> str:
 
 def one_epoch(loader: Any, epoch: int, first_step: int = 0) -> list[Any]:
     """The steps of an epoch, from one of them on."""
-    begin = epoch * loader.steps_per_epoch
-    return list(islice(loader.steps(begin + first_step), loader.steps_per_epoch - first_step))
+    timeline = loader.plan.timeline
+    begin, end = timeline.step_at(epoch), timeline.step_at(epoch + 1)
+    return list(islice(loader.steps(begin + first_step), end - begin - first_step))

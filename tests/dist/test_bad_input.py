@@ -59,7 +59,7 @@ def test_a_mistake_that_only_the_ranks_find(paceline, tmp_path: Path) -> None:
 
 def test_more_ranks_than_samples(paceline) -> None:
     words = ("--data.name", "synthetic", "--data.synthetic.train_samples", "3", "--train.global_batch", "4")
-    assert "train.global_batch=4 is more than the 3 training images" in complaint(
+    assert "a global batch of 4 is more than the 3 training images" in complaint(
         paceline("train", "digits", *words, "--procs", "4")
     )
 

@@ -2,9 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from photographs import tree
 
 from paceline.config.io import dump_recipe, load_recipe, shipped
+from paceline.config.timeline import Timeline
+from paceline.data.prepare.convert import Variant
+from paceline.data.prepare.pack import prepare
+from paceline.data.prepare.sources import tree as source
+from paceline.optim.schedules import LrPlan, lr_at
 from paceline.track.records import RunFolder
 
 NAMES = list(shipped())
@@ -20,36 +27,103 @@ def test_it_loads_and_round_trips(name: str, tmp_path: Path) -> None:
     assert load_recipe(str(path)) == recipe
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_runs_two_tiny_steps(name: str, here, tmp_path: Path) -> None:
-    """On generated images of the data's shape, from random weights: nothing is downloaded."""
-    shape = {"cifar10": (3, 32), "digits": (1, 8)}[load_recipe(name).data.name]
-    words = [
-        "--data.name",
-        "synthetic",
-        "--data.synthetic",
-        f"{{train_samples: 8, val_samples: 5, channels: {shape[0]}, size: {shape[1]}}}",
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory) -> Path:
+    """Every size that shipped recipes name; generated images are smaller than any of them, and stay as they are."""
+    folder = tmp_path_factory.mktemp("photographs")
+    variants = [
+        Variant(),
+        *(Variant(max_side=side) for side in (400, 500)),
+        *(Variant(short_side=s) for s in (160, 352)),
     ]
+    prepare(source(tree(folder / "in", images=4), "imagenet"), folder / "out", variants, 2)
+    return folder / "out"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs_two_tiny_steps(name: str, here, tmp_path: Path, photographs: Path) -> None:
+    """On generated images of the data's shape, from random weights: nothing is downloaded."""
+    recipe = load_recipe(name)
+    if recipe.data.name == "imagenet":
+        words = ["--data.path", str(photographs), "--model.name", "resnet10t", "--evaluate.size", "64"]
+        samples = 12
+    else:
+        channels, size = {"cifar10": (3, 32), "digits": (1, 8)}[recipe.data.name]
+        shape = f"{{train_samples: 8, val_samples: 5, channels: {channels}, size: {size}}}"
+        words = ["--data.name", "synthetic", "--data.synthetic", shape]
+        samples = 5
+    if recipe.model.name.startswith("vit"):
+        words += ["--model.options", "{depth: 2, embed_dim: 96, num_heads: 3}"]
+    for number, phase in enumerate(recipe.phases):
+        words += [f"--phases.{number}.global_batch", "4"] if phase.global_batch else []
+    words += ["--train.global_batch", "4", "--train.accumulation", "1", "--train.duration", "2ba"]
     words += [
-        "--train.global_batch",
-        "4",
-        "--train.accumulation",
-        "1",
-        "--train.duration",
-        "2ba",
+        "--ramp.sizes",
+        "[0, 0]",
         "--model.weights",
         "random",
+        "--precision",
+        "fp32",
+        "--log.tensorboard",
+        "false",
     ]
     answer = here("train", name, *words)
     assert answer.returncode == 0, answer.stderr
     summary = RunFolder(tmp_path / "runs" / name).read_summary()
-    assert (summary["status"], summary["step"], summary["final"]["samples"]) == ("finished", 2, 5)
+    assert (summary["status"], summary["step"], summary["final"]["samples"]) == ("finished", 2, samples)
+
+
+IMAGENET = 1_281_167
+# from the entries' own code and the tables of their papers: first step, side, global batch, learning rates at the edges
+PUBLISHED = {
+    "imagenet-rn50-dawnbench-1": [
+        (0, 128, 4096, 1.0, 2.0),
+        (7 * 312, 128, 4096, 2.0, 0.25),
+        (13 * 312, 224, 1792, 0.4375, 0.04375),
+        (13 * 312 + 9 * 714, 224, 1792, 0.04375, 0.004375),
+        (13 * 312 + 12 * 714, 288, 1024, 0.0025, 0.00025),
+    ],
+    "imagenet-rn50-dawnbench-8": [
+        (0, 128, 8192, 1.88, 3.76),
+        (6 * 156, 128, 16384, 3.76, 3.76),
+        (6 * 156 + 5 * 78, 128, 16384, 3.76, 1.88),
+        (6 * 156 + 8 * 78, 224, 8192, 1.88, 1.88),
+        (9 * 156 + 8 * 78, 224, 14336, 1.88, 0.329),
+        (9 * 156 + 8 * 78 + 6 * 89, 224, 14336, 0.329, 0.0329),
+        (9 * 156 + 8 * 78 + 12 * 89, 288, 8192, 0.0188, 0.00188),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_phases_are_the_published_ones(name: str) -> None:
+    recipe = load_recipe(name)
+    timeline = Timeline.of(recipe, IMAGENET)
+    plan = LrPlan.of(recipe.optim, timeline)
+    found = [(stage.begin, stage.size, stage.global_batch, *(stage.lr or ())) for stage in timeline.stages]
+    assert found == PUBLISHED[name]
+    for stage in timeline.stages:
+        assert lr_at(stage.begin, plan) == stage.lr[0]
+        assert lr_at(stage.end - 1, plan) == pytest.approx(stage.lr[1], rel=0.05)
+
+
+@pytest.mark.parametrize("epochs", [16, 24, 32, 40, 56, 88])
+def test_ffcv_s_resolutions_and_learning_rates(epochs: int) -> None:
+    """FFCV: np.interp between the ramp's ends, rounded to multiples of 32; triangle of learning rates."""
+    recipe = load_recipe(f"imagenet-rn50-ffcv-{epochs}ep")
+    timeline = Timeline.of(recipe, IMAGENET)
+    plan = LrPlan.of(recipe.optim, timeline)
+    for epoch in range(epochs):
+        theirs = int(np.round(np.interp(epoch, recipe.ramp.epochs, recipe.ramp.sizes) / 32)) * 32
+        assert timeline.stage_at(epoch * 312).size == theirs
+        assert lr_at(epoch * 312, plan) == pytest.approx(np.interp(epoch, [0, 2, epochs], [1.7e-4, 1.7, 0]))
+    assert timeline.total == epochs * 312
 
 
 def test_the_list_shows_all_of_them(paceline) -> None:
     answer = paceline("recipes", env={"COLUMNS": "200", "PATH": "/usr/bin"})
     assert answer.returncode == 0, answer.stderr
-    assert all(name in answer.stdout for name in NAMES)
+    assert [name for name in NAMES if name not in answer.stdout] == []
     assert "published" in answer.stdout
 
 

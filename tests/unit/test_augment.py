@@ -3,11 +3,13 @@ import pytest
 import torch
 from conftest import one_epoch
 
-from paceline.config.batch import BatchLayout
-from paceline.config.data import Augment, Data, SizeFrom, Synthetic
+from paceline.config.data import Augment, Data, Synthetic
+from paceline.config.phases import Phase
+from paceline.config.recipe import Recipe, Train
 from paceline.data.load.augment import cut_out_, gather
+from paceline.data.load.order import Plan
 from paceline.data.load.resident import ResidentEvaluator, ResidentLoader, statistics
-from paceline.data.sets import load
+from paceline.data.sets import ImageSet, load
 from paceline.errors import UserError
 
 IMAGES = torch.randint(0, 256, (40, 9, 7, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -16,7 +18,7 @@ IDS = torch.tensor([5, 39, 0, 17, 5])
 
 
 def _gather(augment: Augment, epoch: int = 0, ids: torch.Tensor = IDS) -> torch.Tensor:
-    return gather(PIXELS, (9, 7, 3), ids, augment, seed=1, epoch=epoch)
+    return gather(PIXELS, (9, 7, 3), ids, ids, augment, seed=1, epoch=epoch)
 
 
 def test_without_augmentation_images_are_as_they_are() -> None:
@@ -63,6 +65,11 @@ def test_cutout_clears_one_square_per_image() -> None:
     assert cleared.min() >= 4  # a quarter of the square, when its centre is a corner
 
 
+def _loader(data: Data, images: ImageSet, batch: int, phases: tuple[Phase, ...] = ()) -> ResidentLoader:
+    recipe = Recipe("any", data=data, train=Train(global_batch=batch), phases=phases)
+    return ResidentLoader(data, images, Plan.of(recipe, len(images.train)), torch.device("cpu"))
+
+
 def test_batches_are_normalised_with_the_training_set_s_statistics() -> None:
     data = Data(name="synthetic", synthetic=Synthetic(train_samples=512, channels=2, size=8))
     images = load(data)
@@ -70,7 +77,7 @@ def test_batches_are_normalised_with_the_training_set_s_statistics() -> None:
     reference = images.train.images.double() / 255
     assert torch.allclose(mean.double(), reference.mean((0, 1, 2)), atol=1e-6)
     assert torch.allclose(std.double(), reference.std((0, 1, 2), correction=0), atol=1e-6)
-    loader = ResidentLoader(data, images, BatchLayout(512, 1, 1), 0, 0, torch.device("cpu"))
+    loader = _loader(data, images, 512)
     batch = next(loader.steps())[0].images
     assert batch.mean((0, 2, 3)).abs().max() < 1e-5
     assert torch.allclose(batch.var((0, 2, 3), correction=0), torch.ones(2), atol=1e-4)
@@ -79,20 +86,20 @@ def test_batches_are_normalised_with_the_training_set_s_statistics() -> None:
 def test_resizing_and_odd_requests() -> None:
     data = Data(name="digits", size=16)
     images = load(data)
-    loader = ResidentLoader(data, images, BatchLayout(8, 1, 1), 0, 0, torch.device("cpu"))
+    loader = _loader(data, images, 8)
     assert next(loader.steps())[0].images.shape == (8, 1, 16, 16)
-    with pytest.raises(UserError, match=r"train.global_batch=2000 is more than the 1437 training images"):
-        ResidentLoader(data, images, BatchLayout(2000, 1, 1), 0, 0, torch.device("cpu"))
+    with pytest.raises(UserError, match=r"a global batch of 2000 is more than the 1437 training images"):
+        _loader(data, images, 2000)
     with pytest.raises(UserError, match=r"data.augment.translate=8"):
-        ResidentLoader(Data(augment=Augment(translate=8)), images, BatchLayout(8, 1, 1), 0, 0, torch.device("cpu"))
+        _loader(Data(augment=Augment(translate=8)), images, 8)
     with pytest.raises(UserError, match=r"data.mean has 3 values"):
         statistics(Data(mean=(0.5,) * 3, std=(0.5,) * 3), images)
 
 
 def test_the_size_grows_as_the_recipe_says_also_from_the_middle() -> None:
-    data = Data(name="digits", size=8, sizes=(SizeFrom("0ba", 4), SizeFrom("2.5ep", 6), SizeFrom("4ep", 12)))
-    loader = ResidentLoader(data, load(data), BatchLayout(479, 1, 1), 0, 0, torch.device("cpu"))
-    assert loader.steps_per_epoch == 3
+    data = Data(name="digits", size=8)
+    phases = Phase((0, 2.5), size=4), Phase((2.5, 4), size=6), Phase((4, 10), size=12)
+    loader = _loader(data, load(data), 479, phases)
     sides = [batch.images.shape[-1] for epoch in range(5) for (batch,) in one_epoch(loader, epoch)]
     assert sides == [4] * 8 + [6] * 4 + [12] * 3
     assert [batch.images.shape[-1] for (batch,) in one_epoch(loader, 2, first_step=1)] == [4, 6]
@@ -103,6 +110,7 @@ def test_evaluation_deals_out_every_sample_once_in_the_same_batches(ranks: int) 
     data = Data(name="digits")
     images = load(data)
     device = torch.device("cpu")
-    dealt = [batch.ids for rank in range(ranks) for batch in ResidentEvaluator(data, images, 50, rank, ranks, device)]
+    evaluators = [ResidentEvaluator(data, images, 0, 50, rank, ranks, device) for rank in range(ranks)]
+    dealt = [batch.ids for evaluator in evaluators for batch in evaluator]
     assert sorted(torch.cat(dealt).tolist()) == list(range(360))
     assert {tuple(ids.tolist()) for ids in dealt} == {tuple(range(at, min(at + 50, 360))) for at in range(0, 360, 50)}

@@ -5,16 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.config.batch import BatchLayout
-from paceline.config.duration import parse, to_steps
+from paceline.config.batch import layouts
+from paceline.config.duration import parse
 from paceline.config.io import dump_recipe, fields, fingerprint, load_recipe, split_overrides
 from paceline.config.recipe import Recipe, Train
+from paceline.config.timeline import Timeline
 from paceline.errors import ConfigError, UserError
 
 
 @pytest.mark.parametrize(("text", "steps"), [("10ep", 1000), ("0.5ep", 50), ("500ba", 500), ("9.9ep", 990), ("0ba", 0)])
 def test_durations_become_steps(text: str, steps: int) -> None:
-    assert to_steps(text, steps_per_epoch=100) == steps
+    recipe = Recipe("any", train=Train(global_batch=10))
+    assert Timeline.of(recipe, 1000).steps(text) == steps
 
 
 @pytest.mark.parametrize("text", ["10", "ep", "10 ep", "-1ep", "1e3ba", "10epochs", ""])
@@ -151,8 +153,8 @@ def test_the_batch_is_shared_out_exactly_or_refused(ranks: int, accumulation: in
     recipe = Recipe("any", train=Train(global_batch=batch, accumulation=accumulation))
     if batch % (ranks * accumulation):
         with pytest.raises(UserError, match=f"train.global_batch={batch} is not a multiple of {ranks} ranks"):
-            BatchLayout.of(recipe, ranks)
+            layouts(recipe, ranks)
     else:
-        layout = BatchLayout.of(recipe, ranks)
+        layout = layouts(recipe, ranks)[batch]
         assert layout.per_rank_batch * ranks * accumulation == batch
         assert str(layout).endswith(f"= global batch {batch}")

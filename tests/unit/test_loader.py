@@ -1,6 +1,5 @@
 """The loader of prepared photographs: order, crops, exactness, damage."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +8,15 @@ import torch
 from conftest import one_epoch
 from photographs import photograph, tree
 
-from paceline.config.batch import BatchLayout
-from paceline.config.data import Augment, Data, SizeFrom
-from paceline.config.recipe import Evaluate
+from paceline.config.data import Augment, Data
+from paceline.config.phases import Phase
+from paceline.config.recipe import Evaluate, Recipe, Train
+from paceline.config.timeline import Timeline
 from paceline.data.load.augment import mirrored
 from paceline.data.load.crops import centre_boxes, random_boxes
 from paceline.data.load.loader import PhotographEvaluator, PhotographLoader
-from paceline.data.photographs import Files
+from paceline.data.load.order import Plan
+from paceline.data.photographs import Files, Photographs
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import listing
@@ -34,8 +35,18 @@ def dataset(tmp_path_factory) -> Dataset:
     return Dataset.open(folder / "out")
 
 
-def loader(dataset: Dataset, ranks: int = 1, rank: int = 0, data: Data = DATA, accumulation: int = 1, threads: int = 2):
-    return PhotographLoader(data, dataset.split("train"), BatchLayout(12, ranks, accumulation), rank, 7, CPU, threads)
+def loader(
+    source: Dataset | Photographs,
+    ranks: int = 1,
+    rank: int = 0,
+    accumulation: int = 1,
+    threads: int = 2,
+    phases: tuple[Phase, ...] = (),
+) -> PhotographLoader:
+    train = Train(global_batch=12, accumulation=accumulation)
+    recipe = Recipe("any", seed=7, data=DATA, train=train, phases=phases)
+    split = source.split("train") if isinstance(source, Dataset) else source
+    return PhotographLoader(DATA, {"": split}, Plan.of(recipe, len(split), ranks, rank), CPU, threads)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -61,8 +72,8 @@ def test_an_epoch_entered_in_the_middle_goes_on_as_if_from_the_start(dataset: Da
 
 def test_labels_belong_to_their_images_and_sizes_change_on_the_way(dataset: Dataset) -> None:
     split = dataset.split("train")
-    data = dataclasses.replace(DATA, sizes=(SizeFrom("0ba", 16), SizeFrom("1ba", 48)))
-    (first,), (second,) = one_epoch(loader(dataset, data=data), 0)
+    phases = Phase((0, 0.5), size=16), Phase((0.5, 10), size=48)
+    (first,), (second,) = one_epoch(loader(dataset, phases=phases), 0)
     assert first.images.shape == (12, 3, 16, 16)
     assert second.images.shape == (12, 3, 48, 48)
     for batch in (first, second):
@@ -116,9 +127,10 @@ def test_middle_crops() -> None:
 def test_evaluation_sees_every_sample_once_on_any_number_of_ranks(dataset: Dataset, rectangular: bool) -> None:
     evaluate = Evaluate(per_rank_batch=4, size=32, rectangular=rectangular)
     split = dataset.split("val")
+    stage = Timeline.of(Recipe("any", data=DATA, evaluate=evaluate, train=Train(global_batch=12)), 27).stages[0]
 
     def batches(ranks: int) -> dict[tuple[int, ...], torch.Tensor]:
-        evaluators = [PhotographEvaluator(DATA, evaluate, split, rank, ranks, CPU, 2) for rank in range(ranks)]
+        evaluators = [PhotographEvaluator(DATA, evaluate, stage, split, rank, ranks, CPU, 2) for rank in range(ranks)]
         assert sum(evaluator.own_samples for evaluator in evaluators) == evaluators[0].num_samples == len(split) == 27
         return {tuple(batch.ids.tolist()): batch.images for evaluator in evaluators for batch in evaluator}
 
@@ -137,7 +149,8 @@ def test_a_panorama_alone_in_its_batch_is_cut_to_what_can_be_shown(tmp_path: Pat
     prepare(source(root, "folder"), tmp_path / "out", [Variant()], 2)
     evaluate = Evaluate(per_rank_batch=4, size=36, rectangular=True)
     split = Dataset.open(tmp_path / "out").split("val")
-    shapes = [batch.images.shape[2:] for batch in PhotographEvaluator(DATA, evaluate, split, 0, 1, CPU, 2)]
+    stage = Timeline.of(Recipe("any", data=DATA, evaluate=evaluate, train=Train(global_batch=4)), 12).stages[0]
+    shapes = [batch.images.shape[2:] for batch in PhotographEvaluator(DATA, evaluate, stage, split, 0, 1, CPU, 2)]
     assert shapes[-1] == (36, 144)
     assert all((min(shape) == 36 and max(shape) % 8 == 0) or shape == (36, 36) for shape in shapes)
 
@@ -153,9 +166,8 @@ def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many
         content[int(split.index[number]["offset"]) + 200] ^= 1
         shard.write_bytes(content)
 
-    layout = BatchLayout(12, 1, 1)
     damage(3)
-    once = PhotographLoader(DATA, Dataset.open(tmp_path / "out").split("train"), layout, 0, 7, CPU, 2)
+    once = loader(Dataset.open(tmp_path / "out"))
     from paceline.base.logs import log
 
     log.propagate = True
@@ -166,7 +178,7 @@ def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many
     assert split.names[3] in caplog.text
     for number in (5, 8, 11):
         damage(number)
-    often = PhotographLoader(DATA, Dataset.open(tmp_path / "out").split("train"), layout, 0, 7, CPU, 2)
+    often = loader(Dataset.open(tmp_path / "out"))
     with pytest.raises(UserError, match=r"4 of 60 samples have been found damaged, more than data.max_damaged=0.001"):
         list(one_epoch(often, 0))
 
@@ -178,7 +190,8 @@ def test_a_damaged_validation_sample_is_left_out_of_the_count(tmp_path: Path) ->
     content = bytearray(shard.read_bytes())
     content[int(split.index[3]["offset"]) + 200] ^= 1
     shard.write_bytes(content)
-    evaluator = PhotographEvaluator(DATA, Evaluate(per_rank_batch=5), split, 0, 1, CPU, 2)
+    stage = Timeline.of(Recipe("any", data=DATA, train=Train(global_batch=4)), 12).stages[0]
+    evaluator = PhotographEvaluator(DATA, Evaluate(per_rank_batch=5), stage, split, 0, 1, CPU, 2)
     for _ in range(3):  # the same sample at every evaluation: still one
         batches = list(evaluator)
         assert torch.cat([batch.ids for batch in batches]).tolist() == [0, 1, 2, *range(4, 12)]
@@ -213,9 +226,8 @@ def test_shards_that_are_missing_or_of_another_length_are_named(tmp_path: Path) 
 def test_plain_files_give_the_same_crops_but_for_rounding(tmp_path: Path) -> None:
     root = tree(tmp_path / "in")
     prepare(source(root, "folder"), tmp_path / "out", [Variant()], 2)
-    layout = BatchLayout(12, 1, 1)
-    prepared = PhotographLoader(DATA, Dataset.open(tmp_path / "out").split("train"), layout, 0, 7, CPU, 2)
-    files = PhotographLoader(DATA, Files(root, listing(root).train), layout, 0, 7, CPU, 2)
+    prepared = loader(Dataset.open(tmp_path / "out"))
+    files = loader(Files(root, listing(root).train))
     (ours,), (plain,) = next(prepared.steps()), next(files.steps())
     assert torch.equal(ours.ids, plain.ids)
     assert torch.equal(ours.labels, plain.labels)

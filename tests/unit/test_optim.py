@@ -4,14 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.config.recipe import Ema, Optim, Point, Schedule
+from paceline.config.recipe import Ema, Optim, Point, Recipe, Schedule, Train
+from paceline.config.timeline import Timeline
 from paceline.optim.ema import AveragedModel
 from paceline.optim.groups import create, groups, set_lr
 from paceline.optim.schedules import LrPlan, lr_at
 
 
 def plan(total: int = 100, **schedule: object) -> LrPlan:
-    return LrPlan.of(Optim(lr=2.0, schedule=Schedule(**schedule)), total, steps_per_epoch=10)  # type: ignore[arg-type]
+    optim = Optim(lr=2.0, schedule=Schedule(**schedule))  # type: ignore[arg-type]
+    recipe = Recipe("any", optim=optim, train=Train(duration=f"{total}ba", global_batch=10))
+    return LrPlan.of(optim, Timeline.of(recipe, 100))
 
 
 def test_one_cycle_is_torch_s_own() -> None:
@@ -73,7 +76,7 @@ def test_optimizers_reduce_a_quadratic(name: str) -> None:
 def test_a_first_step_that_the_loss_scaler_skips_leaves_no_trace() -> None:
     layer = nn.Linear(2, 1, bias=False)
     before = layer.weight.detach().clone()
-    optimizer = create(layer, Optim(lr=0.5, nesterov=False), scaled=True)
+    optimizer = create(layer, Optim(lr=0.5, nesterov=False), fused=False)
     scaler = torch.amp.GradScaler("cpu")
     for factor in (float("inf"), 1.0):
         scaler.scale(layer(torch.ones(1, 2)).sum() * factor).backward()

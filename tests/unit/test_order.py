@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from paceline.config.batch import BatchLayout
 from paceline.config.data import Augment, Data
-from paceline.data.load.order import epoch_order, micro_batches, uniform
+from paceline.config.recipe import Recipe, Train
+from paceline.data.load.order import Plan, epoch_order, micro_batches, uniform
 from paceline.data.load.resident import ResidentLoader
 from paceline.data.sets import ImageSet, load
 
@@ -47,8 +48,8 @@ def test_random_numbers_belong_to_the_sample_and_are_uniform() -> None:
 
 
 def _loader(images: ImageSet, data: Data, ranks: int, rank: int, accumulation: int = 1) -> ResidentLoader:
-    layout = BatchLayout(48, ranks, accumulation)
-    return ResidentLoader(data, images, layout, rank, seed=3, device=torch.device("cpu"))
+    recipe = Recipe("any", seed=3, data=data, train=Train(global_batch=48, accumulation=accumulation))
+    return ResidentLoader(data, images, Plan.of(recipe, len(images.train), ranks, rank), torch.device("cpu"))
 
 
 def test_ids_and_pixels_are_the_same_on_1_2_and_4_ranks() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from paceline.base.files import FolderLock, replacing
+from paceline.config.recipe import Recipe, Train
+from paceline.config.timeline import Timeline
 from paceline.engine.interval import Interval
 from paceline.errors import UserError
 from paceline.track.records import JsonLines, RunFolder
@@ -131,9 +133,10 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_intervals_in_steps_and_seconds() -> None:
-    steps = Interval.of("0.5ep", steps_per_epoch=10)
+    timeline = Timeline.of(Recipe("any", train=Train(global_batch=10)), 100)
+    steps = Interval("0.5ep", timeline)
     assert [step for step in range(1, 21) if steps.due(step, 0, 0.0)] == [5, 10, 15, 20]
-    seconds = Interval.of("3s", steps_per_epoch=10)
+    seconds = Interval("3s", timeline)
     start = seconds._last
     pending, due = 0, []
     for second in range(12):  # one step a second; a wish is granted one step later, as between ranks

@@ -22,7 +22,7 @@ from typing import Any
 
 import safetensors.torch
 
-from paceline.base.files import sha256, sync_folder, write_json, write_text
+from paceline.base.files import replacing, sha256, sync_folder, write_json, write_text
 from paceline.base.logs import log
 from paceline.checkpoint.state import flatten, snapshot, unflatten
 from paceline.errors import UserError
@@ -105,6 +105,17 @@ def committed(folder: Path) -> Iterator[Path]:
     """Folders of saves that claim to be complete, newest first."""
     if folder.is_dir():
         yield from sorted((path for path in folder.glob("step-*") if (path / _COMMIT).exists()), reverse=True)
+
+
+def export_weights(folder: Path, target: Path, raw: bool) -> str:
+    """Write the averaged weights of a save, or those that were trained, as one file; what was done, in a line."""
+    save, parts = read(folder)
+    averaged = bool(parts["ema"]) and not raw
+    weights = parts["ema"] if averaged else parts["model"]
+    with replacing(target) as file:
+        file.write(safetensors.torch.save(weights))
+    kind = "averaged weights" if averaged else "weights"
+    return f"{target}: {kind} of step {save.step} ({len(weights)} tensors) from {folder}"
 
 
 def read(folder: Path) -> tuple[Save, dict[str, Any]]:

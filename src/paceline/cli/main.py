@@ -71,10 +71,13 @@ def _dispatch(arguments: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, (summary, _) in _VERBS.items():
-        verbs.add_parser(name, help=summary, add_help=False)
+        if summary:
+            verbs.add_parser(name, help=summary, add_help=False)
+        else:
+            verbs.add_parser(name, add_help=False)  # for paceline's own use: not listed
     known = parser.parse_args(arguments[:1])
     module = import_module(f"paceline.cli.{_VERBS[known.verb][1]}")
-    status: int = getattr(module, known.verb)(arguments[1:])
+    status: int = getattr(module, known.verb.replace("-", "_"))(arguments[1:])
     return status
 
 
@@ -86,4 +89,8 @@ _VERBS = {
     "recipes": ("list the shipped recipes", "train"),
     "train": ("train a recipe, on one process or many", "train"),
     "evaluate": ("evaluate a run or a checkpoint", "train"),
+    "export": ("give a run's weights as a plain file", "train"),
+    "plan": ("what a recipe would do, before it does it: phases, steps, time and cost", "plan"),
+    "find-batch": ("find the largest batch that fits, and the fastest one", "find_batch"),
+    "try-batch": ("", "find_batch"),
 }

@@ -19,3 +19,11 @@ def count(text: str) -> int:
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 on")
     return int(text)
+
+
+def add_scaling(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scale-batch",
+        choices=["linear", "sqrt"],
+        help="multiply the global batch by the number of ranks, and the learning rate by it or by its square root",
+    )

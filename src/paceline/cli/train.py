@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.cli.options import count, make_parser
+from paceline.cli.options import add_scaling, count, make_parser
 from paceline.config.launched import under_launcher
 from paceline.errors import UserError
 
@@ -18,6 +18,8 @@ RECIPE is a shipped name (see `paceline recipes`) or a YAML file. Any of its fie
 _EVALUATE = """Evaluate a run's best checkpoint, or one checkpoint, exactly, on any number of processes.
 
 Fields of data, evaluate, precision and device can be overridden: `--evaluate.views flip --data.path DIR`."""
+
+_EXPORT = """Write a run's weights as one plain file, which timm.create_model(NAME, checkpoint_path=FILE) reads."""
 
 _EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last")
 
@@ -43,7 +45,7 @@ def _add_launch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
 
 
-def _split_source(arguments: list[str]) -> tuple[str, list[str]]:
+def split_source(arguments: list[str]) -> tuple[str, list[str]]:
     """The positional comes first, so that `--dotted.field VALUE` can never be mistaken for it."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
@@ -51,8 +53,9 @@ def _split_source(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def train(arguments: list[str]) -> int:
-    from paceline.config.batch import BatchLayout
+    from paceline.config.batch import layouts
     from paceline.config.io import load_recipe
+    from paceline.config.scaling import scaled
 
     parser = make_parser("train", "RECIPE [--procs N] [--name NAME] [--dotted.field VALUE ...]", _TRAIN)
     parser.add_argument("--name", help="name of the run (default: the recipe's)")
@@ -60,8 +63,9 @@ def train(arguments: list[str]) -> int:
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders live (default: runs)"
     )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run folder, in place of RECIPE")
+    add_scaling(parser)
     _add_launch_options(parser)
-    source, rest = _split_source(arguments)
+    source, rest = split_source(arguments)
     options, overrides = parser.parse_known_args(rest)
     if options.resume:
         if not (options.resume / "recipe.yaml").is_file():
@@ -76,11 +80,15 @@ def train(arguments: list[str]) -> int:
     if not source:
         raise UserError("which recipe? `paceline recipes` lists them; `paceline train digits` needs no data of its own")
     recipe = load_recipe(source, overrides)
+    if options.scale_batch:
+        if options.resume:
+            raise UserError("--scale-batch: a resumed run keeps its batch; leave it out")
+        recipe = scaled(recipe, _ranks(options), options.scale_batch)
     name = options.name or recipe.name
     if Path(name).name != name or not name.isprintable() or name in ("", ".", ".."):
         raise UserError(f"--name {name!r} is not a plain folder name")
     if not under_launcher(os.environ):
-        BatchLayout.of(recipe, (options.procs or 1) * options.nodes)
+        layouts(recipe, _ranks(options))
         if _needs_agent(options):
             return _start_ranks(["train", *arguments], options)
     _enter_rank(options)
@@ -90,13 +98,38 @@ def train(arguments: list[str]) -> int:
     return 0
 
 
+def _ranks(options: argparse.Namespace) -> int:
+    """Of the whole run, however they are started."""
+    from paceline.config.launched import place
+
+    return place(os.environ).size if under_launcher(os.environ) else (options.procs or 1) * options.nodes
+
+
+def export(arguments: list[str]) -> int:
+    parser = make_parser("export", "RUN|CHECKPOINT --to FILE.safetensors [--raw] [--last]", _EXPORT)
+    parser.add_argument("source", type=Path, metavar="RUN|CHECKPOINT", help="a run folder or a checkpoint folder")
+    parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="the file to write: .safetensors")
+    parser.add_argument("--raw", action="store_true", help="the weights as trained, where there are averaged ones")
+    parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of its best one")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    options = parser.parse_args(arguments)
+    if options.to.suffix != ".safetensors":
+        raise UserError(f"--to {options.to}: weights are written as .safetensors; choose such a name")
+    from paceline.checkpoint.store import export_weights
+    from paceline.engine.session import find_save
+
+    save = find_save(options.source, "last" if options.last else "best")
+    print(export_weights(save, options.to, options.raw))
+    return 0
+
+
 def evaluate(arguments: list[str]) -> int:
     from paceline.config.io import split_overrides
 
     parser = make_parser("evaluate", "RUN|CHECKPOINT [--last] [--procs N] [--dotted.field VALUE ...]", _EVALUATE)
     parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of its best one")
     _add_launch_options(parser)
-    source, rest = _split_source(arguments)
+    source, rest = split_source(arguments)
     options, overrides = parser.parse_known_args(rest)
     if options.help:
         return _help_with_fields(parser, "digits", overrides, _EVALUATION_FIELDS)

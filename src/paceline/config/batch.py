@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from paceline.config.recipe import Recipe, near_multiples
+from paceline.config.timeline import Timeline
 from paceline.errors import UserError
 
 
@@ -11,24 +12,6 @@ class BatchLayout:
     global_batch: int
     ranks: int
     accumulation: int
-
-    @classmethod
-    def of(cls, recipe: Recipe, ranks: int) -> "BatchLayout":
-        batch, accumulation = recipe.train.global_batch, recipe.train.accumulation
-        if batch % (ranks * accumulation):
-            choices = " or ".join(map(str, near_multiples(batch, ranks * accumulation)))
-            raise UserError(
-                f"train.global_batch={batch} is not a multiple of {ranks} ranks x accumulation {accumulation}; "
-                f"try --train.global_batch {choices}"
-            )
-        return cls(batch, ranks, accumulation)
-
-    def check_samples(self, samples: int, where: object) -> None:
-        if self.global_batch > samples:
-            raise UserError(
-                f"train.global_batch={self.global_batch} is more than the {samples} training images of {where}; "
-                f"use at most {samples // self.ranks * self.ranks or 'as many ranks as images'}"
-            )
 
     @property
     def per_rank_batch(self) -> int:
@@ -39,4 +22,30 @@ class BatchLayout:
         return (
             f"per-rank batch {self.per_rank_batch} x {self.ranks} rank{'s' if self.ranks > 1 else ''} "
             f"x accumulation {self.accumulation} = global batch {self.global_batch}"
+        )
+
+
+def layouts(recipe: Recipe, ranks: int) -> dict[int, BatchLayout]:
+    """The layout of every global batch of a recipe; one that ranks and accumulation do not divide is an error."""
+    accumulation = recipe.train.accumulation
+    found: dict[int, BatchLayout] = {}
+    for number, phase in enumerate(recipe.all_phases()):
+        batch = phase.global_batch or recipe.train.global_batch
+        field = f"phases.{number}.global_batch" if phase.global_batch else "train.global_batch"
+        if batch % (ranks * accumulation):
+            choices = " or ".join(map(str, near_multiples(batch, ranks * accumulation)))
+            raise UserError(
+                f"{field}={batch} is not a multiple of {ranks} ranks x accumulation {accumulation}; "
+                f"try --{field} {choices}"
+            )
+        found[batch] = BatchLayout(batch, ranks, accumulation)
+    return found
+
+
+def check_samples(timeline: Timeline, samples: int, where: object) -> None:
+    largest = max(stage.global_batch for stage in timeline.stages)
+    if largest > samples:
+        raise UserError(
+            f"a global batch of {largest} is more than the {samples} training images of {where}; lower "
+            "--train.global_batch, or that of the phases"
         )

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paceline.config.duration import StepDuration
-from paceline.config.fields import STRICT, Area, Count, CountOrZero, Positive, Share, Side
+from paceline.config.fields import STRICT, Area, Count, CountOrZero, NotNegative, Positive, Share, Side
 
 
 @dataclass(frozen=True)
@@ -39,22 +38,22 @@ class Augment:
     """Shift by up to this many pixels each way, the border filled by reflection."""
     cutout: CountOrZero = 0
     """Side of a square set to the mean colour at a random place; 0 for none."""
+    crop: Literal["random", "middle"] = "random"
+    """Photographs: a random crop (torchvision's RandomResizedCrop), or the middle as in evaluation."""
     crop_scale: tuple[Area, Area] = (0.08, 1.0)
     """Photographs: smallest and largest share of the area that a random crop sees."""
     crop_ratio: tuple[Positive, Positive] = (0.75, 4 / 3)
     """Photographs: narrowest and widest aspect ratio of a random crop."""
-
-
-@dataclass(frozen=True)
-class SizeFrom:
-    """A change of the training images' size."""
-
-    __pydantic_config__ = STRICT
-
-    at: StepDuration
-    """From when on, counted from the start of training."""
-    size: Count
-    """Side in pixels."""
+    policy: Literal["none", "randaugment", "trivialaugment"] = "none"
+    """Photographs: colours and shapes changed by chance, with torchvision's operations."""
+    ops: Count = 2
+    """randaugment: operations an image."""
+    magnitude: Annotated[int, Field(ge=0, le=30)] = 9
+    """randaugment: how strong they are, of 30."""
+    jitter: NotNegative = 0.0
+    """Photographs: change brightness, contrast and saturation by up to this share."""
+    erase: Share = 0.0
+    """Chance that a random rectangle of an image is set to the mean colour."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,6 @@ class Data:
     """Which size of prepared photographs, if there are several, e.g. max-400-q90."""
     size: Side = 0
     """Side in pixels that images are resized to; 0: their own size in memory, 224 for photographs."""
-    sizes: tuple[SizeFrom, ...] = ()
-    """Progressive resizing, in place of data.size while training: [{at: 0ep, size: 16}, {at: 5ep, size: 32}]."""
     mean: tuple[float, ...] = ()
     """Mean per channel (0-1) to subtract; empty: measured, or ImageNet's for photographs."""
     std: tuple[Positive, ...] = ()
@@ -82,6 +79,8 @@ class Data:
     """Training augmentation."""
     threads: CountOrZero = 0
     """Threads that decode photographs, in each process; 0: as many as the process computes with."""
+    repeats: Count = 1
+    """Repeated augmentation: show each image of an epoch this many times, and only that share of all images."""
     max_damaged: Share = 0.001
     """Share of damaged samples, replaced by their neighbours, beyond which training stops."""
     synthetic: Synthetic = field(default_factory=Synthetic)

@@ -1,7 +1,7 @@
 """Durations carry their unit: "10ep" (epochs), "500ba" (optimizer steps), "90s" (seconds).
 
 They stay text in the recipe, so that YAML, command line and run record show what the user wrote, and are turned
-into steps once, when the dataset's size is known.
+into steps by the Timeline, when the dataset's size is known.
 """
 
 import re
@@ -38,6 +38,10 @@ def _check_interval(text: object) -> str:
         text = _check(text)
     except ValueError:
         raise ValueError(f'{_CURE} or "90s" (seconds)') from None
+    return _not_zero(text)
+
+
+def _not_zero(text: str) -> str:
     if not parse(text).value:
         raise ValueError('zero is no interval; for "never" write more than the whole training, e.g. "100000ep"')
     return text
@@ -52,10 +56,4 @@ def _check_steps(text: object) -> str:
 
 Interval = Annotated[str, BeforeValidator(_check_interval)]
 StepDuration = Annotated[str, BeforeValidator(_check_steps)]
-
-
-def to_steps(text: str, steps_per_epoch: int) -> int:
-    """Optimizer steps in a duration given in epochs or steps, rounded to the nearest."""
-    value, unit = parse(text)
-    assert unit != "s", "seconds have no fixed number of steps"
-    return round(value * steps_per_epoch) if unit == "ep" else round(value)
+StepInterval = Annotated[str, BeforeValidator(lambda text: _not_zero(_check_steps(text)))]

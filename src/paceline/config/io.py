@@ -52,7 +52,13 @@ def shipped() -> dict[str, Path]:
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a shipped recipe or a file, with `--dotted.field value` overrides laid over it."""
-    path = _find(source)
+    return recipe_from_tree(_read(_find(source), []), source, overrides)
+
+
+def _read(path: Path, above: list[Path]) -> dict[str, Any]:
+    """The tree in a file, laid over that of the recipe it names as its `base`."""
+    if path in above:
+        raise ConfigError(str(path), [f"base: {' -> '.join(map(str, [*above, path]))} goes round in a circle"])
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except yaml.MarkedYAMLError as error:
@@ -61,7 +67,21 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
         raise ConfigError(str(path), [f"not readable as YAML: {' '.join(str(error).split())}"]) from None
     if not isinstance(tree, dict):
         raise ConfigError(str(path), ["not a recipe; it should hold `key: value` lines, beginning with `name: ...`"])
-    return recipe_from_tree(tree, source, overrides)
+    if "base" not in tree:
+        return tree
+    base = tree.pop("base")
+    beside = path.parent / str(base)
+    found = beside if beside.is_file() else _find(str(base))
+    return _over(_read(found, [*above, path]), tree)
+
+
+def _over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    """Groups are merged field by field; lists and values are replaced."""
+    merged = dict(base)
+    for key, value in tree.items():
+        old = merged.get(key)
+        merged[key] = _over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError) -> str:

@@ -4,15 +4,19 @@ Frozen dataclasses; the string under a field is its help text. Types and ranges 
 read (`config.io`), what concerns several fields by `problems`.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from paceline.config.data import Data
-from paceline.config.duration import Interval, StepDuration, parse
-from paceline.config.fields import STRICT, Area, Count, NotNegative, Positive, Share, Side
+from paceline.config.duration import Interval, StepDuration, StepInterval, parse
+from paceline.config.fields import STRICT, Area, Count, CountOrZero, NotNegative, Positive, Share, Side
+from paceline.config.phases import Phase, Ramp
+from paceline.config.phases import problems as phase_problems
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,10 @@ class Model:
     """`random`, `pretrained` (from the hub), or a .safetensors or .pth file; a head of another size is replaced."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the model, e.g. {drop_path_rate: 0.1}."""
+    head_std: NotNegative = 0.0
+    """Draw the classifier's weights with this standard deviation, its bias zero; 0: as the model does."""
+    sync_norm: bool = False
+    """Batch norm over the batches of all ranks instead of each rank's own."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +69,18 @@ class Schedule:
 
     __pydantic_config__ = STRICT
 
-    name: Literal["constant", "one-cycle", "cosine", "linear", "piecewise"] = "cosine"
-    """one-cycle: cosine up over `warmup`, cosine down; cosine, linear: linear warm-up, then that curve down."""
+    name: Literal["constant", "one-cycle", "cosine", "linear", "step", "piecewise"] = "cosine"
+    """one-cycle: cosine up over `warmup`, cosine down; cosine, linear, step: linear warm-up, then that curve down."""
     warmup: StepDuration = "0ba"
     """Time from `start` up to the peak."""
     start: NotNegative = 0.0
     """Factor at the first step of the warm-up."""
     end: NotNegative = 0.0
     """Factor at the end of training."""
+    every: StepInterval = "30ep"
+    """step: time between two falls."""
+    factor: Share = 0.1
+    """step: what remains of the learning rate after a fall."""
     points: tuple[Point, ...] = ()
     """Corners of the piecewise schedule."""
 
@@ -79,8 +91,8 @@ class Optim:
 
     __pydantic_config__ = STRICT
 
-    name: Literal["sgd", "adamw"] = "sgd"
-    """SGD with momentum, or AdamW."""
+    name: Literal["sgd", "adamw", "lamb"] = "sgd"
+    """SGD with momentum, AdamW, or timm's LAMB."""
     lr: Positive = 0.1
     """Peak learning rate, for the mean loss over the global batch."""
     momentum: Share = 0.9
@@ -88,11 +100,13 @@ class Optim:
     nesterov: bool = True
     """Nesterov's form of momentum."""
     betas: tuple[Share, Share] = (0.9, 0.999)
-    """AdamW's decay rates."""
+    """AdamW's and LAMB's decay rates."""
     eps: Positive = 1e-8
-    """AdamW's epsilon."""
+    """AdamW's and LAMB's epsilon."""
     weight_decay: NotNegative = 0.0
-    """Weight decay; never applied to norms and biases."""
+    """Weight decay, on filters and matrices."""
+    decay_all: bool = False
+    """Let norms and biases decay too."""
     norm_bias_lr: Positive = 1.0
     """Factor on the learning rate of normalisation layers' biases (airbench: 64)."""
     clip_norm: NotNegative = 0.0
@@ -113,8 +127,16 @@ class Train:
     """Images per optimizer step over all ranks together: per-rank batch x ranks x accumulation."""
     accumulation: Count = 1
     """Micro-batches a rank computes one after the other for one optimizer step."""
+    loss_scale: Positive = 65536.0
+    """fp16: what the loss is multiplied by at first; overflows halve it, long quiet doubles it."""
+    loss: Literal["cross-entropy", "bce"] = "cross-entropy"
+    """bce: binary cross entropy, each class for itself."""
     label_smoothing: Share = 0.0
     """Share of the target spread over all classes."""
+    mixup: NotNegative = 0.0
+    """Blend pairs of images, the share drawn from Beta(x, x); 0: off. With cutmix, each step does one of the two."""
+    cutmix: NotNegative = 0.0
+    """Paste a part of one image of a pair into the other, its area drawn from Beta(x, x); 0: off."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +205,65 @@ class Exchange:
 
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """What gradients are sent as; half-width halves the traffic, fp32 keeps every bit."""
+    powersgd_rank: CountOrZero = 0
+    """DDP: send gradients as products of matrices of this rank, what is lost added to the next step; 0: off."""
+    powersgd_after: CountOrZero = 100
+    """Steps with whole gradients before PowerSGD begins."""
     bucket_mb: Positive = 25.0
     """Size of the pieces in which gradients are sent while the backward pass goes on."""
+    through: Literal["auto", "memory", "network"] = "auto"
+    """auto: CPU ranks of one machine exchange through its memory, all others over the network."""
+
+
+@dataclass(frozen=True)
+class Fsdp:
+    """How a model is sharded (strategy: fsdp)."""
+
+    __pydantic_config__ = STRICT
+
+    reshard: bool = True
+    """Give gathered weights up between forward and backward: less memory, more traffic."""
+    offload: bool = False
+    """Keep shards in host memory, and bring them to the GPU when they are needed."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What --scale-batch changed; the fields it changed hold the new values."""
+
+    __pydantic_config__ = STRICT
+
+    by: Count = 1
+    """Factor on the global batch."""
+    rule: Literal["none", "linear", "sqrt"] = "none"
+    """What became of the learning rate: multiplied by the same factor, or by its square root."""
+    from_batch: CountOrZero = 0
+    """train.global_batch before."""
+    from_lr: NotNegative = 0.0
+    """optim.lr before."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What the recipe's source reached on the way, to see early when a run does not."""
+
+    __pydantic_config__ = STRICT
+
+    metric: Literal["top1", "top5"] = "top1"
+    """Which accuracy."""
+    points: tuple[tuple[NotNegative, Area], ...] = ()
+    """[epoch, accuracy from 0 to 1]; linear in between."""
+    tolerance: Share = 0.02
+    """How far below counts as clearly below."""
+    stop: bool = False
+    """End a run that is clearly below."""
+
+    def expected(self, epoch: float) -> float | None:
+        """What should have been reached; None before the first point."""
+        for (begin, low), (end, high) in pairwise(self.points):
+            if begin <= epoch <= end:
+                return low + (high - low) * (epoch - begin) / (end - begin)
+        return self.points[-1][1] if self.points and epoch >= self.points[-1][0] else None
 
 
 @dataclass(frozen=True)
@@ -205,18 +284,30 @@ class Recipe:
     """Network."""
     train: Train = field(default_factory=Train)
     """Length and batch."""
+    phases: tuple[Phase, ...] = ()
+    """Stretches with settings of their own, one after the other: [{epochs: [0, 7], size: 128, lr: [1.0, 2.0]}, ...]."""
+    ramp: Ramp = field(default_factory=Ramp)
+    """Image sizes that grow with time, in place of phases."""
     optim: Optim = field(default_factory=Optim)
     """Optimizer."""
     ema: Ema = field(default_factory=Ema)
     """Averaged weights."""
     evaluate: Evaluate = field(default_factory=Evaluate)
     """Evaluation."""
+    curve: Curve = field(default_factory=Curve)
+    """Accuracy that should be reached on the way."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     """Saves."""
     log: Log = field(default_factory=Log)
     """Logging."""
+    strategy: Literal["auto", "single", "ddp", "fsdp"] = "auto"
+    """single: one rank; ddp: a whole model on every rank; fsdp: shards of one; auto: ddp where there are several."""
     exchange: Exchange = field(default_factory=Exchange)
     """Gradient exchange between ranks."""
+    fsdp: Fsdp = field(default_factory=Fsdp)
+    """Sharding."""
+    scaled: Scaled = field(default_factory=Scaled)
+    """Scaling of the batch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where there is one."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -225,6 +316,13 @@ class Recipe:
     """Keep images and convolutions in NHWC order, which is faster nearly everywhere."""
     compile: bool = False
     """Compile the model with torch.compile."""
+
+    def all_phases(self) -> tuple[Phase, ...]:
+        """The phases as written, as the ramp makes them, or one that lasts for ever."""
+        length = parse(self.train.duration)
+        if self.ramp.sizes[1] and length.unit == "ep":
+            return self.ramp.phases(length.value)
+        return self.phases or (Phase((0.0, math.inf)),)
 
 
 PLACE_FIELDS = ("path", "threads", "max_damaged")
@@ -250,11 +348,24 @@ def problems(recipe: Recipe) -> Iterator[str]:
         if low > high:
             yield f"data.augment.{name}={low}, {high}: the first is larger than the second; swap them"
     if recipe.data.name in ("imagenet", "shards", "folder"):
-        for name in ("translate", "cutout"):
-            if getattr(recipe.data.augment, name):
-                yield f"data.augment.{name} is for images in memory, and {recipe.data.name} is not; set it to 0"
+        if recipe.data.augment.translate:
+            yield f"data.augment.translate is for images in memory, and {recipe.data.name} is not; set it to 0"
+    elif recipe.data.augment.policy != "none" or recipe.data.augment.jitter:
+        yield f"data.augment.policy and jitter are for photographs, and {recipe.data.name} is none; set none and 0"
     yield from _out_of_order("optim.schedule.points", [point.at for point in schedule.points])
-    yield from _out_of_order("data.sizes", [change.at for change in recipe.data.sizes])
+    length = parse(train.duration)
+    yield from phase_problems(recipe.phases, length.value if length.unit == "ep" else 0.0)
+    if recipe.ramp.sizes[1] and recipe.phases:
+        yield "ramp and phases both say when images change their size; remove one"
+    if recipe.ramp.sizes[1] and length.unit != "ep":
+        yield f"ramp needs a training in epochs, and train.duration={train.duration}; write e.g. 16ep"
+    if recipe.ramp.epochs[0] > recipe.ramp.epochs[1]:
+        yield f"ramp.epochs={recipe.ramp.epochs[0]:g}, {recipe.ramp.epochs[1]:g}: it ends before it begins; swap them"
+    epochs = [epoch for epoch, _ in recipe.curve.points]
+    if any(begin >= end for begin, end in pairwise(epochs)):
+        yield f"curve.points are not in order of time: {', '.join(f'{epoch:g}' for epoch in epochs)}"
+    if recipe.exchange.powersgd_rank and recipe.strategy == "fsdp":
+        yield "exchange.powersgd_rank needs whole gradients, which fsdp does not have; use strategy ddp, or 0"
 
 
 def _out_of_order(path: str, times: list[str]) -> Iterator[str]:

@@ -11,13 +11,16 @@ from paceline.data.prepare.convert import Unreadable, open_image
 from paceline.data.prepare.sources import Entry
 
 Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From the sizes (n, 2) and ids of images to the part of each that is seen: (n, 5) of x, y, width, height, mirrored."""
+"""From sizes (n, 2) and keys of images to the part of each that is seen: (n, 5) of x, y, width, height, mirrored."""
+
+Change = Callable[[np.ndarray, np.ndarray], None]
+"""Changes decoded pixels, uint8 (n, 3, height, width), in place, given their keys."""
 
 
 class Reader(Protocol):
-    """Reads samples; each thread has one of its own."""
+    """Reads samples; each thread has one of its own. A key is a sample's id plus a multiple of their number."""
 
-    def read(self, ids: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
+    def read(self, keys: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
         """Fill `out`, uint8 (n, 3, height, width); what went wrong, by position."""
 
 
@@ -59,21 +62,21 @@ class Files:
         return np.array([_size(self._entries[number][1]) for number in ids])
 
     def where(self, number: int) -> str:
-        return str(self._entries[number][1])
+        return str(self._entries[number % len(self)][1])
 
     def reader(self) -> "Files":
         return self
 
-    def read(self, ids: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
+    def read(self, keys: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
         failures = {}
         height, width = out.shape[2:]
-        for position, number in enumerate(ids):
+        for position, key in enumerate(keys):
             try:
-                image, _ = open_image(self._entries[number][1].read_bytes())
+                image, _ = open_image(self._entries[key % len(self)][1].read_bytes())
             except (Unreadable, OSError) as error:
                 failures[position] = str(error)
                 continue
-            box = choose(np.array([image.size]), ids[position : position + 1])[0]
+            box = choose(np.array([image.size]), keys[position : position + 1])[0]
             x, y, w, h, mirrored = (int(value) for value in box)
             part = image.convert("RGB").crop((x, y, x + w, y + h)).resize((width, height), Image.Resampling.BILINEAR)
             pixels = np.asarray(part).transpose(2, 0, 1)

@@ -182,8 +182,8 @@ class Split:
 
     def where(self, number: int) -> str:
         """How a message names a sample."""
-        row = self.index[number]
-        return f"{self.folder / shard_name(int(row['shard']))} at byte {row['offset']} ({self.names[number]})"
+        row, name = self.index[number % len(self)], self.names[number % len(self)]
+        return f"{self.folder / shard_name(int(row['shard']))} at byte {row['offset']} ({name})"
 
 
 class ShardReader:
@@ -192,7 +192,8 @@ class ShardReader:
     def __init__(self, split: Split):
         self._split, self._decoder = split, codec.Decoder(split.shards)
 
-    def read(self, ids: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
-        boxes = choose(self._split.sizes(ids), ids)
+    def read(self, keys: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
+        ids = keys % len(self._split)
+        boxes = choose(self._split.sizes(ids), keys)
         statuses = self._decoder.crop(self._split.places(ids), boxes, out)
         return {int(position): codec.reason(int(statuses[position])) for position in np.flatnonzero(statuses)}

@@ -1,8 +1,8 @@
 """From a recipe and a place in the world to everything the loop needs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,18 +12,24 @@ from torch.optim import Optimizer
 from paceline.base.logs import log
 from paceline.base.world import World
 from paceline.config.batch import BatchLayout
-from paceline.config.duration import to_steps
 from paceline.config.io import to_tree
 from paceline.config.recipe import Recipe
+from paceline.config.timeline import Timeline
+from paceline.data.load.order import Plan
 from paceline.data.load.source import Evaluator, Loader, Source, open_source
 from paceline.engine import precision
+from paceline.engine.objective import Objective
 from paceline.engine.parallel import Replica, average_buffers
 from paceline.errors import UserError
 from paceline.model import zoo
 from paceline.model.airbench import AirbenchNet
+from paceline.model.sync_norm import synchronise
 from paceline.optim import groups
 from paceline.optim.ema import AveragedModel
 from paceline.optim.schedules import LrPlan
+
+if TYPE_CHECKING:
+    from paceline.engine.sharded import Sharded
 
 
 @dataclass
@@ -32,20 +38,35 @@ class Setup:
 
     recipe: Recipe
     world: World
-    layout: BatchLayout
+    timeline: Timeline
+    layouts: dict[int, BatchLayout]
     source: Source
     loader: Loader
-    evaluator: Evaluator
-    replica: Replica
+    replica: "Replica | Sharded"
     optimizer: Optimizer
+    objective: Objective
     ema: AveragedModel | None
     scaler: torch.amp.GradScaler
     precision: str
     lr_plan: LrPlan
+    _evaluators: dict[tuple[int, bool, str], Evaluator] = field(default_factory=dict)
 
     @property
     def total_steps(self) -> int:
-        return self.lr_plan.total
+        return self.timeline.total
+
+    @property
+    def layout(self) -> BatchLayout:
+        """Of the last stage."""
+        return self.layouts[self.timeline.stages[-1].global_batch]
+
+    def evaluator(self, step: int) -> Evaluator:
+        """Validation batches as the stage that ends with, or holds, this step wants them."""
+        stage = self.timeline.stage_at(max(0, step - 1))
+        key = (stage.evaluate_size, stage.rectangular, stage.variant)
+        if key not in self._evaluators:
+            self._evaluators = {key: self.source.evaluator(stage, self.world.rank, self.world.size, self.world.device)}
+        return self._evaluators[key]
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -61,11 +82,12 @@ class Setup:
             average_buffers(model, self.world)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Everything that resuming needs; order, augmentation and dropout follow from seed and step alone."""
+        """Everything that resuming needs, whole; order, augmentation and dropout follow from seed and step alone."""
+        whole = self.replica.gathered
         return {
-            "model": self.replica.module.state_dict(),
-            "ema": self.ema.model.state_dict() if self.ema else {},
-            "optimizer": self.optimizer.state_dict(),
+            "model": whole(self.replica.module.state_dict()),
+            "ema": whole(self.ema.model.state_dict()) if self.ema else {},
+            "optimizer": whole(self.optimizer.state_dict()),
             "progress": {
                 "step": step,
                 "scaler": self.scaler.state_dict(),
@@ -93,53 +115,73 @@ class Setup:
 
 
 def build(recipe: Recipe, world: World) -> Setup:
-    layout = BatchLayout.of(recipe, world.size)
     source = open_source(recipe)
-    loader = source.loader(layout, world.rank, world.device)
-    evaluator = source.evaluator(world.rank, world.size, world.device)
-    model = build_model(recipe, source, world)
+    plan = Plan.of(recipe, source.num_train, world.size, world.rank)
+    timeline = plan.timeline
+    if timeline.total == 0:
+        per_epoch = timeline.stages[0].steps_per_epoch
+        raise UserError(f"train.duration={recipe.train.duration} is less than one step; an epoch has {per_epoch}")
+    loader = source.loader(plan, world.device)
+    model = build_model(recipe, source, timeline, world)
     if isinstance(model, AirbenchNet) and recipe.model.weights == "random":
         model.prepare(loader.plain_images(5000))
-    replica = Replica(model, world, recipe)
-    if layout.per_rank_batch == 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
-        raise UserError(
-            f"{layout}: batch norm cannot learn from one image at a time; raise --train.global_batch, or use fewer "
-            "ranks or less accumulation"
-        )
+    has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+    for layout in plan.layouts.values():
+        if layout.per_rank_batch == 1 and has_batch_norm and not recipe.model.sync_norm:
+            raise UserError(
+                f"{layout}: batch norm cannot learn from one image at a time; raise --train.global_batch, or use fewer "
+                "ranks or less accumulation"
+            )
     resolved = precision.resolve(recipe.precision, world.device)
-    total = to_steps(recipe.train.duration, loader.steps_per_epoch)
-    if total == 0:
-        raise UserError(
-            f"train.duration={recipe.train.duration} is less than one step; an epoch has {loader.steps_per_epoch}"
-        )
-    lr_plan = LrPlan.of(recipe.optim, total, loader.steps_per_epoch)
-    if lr_plan.warmup >= total and world.is_leader:
+    lr_plan = LrPlan.of(recipe.optim, timeline)
+    if lr_plan.warmup >= timeline.total and not lr_plan.phases and world.is_leader:
         log.warning(
             "optim.schedule.warmup=%s is not shorter than train.duration=%s: the learning rate only rises",
             *(recipe.optim.schedule.warmup, recipe.train.duration),
         )
+    ema = AveragedModel(model, recipe.ema) if recipe.ema.decay else None
+    sharded = _strategy(recipe, world) == "fsdp"
+    replica = _sharded(model, ema, world, recipe, resolved) if sharded else Replica(model, world, recipe)
     return Setup(
         recipe=recipe,
         world=world,
-        layout=layout,
+        timeline=timeline,
+        layouts=plan.layouts,
         source=source,
         loader=loader,
-        evaluator=evaluator,
         replica=replica,
-        optimizer=groups.create(model, recipe.optim, scaled=resolved == "fp16"),
-        ema=AveragedModel(model, recipe.ema) if recipe.ema.decay else None,
-        scaler=precision.grad_scaler(resolved, world.device),
+        optimizer=groups.create(model, recipe.optim, fused=resolved != "fp16" and not sharded),
+        objective=Objective(recipe.train, len(source.classes), recipe.seed),
+        ema=ema,
+        scaler=precision.grad_scaler(resolved, world.device, recipe.train.loss_scale),
         precision=resolved,
         lr_plan=lr_plan,
     )
 
 
-def build_model(recipe: Recipe, source: Source, world: World) -> nn.Module:
+def _sharded(model: nn.Module, ema: AveragedModel | None, world: World, recipe: Recipe, resolved: str) -> "Sharded":
+    from paceline.engine import sharded  # not at the start: FSDP takes seconds to load
+
+    if ema:
+        sharded.shard(ema.model, world, recipe, "fp32")
+    return sharded.Sharded(model, world, recipe, resolved)
+
+
+def _strategy(recipe: Recipe, world: World) -> str:
+    if recipe.strategy == "single" and world.size > 1:
+        raise UserError(f"strategy=single, but there are {world.size} ranks; use ddp or fsdp, or one process")
+    if recipe.strategy == "fsdp" and world.size == 1:
+        log.warning("strategy=fsdp has nothing to shard on one rank: training as a single one")
+        return "single"
+    return recipe.strategy
+
+
+def build_model(recipe: Recipe, source: Source, timeline: Timeline, world: World) -> nn.Module:
     """The model on its device, with the same initial weights on every rank, tried on an image of every size."""
     channels = source.channels
     torch.manual_seed(recipe.seed)
     model = zoo.create(recipe.model, len(source.classes), channels)
-    for side in source.sizes():
+    for side in source.sizes(timeline):
         try:
             with torch.no_grad():
                 model.eval()(torch.zeros(1, channels, *side))
@@ -148,7 +190,11 @@ def build_model(recipe: Recipe, source: Source, world: World) -> nn.Module:
                 f"model.name={recipe.model.name} does not take images of {side[0]}x{side[1]} with {channels} channels "
                 f"({' '.join(str(error).split())[:160]}); set data.size, or choose another model"
             ) from None
-    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+    if recipe.model.sync_norm and world.size > 1:
+        model = synchronise(model, world)
+    # FSDP flattens weights, and so wants them in their plain order; images are channels_last all the same
+    plain = recipe.strategy == "fsdp" or not recipe.channels_last
+    layout = torch.contiguous_format if plain else torch.channels_last
     return model.train().to(world.device, memory_format=layout)  # type: ignore[call-overload]
 
 
@@ -161,4 +207,9 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], origin: str
             f"{origin} is a save of another model: {len(wrong)} tensors differ ({', '.join(sorted(wrong)[:3])} ...); "
             "use the recipe it was trained with"
         )
-    model.load_state_dict(weights)
+    if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
+        from paceline.engine.sharded import load_whole
+
+        load_whole(model, weights)
+    else:
+        model.load_state_dict(weights)

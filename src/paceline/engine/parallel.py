@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,7 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.base.world import World
 from paceline.config.recipe import Recipe
-from paceline.engine.exchange import WIRE_DTYPES, AllReduce, SharedMemory, shares_memory
+from paceline.engine.exchange import WIRE_DTYPES, AllReduce, PowerSgd, SharedMemory, shares_memory
+from paceline.errors import UserError
 
 _WHOLE_MODEL_MB = 1 << 20
 
@@ -17,21 +19,35 @@ _WHOLE_MODEL_MB = 1 << 20
 class Replica:
     """`forward` to train with, `module` to save and evaluate."""
 
+    gathers = False
+    """Every rank has the whole state."""
+
     def __init__(self, model: nn.Module, world: World, recipe: Recipe):
         self.module = model
         self._world = world
-        self._exchange: AllReduce | SharedMemory | None = None
+        self._exchange: AllReduce | SharedMemory | PowerSgd | None = None
         self._ddp: DistributedDataParallel | None = None
         forward: nn.Module = model
         if world.size > 1:
-            dtype = WIRE_DTYPES[recipe.exchange.dtype]
-            in_memory = shares_memory(world, dtype.itemsize * sum(p.numel() for p in model.parameters()))
-            self._exchange = SharedMemory(world, dtype) if in_memory else AllReduce(world, dtype)
+            exchange = recipe.exchange
+            dtype = WIRE_DTYPES[exchange.dtype]
+            in_memory = exchange.through != "network" and not exchange.powersgd_rank
+            in_memory = in_memory and shares_memory(world, dtype.itemsize * sum(p.numel() for p in model.parameters()))
+            if exchange.through == "memory" and not in_memory:
+                raise UserError(
+                    "exchange.through=memory: only CPU ranks of one machine, with room in /dev/shm and without "
+                    "PowerSGD, exchange gradients through its memory; use auto"
+                )
+            if exchange.powersgd_rank:
+                self._exchange = PowerSgd(world, exchange.powersgd_rank, exchange.powersgd_after)
+            else:
+                self._exchange = SharedMemory(world, dtype) if in_memory else AllReduce(world, dtype)
             self._ddp = DistributedDataParallel(
                 model,
                 device_ids=[world.device] if world.device.type == "cuda" else None,
-                # through memory there is nothing to overlap with: one exchange, one wait
-                bucket_cap_mb=_WHOLE_MODEL_MB if in_memory else recipe.exchange.bucket_mb,
+                # through memory there is nothing to overlap with: one exchange, one wait; and PowerSGD's hook ends the
+                # process under gloo when there are several buckets
+                bucket_cap_mb=_WHOLE_MODEL_MB if in_memory or exchange.powersgd_rank else exchange.bucket_mb,
                 forward_sync_buffers=False,  # average_buffers does it, when somebody looks
                 gradient_as_bucket_view=True,
                 static_graph=recipe.train.accumulation == 1,
@@ -43,6 +59,16 @@ class Replica:
     def exchanging(self, last: bool) -> AbstractContextManager[object]:
         """Around forward and backward of a micro-batch: only the last one of a step exchanges gradients."""
         return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
+
+    @staticmethod
+    def gathered(state: Any) -> Any:
+        """A state with whole tensors."""
+        return state
+
+    @staticmethod
+    def whole(_model: nn.Module) -> AbstractContextManager[object]:
+        """Around an evaluation, in which ranks may have different numbers of batches."""
+        return nullcontext()
 
     def sync_seconds(self) -> Callable[[], float]:
         """After backward: how long this rank waited for the others; call the result when the device is done."""

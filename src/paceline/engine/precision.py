@@ -21,6 +21,6 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=_DTYPES[precision], enabled=precision != "fp32")
 
 
-def grad_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
+def grad_scaler(precision: str, device: torch.device, scale: float) -> torch.amp.GradScaler:
     """Dynamic loss scaling, on any device; does nothing but for fp16."""
-    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    return torch.amp.GradScaler(device.type, init_scale=scale, enabled=precision == "fp16")

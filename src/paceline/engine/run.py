@@ -36,6 +36,7 @@ class Window:
         self.losses: list[torch.Tensor] = []
         self.corrects: list[torch.Tensor] = []
         self.syncs: list[Callable[[], float]] = []
+        self.images = 0
         self.clock = Clock()
         self.restart()
 
@@ -47,21 +48,22 @@ class Window:
         with self.clock.part("data"):
             yield
 
-    def add(self, loss: torch.Tensor, correct: torch.Tensor, sync_seconds: Callable[[], float]) -> None:
+    def add(self, loss: torch.Tensor, correct: torch.Tensor, sync_seconds: Callable[[], float], images: int) -> None:
         self.losses.append(loss)
         self.corrects.append(correct)
         self.syncs.append(sync_seconds)
+        self.images += images
 
     def take(self) -> torch.Tensor:
-        """This rank's [steps, loss, correct, first bad step or -1, data, compute, sync seconds], and a new window."""
+        """This rank's [steps, loss, correct, first bad step or -1, images, data, compute, sync seconds]; then anew."""
         losses = torch.stack(self.losses).double().cpu()  # waits for the device: logging steps only
         bad = (~losses.isfinite()).nonzero()
         wall = time.perf_counter() - self._begin
         data, sync = self.clock.take().get("data", 0.0), sum(seconds() for seconds in self.syncs)
         correct = torch.stack(self.corrects).sum().item()
         first_bad = bad[0].item() if len(bad) else -1
-        figures = [len(losses), losses.sum().item(), correct, first_bad, data, wall - data - sync, sync]
-        self.losses, self.corrects, self.syncs = [], [], []
+        figures = [len(losses), losses.sum().item(), correct, first_bad, self.images, data, wall - data - sync, sync]
+        self.losses, self.corrects, self.syncs, self.images = [], [], [], 0
         self.restart()
         return torch.tensor(figures, dtype=torch.float64)
 
@@ -77,13 +79,16 @@ class Run:
     best: float | None = None
     window: Window = field(default_factory=Window)
     _evaluation: dict[str, Any] = field(default_factory=dict)
+    _scale: float = 0.0
 
     @property
     def _world(self) -> World:
         return self.setup.world
 
     def _place(self, step: int) -> dict[str, Any]:
-        return {"step": step, "epoch": step / self.setup.loader.steps_per_epoch, "phase": 0}
+        """What a record of a step says first; `phase` is that of the step just done."""
+        timeline = self.setup.timeline
+        return {"step": step, "epoch": timeline.epoch_at(step), "phase": timeline.stage_at(max(0, step - 1)).number}
 
     def log(self, step: int, lr: float) -> None:
         """Close the window: every rank learns every rank's figures, the leader writes them down."""
@@ -93,8 +98,8 @@ class Run:
         if (ranks[:, 3] >= 0).any():
             first = step - steps + 1 + int(ranks[ranks[:, 3] >= 0, 3].min())
             self._not_finite(f"the loss is not finite at step {first} (learning rate {lr:.4g} now)", first - 1)
-        images = steps * self.setup.layout.global_batch
-        seconds = dict(zip(_SPLIT, ranks[:, 4:-1].mean(0).tolist(), strict=True))
+        images = int(ranks[0, 4])
+        seconds = dict(zip(_SPLIT, ranks[:, 5:-1].mean(0).tolist(), strict=True))
         record = {
             "kind": "train",
             **self._place(step),
@@ -107,11 +112,14 @@ class Run:
             "seconds": seconds,
         }
         if self.setup.scaler.is_enabled():
-            record["loss_scale"] = self.setup.scaler.get_scale()
+            record["loss_scale"] = scale = self.setup.scaler.get_scale()
+            if scale < self._scale and self._world.is_leader:
+                log.info("fp16 overflowed before step %d: those steps were skipped, loss scale now %g", step, scale)
+            self._scale = scale
         if damaged := int(ranks[:, -1].sum()):
             record["damaged"] = damaged
         if self._world.size > 1:
-            record["seconds_per_rank"] = {name: ranks[:, 4 + number].tolist() for number, name in enumerate(_SPLIT)}
+            record["seconds_per_rank"] = {name: ranks[:, 5 + number].tolist() for number, name in enumerate(_SPLIT)}
         self.sink.write(record)
         self.display.train(record)
 
@@ -131,7 +139,7 @@ class Run:
     def evaluate(self, step: int, measure: Callable[..., dict[str, float]]) -> bool:
         """Show an evaluation while it goes on, and write it down; whether it is the best so far."""
         begin = time.perf_counter()
-        with self.display.evaluating(self.setup.evaluator) as advance:
+        with self.display.evaluating(self.setup.evaluator(step)) as advance:
             metrics = measure(on_batch=advance)
         seconds = time.perf_counter() - begin
         record = {"kind": "eval", **self._place(step), **metrics, "seconds": seconds}
@@ -140,6 +148,7 @@ class Run:
         if not math.isfinite(metrics["loss"]):
             self._not_finite(f"the validation loss is not finite after step {step}", step)
         self._evaluation = record
+        self._compare_with_curve(record)
         self.window.restart()
         metric = self.setup.recipe.checkpoint.best
         value = -metrics[metric] if metric == "loss" else metrics[metric]
@@ -147,17 +156,39 @@ class Run:
         self.best = value if improved else self.best
         return improved
 
+    def _compare_with_curve(self, record: dict[str, Any]) -> None:
+        """Say when the run falls clearly below what its recipe expects by now; end it if the recipe says so."""
+        curve = self.setup.recipe.curve
+        expected, found = curve.expected(record["epoch"]), record[curve.metric]
+        if expected is None or found >= expected - curve.tolerance:
+            return
+        what = (
+            f"{curve.metric} is {found:.2%} after epoch {record['epoch']:.2f}, where {self.setup.recipe.name} should "
+            f"have reached {expected:.2%}"
+        )
+        if curve.stop:
+            self._summarise("failed", record["step"], message=what)
+            self.close()
+            raise UserError(f"{what}; stopped, as curve.stop says")
+        if self._world.is_leader:
+            log.warning("%s", what)
+
     def save(self, step: int, setup: Setup) -> None:
         """Start a save; only the copy into host memory holds training up."""
         begin = time.perf_counter()
         measured = self._evaluation if self._evaluation.get("step") == step else {}
         metrics: dict[str, float] = {name: measured[name] for name in ("top1", "top5", "loss") if name in measured}
-        self.writer.save(step, lambda: setup.state(step), metrics)
+        if setup.replica.gathers:
+            state = setup.state(step)  # all ranks take part
+            self.writer.save(step, lambda: state, metrics)
+        else:
+            self.writer.save(step, lambda: setup.state(step), metrics)
         self.sink.write({"kind": "save", **self._place(step), "seconds": time.perf_counter() - begin})
         self._summarise("running", step)
         self.window.restart()
 
     def begin(self) -> None:
+        self._scale = self.setup.scaler.get_scale()
         self._summarise("running", self.first_step)
 
     def stopped(self, step: int) -> None:

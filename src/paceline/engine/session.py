@@ -16,6 +16,7 @@ from paceline.base.world import World
 from paceline.checkpoint import store
 from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, recipe_from_tree, split_overrides, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
+from paceline.config.timeline import Timeline, columns, phase_table
 from paceline.data.load.source import fetch, open_source
 from paceline.engine import precision
 from paceline.engine.build import Setup, build, build_model, load_weights
@@ -23,6 +24,8 @@ from paceline.engine.evaluate import evaluate
 from paceline.engine.run import Run
 from paceline.engine.train import train
 from paceline.errors import ConfigError, UserError
+from paceline.model import zoo
+from paceline.optim.schedules import lr_at
 from paceline.track import environment
 from paceline.track.progress import Bar, Display, Lines
 from paceline.track.records import JsonLines, RunFolder
@@ -43,7 +46,7 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
             log.info("%s is not finished; going on with it", path)
         setup = build(recipe, world)
         _check_same_data(setup)
-        log.info("%s on %s: %s", recipe.name, _places(world), setup.layout)
+        _announce(setup)
         saved = world.on_leader(lambda: store.last(folder.checkpoints))
         run = _open_run(folder, setup, saved)
         if world.local_rank == 0:
@@ -90,6 +93,19 @@ def _check_same_data(setup: Setup) -> None:
                 f"rank {rank} reads other data than rank 0 (fingerprint {found} instead of {prints[0]}); "
                 "bring the same prepared data to every machine"
             )
+
+
+def _announce(setup: Setup) -> None:
+    recipe, stages = setup.recipe, setup.timeline.stages
+    if len(stages) == 1:
+        log.info("%s on %s: %s", recipe.name, _places(setup.world), setup.layout)
+        return
+    log.info("%s on %s", recipe.name, _places(setup.world))
+    table = phase_table(
+        setup.timeline, setup.world.size, recipe.train.accumulation, lambda step: lr_at(step, setup.lr_plan)
+    )
+    for line in columns(table):
+        log.info("%s", line)
 
 
 def _places(world: World) -> str:
@@ -148,7 +164,7 @@ def _recorded_fingerprint(folder: RunFolder) -> str:
 def _check_same_experiment(folder: RunFolder, recipe: Recipe) -> None:
     """Overrides of a resumed run must not change what its position in the data means."""
     old, new = _experiment(to_tree(load_recipe(str(folder.recipe)))), _experiment(to_tree(recipe))
-    changed = [key for key in ("seed", "data", "model") if old[key] != new[key]]
+    changed = [key for key in ("seed", "data", "model", "phases", "ramp") if old[key] != new[key]]
     changed += [f"train.{key}" for key in ("global_batch",) if old["train"][key] != new["train"][key]]
     changed += [f"optim.{key}" for key in ("name",) if old["optim"][key] != new["optim"][key]]
     if changed:
@@ -240,11 +256,12 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
                 "evaluate it on data of the same kind"
             )
         # the save brings all the weights: nothing is to be fetched
-        plain = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, weights="random"))
-        model = build_model(plain, source, world)
+        plain = dataclasses.replace(recipe, model=zoo.untrained(recipe.model))
+        timeline = Timeline.of(recipe, source.num_train)
+        model = build_model(plain, source, timeline, world)
         load_weights(model, parts["ema"] or parts["model"], str(folder))
         resolved = precision.resolve(recipe.precision, world.device)
-        batches = source.evaluator(world.rank, world.size, world.device)
+        batches = source.evaluator(timeline.stages[-1], world.rank, world.size, world.device)
         with closing(_display(world)) as display, display.evaluating(batches) as advance:
             metrics = evaluate(
                 model,

@@ -9,8 +9,9 @@
     paceline train --resume runs/digits                           go on after a stop or a crash
 
 In the order the data passes them: config/recipe.py (what to do), base/world.py (who am I), data/load/order.py (which
-samples when), data/load/source.py (batches, from memory or from photographs), model/zoo.py, engine/parallel.py and
-engine/exchange.py (gradients between ranks), optim/, engine/evaluate.py, checkpoint/store.py, track/ (the evidence).
+samples when), data/load/source.py (batches, from memory or from photographs), model/zoo.py, engine/objective.py (the
+loss), engine/parallel.py and engine/exchange.py (DDP) or engine/sharded.py (FSDP2), optim/, engine/evaluate.py,
+checkpoint/store.py, track/ (the evidence).
 engine/build.py puts them together; engine/run.py opens the run folder and keeps the books.
 """
 
@@ -21,9 +22,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from paceline.config.recipe import Recipe
+from paceline.config.timeline import Timeline
 from paceline.data.load.batch import Batch
 from paceline.data.load.order import step_seed
 from paceline.engine.build import Setup
@@ -39,7 +40,7 @@ from paceline.optim.schedules import lr_at
 def train(setup: Setup, run: Run) -> dict[str, Any]:
     """Train from where the run stands to the end of the recipe; the results."""
     recipe, total = setup.recipe, setup.total_steps
-    log_every, evaluate_every, save_every = intervals(recipe, setup.loader.steps_per_epoch)
+    log_every, evaluate_every, save_every = intervals(recipe, setup.timeline)
     agreement = Agreement(setup.world, num_wishes=4)
     batches = setup.loader.steps(run.first_step)
     with Signals(setup.world) as signals, closing(agreement):
@@ -48,7 +49,7 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
                 micro_batches = next(batches)
             lr = lr_at(step, setup.lr_plan)
             torch.manual_seed(step_seed(recipe.seed, step, setup.world.rank))
-            run.window.add(*train_step(setup, micro_batches, lr))
+            run.window.add(*train_step(setup, micro_batches, step, lr), setup.timeline.stage_at(step).global_batch)
             done = step + 1
             if setup.ema:
                 setup.ema.update(setup.replica.module, done)
@@ -74,7 +75,7 @@ def pause(setup: Setup, run: Run, done: int, evaluating: bool, saving: bool, sto
     setup.average_buffers()
     if evaluating and not stop:
         try:
-            saving |= run.evaluate(done, partial(measure, setup, stop=lambda: signals.received))
+            saving |= run.evaluate(done, partial(measure, setup, done, stop=lambda: signals.received))
         except Stopped as early:
             stop = early.signum
     if saving or stop:
@@ -84,15 +85,18 @@ def pause(setup: Setup, run: Run, done: int, evaluating: bool, saving: bool, sto
         raise Stopped(stop)
 
 
-def train_step(setup: Setup, micro_batches: list[Batch], lr: float) -> tuple[torch.Tensor, torch.Tensor, Any]:
+def train_step(
+    setup: Setup, micro_batches: list[Batch], step: int, lr: float
+) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """One optimizer step: loss and number of correct answers, both still on the device, and the wait for others."""
     recipe, replica, scaler = setup.recipe, setup.replica, setup.scaler
     loss_sum, correct = torch.zeros((), device=setup.world.device), torch.zeros((), device=setup.world.device)
     for number, batch in enumerate(micro_batches, start=1):
         with replica.exchanging(last=number == len(micro_batches)):
+            images, targets = setup.objective.prepare(batch, step)
             with setup.autocast():
-                logits = replica.forward(batch.images)
-            loss = F.cross_entropy(logits.float(), batch.labels, label_smoothing=recipe.train.label_smoothing)
+                logits = replica.forward(images)
+            loss = setup.objective.loss(logits.float(), targets)
             scaler.scale(loss / len(micro_batches)).backward()
         loss_sum += loss.detach() / len(micro_batches)
         correct += (logits.detach().argmax(1) == batch.labels).sum()
@@ -107,12 +111,13 @@ def train_step(setup: Setup, micro_batches: list[Batch], lr: float) -> tuple[tor
     return loss_sum, correct, sync_seconds
 
 
-def measure(setup: Setup, on_batch: Callable[[int], object], stop: Callable[[], int]) -> dict[str, float]:
+def measure(setup: Setup, step: int, on_batch: Callable[[int], object], stop: Callable[[], int]) -> dict[str, float]:
     model, views = setup.evaluated_model, setup.recipe.evaluate.views
-    return evaluate(model, setup.evaluator, setup.world, setup.autocast, views, on_batch, stop)
+    with setup.replica.whole(model):
+        return evaluate(model, setup.evaluator(step), setup.world, setup.autocast, views, on_batch, stop)
 
 
-def intervals(recipe: Recipe, steps_per_epoch: int) -> tuple[Interval, Interval, Interval]:
+def intervals(recipe: Recipe, timeline: Timeline) -> tuple[Interval, Interval, Interval]:
     texts = (recipe.log.every, recipe.evaluate.every, recipe.checkpoint.every)
-    log_every, evaluate_every, save_every = (Interval.of(text, steps_per_epoch) for text in texts)
+    log_every, evaluate_every, save_every = (Interval(text, timeline) for text in texts)
     return log_every, evaluate_every, save_every

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 
-def _norm(kind: str, channels: int) -> nn.Module:
+def _norm(kind: str, channels: int, momentum: float) -> nn.Module:
     """Batch norm (or group norm, whose result does not depend on the other images) with a learnt bias only."""
     if kind not in ("batch", "group"):
         raise ValueError(f"norm={kind!r} is neither 'batch' nor 'group'")
-    norm = nn.BatchNorm2d(channels, eps=1e-12, momentum=0.4) if kind == "batch" else nn.GroupNorm(1, channels)
+    norm = nn.BatchNorm2d(channels, eps=1e-12, momentum=momentum) if kind == "batch" else nn.GroupNorm(1, channels)
     norm.weight.requires_grad_(False)
     return norm
 
@@ -32,24 +32,32 @@ class _Conv(nn.Conv2d):
 
 
 class _Block(nn.Module):
-    def __init__(self, inputs: int, outputs: int, depth: int, norm: str):
+    def __init__(self, inputs: int, outputs: int, depth: int, norm: str, norm_momentum: float, residual: bool):
         super().__init__()
+        self.residual = residual
         self.convs = nn.ModuleList(_Conv(inputs if n == 0 else outputs, outputs) for n in range(depth))
-        self.norms = nn.ModuleList(_norm(norm, outputs) for _ in range(depth))
+        self.norms = nn.ModuleList(_norm(norm, outputs, norm_momentum) for _ in range(depth))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for number, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+        first = x
+        for number, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True), start=1):
             x = conv(x)
-            if number == 0:
+            if number == 1:
                 x = F.max_pool2d(x, 2)
-            x = F.gelu(norm(x))
+            x = norm(x)
+            if self.residual and 1 < number == len(self.convs):
+                x = x + first
+            x = F.gelu(x)
+            if number == 1:
+                first = x
         return x
 
 
 class AirbenchNet(nn.Module):
     """Whitening layer, one pooling block per width, global max pool, scaled linear head.
 
-    `depths` are the convolutions of each block, two by default. Without `train_whiten_bias` nothing before the first
+    `depths` are the convolutions of each block, two by default; with `residual` the first one's result is added to the
+    last one's. Without `train_whiten_bias` nothing before the first
     block needs a gradient, which saves the backward pass through the largest maps.
     """
 
@@ -60,6 +68,8 @@ class AirbenchNet(nn.Module):
         widths: Sequence[int] = (64, 256, 256),
         depths: Sequence[int] = (),
         norm: str = "batch",
+        norm_momentum: float = 0.4,
+        residual: bool = False,
         train_whiten_bias: bool = True,
         logit_scale: float = 1 / 9,
     ):
@@ -70,7 +80,8 @@ class AirbenchNet(nn.Module):
         self.whiten.weight.requires_grad_(False)
         self.whiten.bias.requires_grad_(train_whiten_bias)  # type: ignore[union-attr]
         inputs, depths = [2 * patch, *widths[:-1]], depths or [2] * len(widths)
-        self.blocks = nn.Sequential(*(_Block(*shape, norm) for shape in zip(inputs, widths, depths, strict=True)))
+        shapes = zip(inputs, widths, depths, strict=True)
+        self.blocks = nn.Sequential(*(_Block(*shape, norm, norm_momentum, residual) for shape in shapes))
         self.head = nn.Linear(widths[-1], num_classes, bias=False)
         with torch.no_grad():
             self.head.weight.div_(self.head.weight.std())

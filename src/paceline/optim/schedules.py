@@ -1,11 +1,13 @@
 """The learning rate of a step, as a pure function."""
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.config.duration import to_steps
+from paceline.config.duration import parse
 from paceline.config.recipe import Optim
+from paceline.config.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -18,30 +20,53 @@ class LrPlan:
     warmup: int
     start: float
     end: float
+    fall: float
+    falls: tuple[int, ...]
     points: tuple[tuple[int, float], ...]
+    phases: tuple[tuple[int, int, float, float], ...]
+    """Begin, end, first and last learning rate; empty: the schedule counts."""
 
     @classmethod
-    def of(cls, optim: Optim, total: int, steps_per_epoch: int) -> "LrPlan":
-        schedule = optim.schedule
-        points = tuple((to_steps(point.at, steps_per_epoch), point.factor) for point in schedule.points)
-        warmup = min(to_steps(schedule.warmup, steps_per_epoch), total)
-        return cls(schedule.name, optim.lr, total, warmup, schedule.start, schedule.end, points)
+    def of(cls, optim: Optim, timeline: Timeline) -> "LrPlan":
+        schedule, total = optim.schedule, timeline.total
+        every = parse(schedule.every)
+        falls: list[int] = []
+        if schedule.name == "step" and every.unit != "s":
+            while not falls or falls[-1] < total:
+                falls.append(max(1, timeline.steps(f"{every.value * (len(falls) + 1):g}{every.unit}")))
+        return cls(
+            name=schedule.name,
+            peak=optim.lr,
+            total=total,
+            warmup=min(timeline.steps(schedule.warmup), total),
+            start=schedule.start,
+            end=schedule.end,
+            fall=schedule.factor,
+            falls=tuple(falls),
+            points=tuple((timeline.steps(point.at), point.factor) for point in schedule.points),
+            phases=tuple((stage.begin, stage.end, *stage.lr) for stage in timeline.stages if stage.lr),
+        )
 
 
 def lr_at(step: int, plan: LrPlan) -> float:
     """Learning rate for the update of step 0 .. total - 1; `end` is what step `total` would have."""
+    for begin, end, first, last in reversed(plan.phases):
+        if step >= begin:
+            return _linear(first, last, (step - begin) / (end - begin))
     return plan.peak * _factor(step, plan)
 
 
 def _factor(step: int, plan: LrPlan) -> float:
     if plan.name == "piecewise":
         return _piecewise(step, plan.points)
-    curve = _linear if plan.name == "linear" else _cosine
     if step < plan.warmup:
         rise = _cosine if plan.name == "one-cycle" else _linear
         return rise(plan.start, 1.0, step / plan.warmup)
     if plan.name == "constant":
         return 1.0
+    if plan.name == "step":
+        return plan.fall ** bisect_right(plan.falls, step)
+    curve = _linear if plan.name == "linear" else _cosine
     return curve(1.0, plan.end, (step - plan.warmup) / max(1, plan.total - plan.warmup))
 
 

@@ -1,26 +1,34 @@
 """Whole-batch augmentation on the device, as index arithmetic: selecting, mirroring and shifting cost one gather."""
 
+import math
+
 import torch
 
 from paceline.config.data import Augment
 from paceline.data.load.order import uniform
 
 # streams of random numbers, one per decision
-FLIP, _SHIFT_ROWS, _SHIFT_COLUMNS, _CUT_ROW, _CUT_COLUMN = range(1, 6)
+FLIP, _SHIFT_ROWS, _SHIFT_COLUMNS, _CUT_ROW, _CUT_COLUMN, _ERASE = range(1, 7)
 
 
 def gather(
-    pixels: torch.Tensor, shape: tuple[int, int, int], ids: torch.Tensor, augment: Augment, seed: int, epoch: int
+    pixels: torch.Tensor,
+    shape: tuple[int, int, int],
+    ids: torch.Tensor,
+    keys: torch.Tensor,
+    augment: Augment,
+    seed: int,
+    epoch: int,
 ) -> torch.Tensor:
     """Images `ids` of a set stored as rows of pixels, mirrored and shifted: uint8, (N, height, width, channels)."""
     height, width, channels = shape
     rows = torch.arange(height, device=ids.device).expand(len(ids), height)
     columns = torch.arange(width, device=ids.device).expand(len(ids), width)
     if augment.flip != "none":
-        columns = torch.where(mirrored(ids, augment, seed, epoch)[:, None], width - 1 - columns, columns)
+        columns = torch.where(mirrored(keys, augment, seed, epoch)[:, None], width - 1 - columns, columns)
     if augment.translate:
-        rows = _reflect(rows + _offset(ids, augment.translate, seed, epoch, _SHIFT_ROWS), height)
-        columns = _reflect(columns + _offset(ids, augment.translate, seed, epoch, _SHIFT_COLUMNS), width)
+        rows = _reflect(rows + _offset(keys, augment.translate, seed, epoch, _SHIFT_ROWS), height)
+        columns = _reflect(columns + _offset(keys, augment.translate, seed, epoch, _SHIFT_COLUMNS), width)
     index = ((ids[:, None] * height + rows) * width)[:, :, None] + columns[:, None, :]
     return pixels.index_select(0, index.flatten()).view(len(ids), height, width, channels)
 
@@ -31,6 +39,24 @@ def cut_out_(images: torch.Tensor, ids: torch.Tensor, side: int, seed: int, epoc
     inside_rows = _span(uniform(seed, epoch, ids, _CUT_ROW), side, height)
     inside_columns = _span(uniform(seed, epoch, ids, _CUT_COLUMN), side, width)
     return images.masked_fill_((inside_rows[:, :, None] & inside_columns[:, None, :])[:, None], 0)
+
+
+def erase_(images: torch.Tensor, ids: torch.Tensor, chance: float, seed: int, epoch: int) -> torch.Tensor:
+    """torchvision's RandomErasing on normalised images: by chance, a rectangle of 2 to 33 % of the area to zero."""
+    height, width = images.shape[-2:]
+    wanted, area, ratio, across, down = (uniform(seed, epoch, ids, _ERASE + 1000 * part) for part in range(5))
+    area, ratio = (0.02 + area * 0.31) * height * width, torch.exp((2 * ratio - 1) * math.log(3.3))
+    rows = torch.sqrt(area * ratio).round().clamp(1, height)
+    columns = torch.sqrt(area / ratio).round().clamp(1, width)
+    chosen = (wanted < chance)[:, None]
+    inside_rows = _within((down * (height - rows + 1)).floor(), rows, height) & chosen
+    inside_columns = _within((across * (width - columns + 1)).floor(), columns, width)
+    return images.masked_fill_((inside_rows[:, :, None] & inside_columns[:, None, :])[:, None], 0)
+
+
+def _within(first: torch.Tensor, length: torch.Tensor, size: int) -> torch.Tensor:
+    positions = torch.arange(size, device=first.device)
+    return (positions >= first[:, None]) & (positions < (first + length)[:, None])
 
 
 def mirrored(ids: torch.Tensor, augment: Augment, seed: int, epoch: int) -> torch.Tensor:
@@ -53,5 +79,4 @@ def _reflect(index: torch.Tensor, size: int) -> torch.Tensor:
 def _span(place: torch.Tensor, side: int, size: int) -> torch.Tensor:
     """Which of `size` positions lie within `side` around a random centre, for each sample."""
     first = (place * size).long()[:, None] - side // 2
-    positions = torch.arange(size, device=place.device)
-    return (positions >= first) & (positions < first + side)
+    return _within(first[:, 0], torch.full_like(first[:, 0], side), size)

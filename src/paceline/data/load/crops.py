@@ -11,6 +11,7 @@ from paceline.config.data import Augment
 from paceline.data.codec import RandomBoxes
 from paceline.data.load.augment import FLIP
 from paceline.data.load.order import begin
+from paceline.data.photographs import Choose
 
 _ATTEMPTS = 10
 _FIRST_STREAM = 100  # four decisions of each attempt have a stream of random numbers each; others have lower numbers
@@ -26,6 +27,20 @@ def random_boxes(augment: Augment, seed: int, epoch: int) -> RandomBoxes:
     else:
         mirror, mirror_begin = int(augment.flip == "random"), begin(seed, epoch, FLIP)
     return RandomBoxes(augment.crop_scale, augment.crop_ratio, begins, mirror, mirror_begin)
+
+
+def training_boxes(augment: Augment, seed: int, epoch: int, size: int) -> Choose:
+    """What training sees of an image: a random part, or the middle as Resize(256) and CenterCrop(224) leave it."""
+    drawn = random_boxes(augment, seed, epoch)
+    if augment.crop == "random":
+        return drawn
+
+    def middle(sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        boxes = centre_boxes(sizes, 224 / 256, size, size)
+        boxes[:, 4] = drawn(sizes, keys)[:, 4]
+        return boxes
+
+    return middle
 
 
 def centre_boxes(sizes: np.ndarray, share: float, out_width: int, out_height: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from paceline.base.logs import log
-from paceline.data.photographs import Choose, Photographs, Reader
+from paceline.data.photographs import Change, Choose, Photographs, Reader
 from paceline.errors import UserError
 
 _LEAST_CHUNK = 32  # images a native call, for Python's share of the time to vanish
@@ -21,14 +21,22 @@ _MAX_AHEAD_BYTES = 256 << 20
 class Request:
     """One batch: which samples, how the part of each that is seen is chosen, and the size it is brought to."""
 
-    ids: np.ndarray
+    photographs: Photographs
+    keys: np.ndarray
     choose: Choose
     width: int
     height: int
+    epoch: int = 0
+    change: Change | None = None
+    """What else happens to the pixels."""
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self.keys % len(self.photographs)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        return len(self.ids), 3, self.height, self.width
+        return len(self.keys), 3, self.height, self.width
 
 
 _Work = tuple[torch.Tensor, Request, list[Future[list[int]]]]
@@ -37,13 +45,13 @@ _Work = tuple[torch.Tensor, Request, list[Future[list[int]]]]
 class BatchDecoder:
     """Turns requests into uint8 batches (n, 3, height, width), in order, some of them ahead of time."""
 
-    def __init__(self, photographs: Photographs, threads: int, pin: bool, max_damaged: float, replace: bool = True):
-        """`replace`: damaged samples by their neighbours; else their ids become -1."""
-        self._photographs, self._pin, self._max_damaged, self._replace = photographs, pin, max_damaged, replace
+    def __init__(self, threads: int, pin: bool, max_damaged: float, replace: bool = True):
+        """`replace`: damaged samples by their neighbours; else their keys become -1."""
+        self._pin, self._max_damaged, self._replace = pin, max_damaged, replace
         self._pool, self._threads = ThreadPoolExecutor(threads, thread_name_prefix="decode"), threads
         self._own = threading.local()
         self._free: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []
-        self._named: set[int] = set()
+        self._named: set[str] = set()
         self.replaced = 0
 
     def batches(self, requests: Iterable[Request]) -> Iterator[tuple[Request, torch.Tensor]]:
@@ -97,22 +105,29 @@ class BatchDecoder:
     def _start(self, request: Request) -> _Work:
         buffer = self._take(request.shape)
         pixels = buffer.numpy()
-        chunk = max(_LEAST_CHUNK, -(-len(request.ids) // self._threads))
-        parts = [slice(begin, begin + chunk) for begin in range(0, len(request.ids), chunk)]
+        chunk = max(_LEAST_CHUNK, -(-len(request.keys) // self._threads))
+        parts = [slice(begin, begin + chunk) for begin in range(0, len(request.keys), chunk)]
         return buffer, request, [self._pool.submit(self._decode, request, pixels, part) for part in parts]
 
     def _decode(self, request: Request, pixels: np.ndarray, part: slice) -> list[int]:
         """Decode some images of a batch; positions of those that failed."""
-        reader: Reader | None = getattr(self._own, "reader", None)
-        if reader is None:
-            reader = self._own.reader = self._photographs.reader()
-        failed = reader.read(request.ids[part], request.choose, pixels[part])
+        photographs, keys = request.photographs, request.keys[part]
+        failed = self._reader(photographs).read(keys, request.choose, pixels[part])
+        if request.change:
+            request.change(pixels[part], keys)
         for position, reason in failed.items():
-            number = int(request.ids[part][position])
-            if number not in self._named:
-                self._named.add(number)
-                log.warning("damaged sample: %s: %s", self._photographs.where(number), reason)
+            where = photographs.where(int(keys[position]))
+            if where not in self._named:
+                self._named.add(where)
+                log.warning("damaged sample: %s: %s", where, reason)
         return [part.start + position for position in failed]
+
+    def _reader(self, photographs: Photographs) -> Reader:
+        """This thread's own, opened at the first use of these photographs."""
+        if getattr(self._own, "photographs", None) is not photographs:
+            self._own.photographs, self._own.reader = photographs, photographs.reader()
+        reader: Reader = self._own.reader
+        return reader
 
     def _settle(self, buffer: torch.Tensor, request: Request, futures: list[Future[list[int]]]) -> None:
         failed = [position for future in futures for position in future.result()]
@@ -122,20 +137,20 @@ class BatchDecoder:
         if self._replace:
             self._use_neighbours(buffer, request, failed)
         else:
-            request.ids[failed] = -1
-        samples = len(self._photographs)
+            request.keys[failed] = -1
+        photographs, samples = request.photographs, len(request.photographs)
         if len(self._named) > self._max_damaged * max(samples, 1 / (self._max_damaged or 1)):
             raise UserError(
-                f"{self._photographs.folder}: {len(self._named)} of {samples} samples have been found damaged, more "
-                f"than data.max_damaged={self._max_damaged}; {self._photographs.cure}, or allow more of them"
+                f"{photographs.folder}: {len(self._named)} of {samples} samples have been found damaged, more "
+                f"than data.max_damaged={self._max_damaged}; {photographs.cure}, or allow more of them"
             )
 
     def _use_neighbours(self, buffer: torch.Tensor, request: Request, failed: list[int]) -> None:
-        pixels = buffer.view(len(request.ids), -1)
-        sound = sorted(set(range(len(request.ids))) - set(failed))
+        pixels = buffer.view(len(request.keys), -1)
+        sound = sorted(set(range(len(request.keys))) - set(failed))
         if not sound:
-            raise UserError(f"{self._photographs.folder}: a whole batch is damaged; {self._photographs.cure}")
+            raise UserError(f"{request.photographs.folder}: a whole batch is damaged; {request.photographs.cure}")
         for position in failed:
             nearest = min(sound, key=lambda other: abs(other - position))
             pixels[position] = pixels[nearest]
-            request.ids[position] = request.ids[nearest]  # the label follows the pixels
+            request.keys[position] = request.keys[nearest]  # the label follows the pixels

@@ -1,18 +1,21 @@
 """Loaders for photographs, with the interface of those for data in memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from paceline.config.batch import BatchLayout
+from paceline.config.batch import check_samples
 from paceline.config.data import Data
-from paceline.config.duration import to_steps
 from paceline.config.recipe import Evaluate
+from paceline.config.timeline import Stage
+from paceline.data.load.augment import cut_out_, erase_
 from paceline.data.load.batch import Batch, Normalise
-from paceline.data.load.crops import centre_boxes, random_boxes
+from paceline.data.load.crops import centre_boxes, training_boxes
 from paceline.data.load.decode import BatchDecoder, Request
-from paceline.data.load.order import steps
+from paceline.data.load.order import Plan
+from paceline.data.load.policy import policy
 from paceline.data.photographs import Photographs
 from paceline.errors import UserError
 
@@ -31,24 +34,14 @@ def normalisation(data: Data, device: torch.device) -> Normalise:
 class PhotographLoader:
     """Training batches of one rank: random crops, decoded in the background."""
 
-    def __init__(
-        self,
-        data: Data,
-        split: Photographs,
-        layout: BatchLayout,
-        rank: int,
-        seed: int,
-        device: torch.device,
-        threads: int,
-    ):
-        layout.check_samples(len(split), split.folder)
-        self._data, self._split, self._layout, self._rank, self._seed = data, split, layout, rank, seed
+    def __init__(self, data: Data, splits: Mapping[str, Photographs], plan: Plan, device: torch.device, threads: int):
+        """`splits`: the training photographs of every variant that the plan's stages name."""
+        first = next(iter(splits.values()))
+        check_samples(plan.timeline, len(first), first.folder)
+        self._data, self._splits, self.plan = data, splits, plan
         self._normalise = normalisation(data, device)
         self.mean, self.std = self._normalise.mean, self._normalise.std
-        self.steps_per_epoch = len(split) // layout.global_batch
-        changes = [(to_steps(change.at, self.steps_per_epoch), change.size) for change in data.sizes]
-        self._sizes = changes or [(0, data.size or DEFAULT_SIZE)]
-        self._decoder = BatchDecoder(split, threads, device.type == "cuda", data.max_damaged)
+        self._decoder = BatchDecoder(threads, device.type == "cuda", data.max_damaged)
 
     @property
     def damaged(self) -> int:
@@ -60,9 +53,10 @@ class PhotographLoader:
 
         As many as have the pixels of `count` small ones: thousands of photographs would fill the memory.
         """
-        size = self._sizes[0][1]
-        ids = np.arange(min(max(16, count * 32 * 32 // (size * size)), len(self._split)))
-        request = _middle(ids, 1.0, size, size)
+        stage = self.plan.timeline.stages[0]
+        size = stage.size or DEFAULT_SIZE
+        ids = np.arange(min(max(16, count * 32 * 32 // (size * size)), self.plan.num_samples))
+        request = _middle(self._splits[stage.variant], ids, 1.0, size, size)
         for _, pixels in self._decoder.batches([request]):
             return self._normalise(pixels)
         raise AssertionError("a request gives a batch")
@@ -70,24 +64,37 @@ class PhotographLoader:
     def steps(self, first_step: int = 0) -> Iterator[list[Batch]]:
         """The micro-batches of every step from `first_step` on, epoch after epoch."""
         micro: list[Batch] = []
+        augment, accumulation = self._data.augment, next(iter(self.plan.layouts.values())).accumulation
         for request, pixels in self.pixels(first_step):
-            micro.append(self._normalise.batch(pixels, self._split.labels(request.ids), request.ids))
-            if len(micro) == self._layout.accumulation:
+            batch = self._normalise.batch(pixels, request.photographs.labels(request.ids), request.ids)
+            keys = torch.from_numpy(request.keys).to(batch.images.device)
+            if augment.cutout:
+                cut_out_(batch.images, keys, augment.cutout, self.plan.seed, request.epoch)
+            if augment.erase:
+                erase_(batch.images, keys, augment.erase, self.plan.seed, request.epoch)
+            micro.append(batch)
+            if len(micro) == accumulation:
                 yield micro
                 micro = []
 
     def pixels(self, first_step: int = 0) -> Iterator[tuple[Request, torch.Tensor]]:
         """The same, one micro-batch at a time, as uint8 in host memory; valid until the next one is asked for."""
-        order = steps(self._seed, len(self._split), self._layout, self._rank, first_step)
         return self._decoder.batches(
-            self._request(ids, self._size_at(step), epoch) for step, epoch, rows in order for ids in rows
+            self._request(keys, stage, epoch) for stage, epoch, rows in self.plan.steps(first_step) for keys in rows
         )
 
-    def _request(self, ids: torch.Tensor, size: int, epoch: int) -> Request:
-        return Request(ids.numpy().copy(), random_boxes(self._data.augment, self._seed, epoch), size, size)
-
-    def _size_at(self, step: int) -> int:
-        return next((size for begin, size in reversed(self._sizes) if step >= begin), self._sizes[0][1])
+    def _request(self, keys: torch.Tensor, stage: Stage, epoch: int) -> Request:
+        size, seed = stage.size or DEFAULT_SIZE, self.plan.seed
+        augment = replace(self._data.augment, crop_scale=stage.crop_scale)
+        return Request(
+            photographs=self._splits[stage.variant],
+            keys=keys.numpy().copy(),
+            choose=training_boxes(augment, seed, epoch, size),
+            width=size,
+            height=size,
+            epoch=epoch,
+            change=policy(augment, seed, epoch),
+        )
 
 
 class PhotographEvaluator:
@@ -97,6 +104,7 @@ class PhotographEvaluator:
         self,
         data: Data,
         evaluate: Evaluate,
+        stage: Stage,
         split: Photographs,
         rank: int,
         ranks: int,
@@ -104,27 +112,27 @@ class PhotographEvaluator:
         threads: int,
     ):
         self._split, self._share = split, evaluate.crop_share
-        self._size = evaluate.size or data.size or DEFAULT_SIZE
-        self._rectangular = evaluate.rectangular
+        self._size = stage.evaluate_size or DEFAULT_SIZE
+        self._rectangular = stage.rectangular
         self._normalise = normalisation(data, device)
         order = np.arange(len(split))
-        if evaluate.rectangular:
+        if stage.rectangular:
             self._aspects = _aspects(split.sizes(order))
             order = np.argsort(self._aspects, kind="stable")
         batch = evaluate.per_rank_batch
         self._batches = [order[begin : begin + batch] for begin in range(rank * batch, len(order), ranks * batch)]
         self.num_samples = len(order)
         self.own_samples = sum(len(ids) for ids in self._batches)
-        self._decoder = BatchDecoder(split, threads, device.type == "cuda", data.max_damaged, replace=False)
+        self._decoder = BatchDecoder(threads, device.type == "cuda", data.max_damaged, replace=False)
 
     def __iter__(self) -> Iterator[Batch]:
         """Samples that are damaged are left out, and so do not count."""
         for request, pixels in self._decoder.batches(self._request(ids) for ids in self._batches):
-            sound = request.ids >= 0
+            sound = request.keys >= 0
             if sound.all():
                 yield self._normalise.batch(pixels, self._split.labels(request.ids), request.ids)
             elif sound.any():
-                ids = request.ids[sound]
+                ids = request.keys[sound]
                 yield self._normalise.batch(pixels[torch.from_numpy(sound)], self._split.labels(ids), ids)
 
     def _request(self, ids: np.ndarray) -> Request:
@@ -134,15 +142,15 @@ class PhotographEvaluator:
             aspect = float(np.clip(np.exp(np.log(self._aspects[ids]).mean()), 0.25, 4.0))
             longer = max(self._size, round(self._size * max(aspect, 1 / aspect) / 8) * 8)
             width, height = (longer, self._size) if aspect > 1 else (self._size, longer)
-        return _middle(ids, self._share, width, height)
+        return _middle(self._split, ids, self._share, width, height)
 
 
 def _aspects(sizes: np.ndarray) -> np.ndarray:
     return sizes[:, 0].astype(np.float64) / sizes[:, 1]
 
 
-def _middle(ids: np.ndarray, share: float, width: int, height: int) -> Request:
+def _middle(photographs: Photographs, ids: np.ndarray, share: float, width: int, height: int) -> Request:
     def choose(sizes: np.ndarray, _ids: np.ndarray) -> np.ndarray:
         return centre_boxes(sizes, share, width, height)
 
-    return Request(ids.copy(), choose, width, height)
+    return Request(photographs, ids.copy(), choose, width, height)

@@ -5,11 +5,14 @@ and a run resumed in mid-epoch, on any number of ranks, neither repeats nor skip
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 
 import torch
 
-from paceline.config.batch import BatchLayout
+from paceline.config.batch import BatchLayout, layouts
+from paceline.config.recipe import Recipe
+from paceline.config.timeline import Stage, Timeline
 
 _MASK = (1 << 64) - 1
 _ORDER = 0xA11  # keeps the order's random stream apart from the augmentations'
@@ -31,32 +34,50 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return _mix(seed, step, rank)
 
 
-def epoch_order(seed: int, epoch: int, num_samples: int) -> torch.Tensor:
-    """All sample ids in the order of one epoch."""
+def epoch_order(seed: int, epoch: int, num_samples: int, repeats: int = 1) -> torch.Tensor:
+    """The keys of an epoch in order. A key is a sample's id, plus `num_samples` for each time it was shown before."""
     generator = torch.Generator().manual_seed(_mix(seed, epoch, _ORDER))
-    return torch.randperm(num_samples, generator=generator)
+    order = torch.randperm(num_samples, generator=generator)
+    if repeats == 1:
+        return order
+    shown = order[: -(-num_samples // repeats)]
+    return (shown[:, None] + num_samples * torch.arange(repeats)).flatten()[:num_samples]
 
 
 def micro_batches(order: torch.Tensor, step: int, layout: BatchLayout, rank: int) -> torch.Tensor:
-    """Sample ids of one rank in one step of the epoch: a row per micro-batch.
+    """Keys of one rank in one step of the epoch: a row per micro-batch.
 
     The last samples of an order that do not fill a global batch are left out; another epoch leaves out others.
     """
-    ids = order[step * layout.global_batch : (step + 1) * layout.global_batch]
-    return ids.view(layout.ranks, layout.accumulation, layout.per_rank_batch)[rank]
+    keys = order[step * layout.global_batch : (step + 1) * layout.global_batch]
+    return keys.view(layout.ranks, layout.accumulation, layout.per_rank_batch)[rank]
 
 
-def steps(
-    seed: int, num_samples: int, layout: BatchLayout, rank: int, first_step: int
-) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """From `first_step` on, without end: the step, its epoch, and this rank's sample ids, a row per micro-batch."""
-    steps_per_epoch = num_samples // layout.global_batch
-    order = torch.empty(0)
-    for step in count(first_step):
-        epoch, within = divmod(step, steps_per_epoch)
-        if within == 0 or step == first_step:
-            order = epoch_order(seed, epoch, num_samples)
-        yield step, epoch, micro_batches(order, within, layout, rank)
+@dataclass(frozen=True)
+class Plan:
+    """What decides which samples a rank sees when."""
+
+    seed: int
+    num_samples: int
+    timeline: Timeline
+    layouts: dict[int, BatchLayout]
+    rank: int
+    repeats: int = 1
+
+    @classmethod
+    def of(cls, recipe: Recipe, num_samples: int, ranks: int = 1, rank: int = 0) -> "Plan":
+        timeline = Timeline.of(recipe, num_samples)
+        return cls(recipe.seed, num_samples, timeline, layouts(recipe, ranks), rank, recipe.data.repeats)
+
+    def steps(self, first_step: int) -> Iterator[tuple[Stage, int, torch.Tensor]]:
+        """From `first_step` on, without end: a step's stage, its epoch, and this rank's keys, a row per micro-batch."""
+        order, ordered = torch.empty(0), -1
+        for step in count(first_step):
+            epoch, within = self.timeline.position(step)
+            if epoch != ordered:
+                order, ordered = epoch_order(self.seed, epoch, self.num_samples, self.repeats), epoch
+            stage = self.timeline.stage_at(step)
+            yield stage, epoch, micro_batches(order, within, self.layouts[stage.global_batch], self.rank)
 
 
 def uniform(seed: int, epoch: int, ids: torch.Tensor, stream: int) -> torch.Tensor:

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch.nn.functional import interpolate
 
-from paceline.config.batch import BatchLayout
+from paceline.config.batch import check_samples
 from paceline.config.data import Augment, Data
-from paceline.config.duration import to_steps
-from paceline.data.load.augment import cut_out_, gather
+from paceline.data.load.augment import cut_out_, erase_, gather
 from paceline.data.load.batch import Batch
-from paceline.data.load.order import steps
+from paceline.data.load.order import Plan
 from paceline.data.sets import ImageSet, Split
 from paceline.errors import UserError
 
@@ -27,13 +26,16 @@ class _Pixels:
         self.shift = (-mean / std).to(device)
         self.device = device
 
-    def batch(self, ids: torch.Tensor, augment: Augment, seed: int, epoch: int, size: int) -> Batch:
-        """Images `ids`, augmented at their own size, then brought to `size` (0: left as they are)."""
-        ids = ids.to(self.device, non_blocking=True)
-        images = gather(self.pixels, self.shape, ids, augment, seed, epoch).to(torch.float32)
+    def batch(self, keys: torch.Tensor, augment: Augment, seed: int, epoch: int, size: int) -> Batch:
+        """Images by key, augmented at their own size, then brought to `size` (0: left as they are)."""
+        keys = keys.to(self.device, non_blocking=True)
+        ids = keys % len(self.labels)
+        images = gather(self.pixels, self.shape, ids, keys, augment, seed, epoch).to(torch.float32)
         images = images.mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)
         if augment.cutout:
-            cut_out_(images, ids, augment.cutout, seed, epoch)
+            cut_out_(images, keys, augment.cutout, seed, epoch)
+        if augment.erase:
+            erase_(images, keys, augment.erase, seed, epoch)
         if size and size != self.shape[0]:
             images = interpolate(images, size=(size, size), mode="bilinear", antialias=size < self.shape[0])
         return Batch(images, self.labels[ids], ids)
@@ -45,34 +47,25 @@ class ResidentLoader:
     damaged = 0
     """Samples replaced because they were damaged; in memory there are none."""
 
-    def __init__(self, data: Data, images: ImageSet, layout: BatchLayout, rank: int, seed: int, device: torch.device):
-        samples = len(images.train)
-        layout.check_samples(samples, images.name)
+    def __init__(self, data: Data, images: ImageSet, plan: Plan, device: torch.device):
+        check_samples(plan.timeline, len(images.train), images.name)
         if data.augment.translate >= min(images.shape[:2]):
             raise UserError(
                 f"data.augment.translate={data.augment.translate} is not less than the {images.shape[0]} px images"
             )
         self.mean, self.std = statistics(data, images)
         self._pixels = _Pixels(images.train, self.mean, self.std, device)
-        self._augment, self._layout, self._rank, self._seed = data.augment, layout, rank, seed
-        self._num_samples = samples
-        self.steps_per_epoch = samples // layout.global_batch
-        changes = [(to_steps(change.at, self.steps_per_epoch), change.size) for change in data.sizes]
-        self._sizes = changes or [(0, data.size)]
+        self._augment, self.plan = data.augment, plan
 
     def plain_images(self, count: int) -> torch.Tensor:
         """The first training images as they are, normalised: what data-dependent initialisation looks at."""
-        ids = torch.arange(min(count, self._num_samples))
-        return self._pixels.batch(ids, Augment(), seed=0, epoch=0, size=0).images
+        keys = torch.arange(min(count, self.plan.num_samples))
+        return self._pixels.batch(keys, Augment(), seed=0, epoch=0, size=0).images
 
     def steps(self, first_step: int = 0) -> Iterator[list[Batch]]:
         """The micro-batches of every step from `first_step` on, epoch after epoch."""
-        for step, epoch, rows in steps(self._seed, self._num_samples, self._layout, self._rank, first_step):
-            size = self._size_at(step)
-            yield [self._pixels.batch(ids, self._augment, self._seed, epoch, size) for ids in rows]
-
-    def _size_at(self, step: int) -> int:
-        return next((size for begin, size in reversed(self._sizes) if step >= begin), self._sizes[0][1])
+        for stage, epoch, rows in self.plan.steps(first_step):
+            yield [self._pixels.batch(keys, self._augment, self.plan.seed, epoch, stage.size) for keys in rows]
 
 
 class ResidentEvaluator:
@@ -82,9 +75,11 @@ class ResidentEvaluator:
     its logits do not depend on it.
     """
 
-    def __init__(self, data: Data, images: ImageSet, batch: int, rank: int, ranks: int, device: torch.device):
+    def __init__(
+        self, data: Data, images: ImageSet, size: int, batch: int, rank: int, ranks: int, device: torch.device
+    ):
         self._pixels = _Pixels(images.val, *statistics(data, images), device)
-        self._size = data.size
+        self._size = size
         self._starts = range(rank * batch, len(images.val), ranks * batch)
         self._batch, self.num_samples = batch, len(images.val)
         self.own_samples = sum(min(batch, self.num_samples - start) for start in self._starts)

@@ -1,6 +1,6 @@
 """A recipe's data, whether it lives in memory or in shards: what the engine asks of it."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -9,11 +9,11 @@ import torch
 
 from paceline.base.logs import log
 from paceline.base.remote import is_remote
-from paceline.config.batch import BatchLayout
-from paceline.config.data import Data
 from paceline.config.recipe import Recipe
+from paceline.config.timeline import Stage, Timeline
 from paceline.data import cache, sets
 from paceline.data.load.loader import DEFAULT_SIZE, PhotographEvaluator, PhotographLoader
+from paceline.data.load.order import Plan
 from paceline.data.load.resident import ResidentEvaluator, ResidentLoader
 from paceline.data.photographs import Files, Photographs
 from paceline.data.prepare.sources import fingerprint, listing
@@ -38,18 +38,21 @@ class Source(Protocol):
     @property
     def channels(self) -> int: ...
 
-    def sizes(self) -> set[tuple[int, int]]:
+    @property
+    def num_train(self) -> int: ...
+
+    def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
         """Height and width of every size of image that a model will see."""
 
-    def loader(self, layout: BatchLayout, rank: int, device: torch.device) -> Loader: ...
+    def loader(self, plan: Plan, device: torch.device) -> Loader: ...
 
-    def evaluator(self, rank: int, ranks: int, device: torch.device) -> Evaluator: ...
+    def evaluator(self, stage: Stage, rank: int, ranks: int, device: torch.device) -> Evaluator: ...
 
 
 def open_source(recipe: Recipe) -> Source:
     data = recipe.data
     if data.name in _PREPARED:
-        return _shards(recipe, Dataset.open(_local(data)))
+        return _shards(recipe)
     if data.name == "folder":
         if is_remote(data.path):
             raise UserError(f"data.path={data.path}: only prepared images can be remote; see `paceline prepare --help`")
@@ -60,17 +63,23 @@ def open_source(recipe: Recipe) -> Source:
 def fetch(recipe: Recipe) -> None:
     """Bring data that lies elsewhere to this machine."""
     if recipe.data.name in _PREPARED:
-        _local(recipe.data)
+        _shards(recipe)
 
 
-def _local(data: Data) -> Path:
-    return cache.local(data.path or str(default_folder(data.name)), data.variant)
+def _variants(recipe: Recipe) -> list[str]:
+    """Sizes of prepared photographs that the phases of a recipe name."""
+    return list(dict.fromkeys(phase.variant or recipe.data.variant for phase in recipe.all_phases()))
 
 
-def _shards(recipe: Recipe, dataset: Dataset) -> "_Photographs":
-    variant = recipe.data.variant
-    print_of = f"{dataset.fingerprint}-{variant or dataset.variants[0]}"
-    return _Photographs(recipe, dataset.name, dataset.classes, print_of, lambda split: dataset.split(split, variant))
+def _shards(recipe: Recipe) -> "_Photographs":
+    place = recipe.data.path or str(default_folder(recipe.data.name))
+    variants = _variants(recipe)
+    for variant in variants:
+        folder = cache.local(place, variant)
+    dataset = Dataset.open(folder)
+    names = "+".join(dataset.choose(variant) for variant in variants)
+    splits = {split: {variant: dataset.split(split, variant) for variant in variants} for split in ("train", "val")}
+    return _Photographs(recipe, dataset.name, dataset.classes, f"{dataset.fingerprint}-{names}", splits)
 
 
 def _folder(recipe: Recipe, root: Path) -> "_Photographs":
@@ -81,11 +90,8 @@ def _folder(recipe: Recipe, root: Path) -> "_Photographs":
         *(root, len(files.train) + len(files.val), root),
     )
     print_of = fingerprint(files, root)
-    return _Photographs(recipe, "folder", tuple(files.ids), print_of, lambda split: Files(root, files.splits[split]))
-
-
-def _training_sizes(data: Data) -> set[tuple[int, int]]:
-    return {(change.size, change.size) for change in data.sizes}
+    splits = {split: dict.fromkeys(_variants(recipe), Files(root, entries)) for split, entries in files.splits.items()}
+    return _Photographs(recipe, "folder", tuple(files.ids), print_of, splits)
 
 
 @dataclass(frozen=True)
@@ -109,16 +115,20 @@ class _Resident:
     def channels(self) -> int:
         return self.images.shape[2]
 
-    def sizes(self) -> set[tuple[int, int]]:
-        size = self.recipe.data.size
-        return {(size, size) if size else self.images.shape[:2], *_training_sizes(self.recipe.data)}
+    @property
+    def num_train(self) -> int:
+        return len(self.images.train)
 
-    def loader(self, layout: BatchLayout, rank: int, device: torch.device) -> ResidentLoader:
-        return ResidentLoader(self.recipe.data, self.images, layout, rank, self.recipe.seed, device)
+    def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
+        sides = {side for stage in timeline.stages for side in (stage.size, stage.evaluate_size)}
+        return {(side, side) if side else self.images.shape[:2] for side in sides}
 
-    def evaluator(self, rank: int, ranks: int, device: torch.device) -> ResidentEvaluator:
+    def loader(self, plan: Plan, device: torch.device) -> ResidentLoader:
+        return ResidentLoader(self.recipe.data, self.images, plan, device)
+
+    def evaluator(self, stage: Stage, rank: int, ranks: int, device: torch.device) -> ResidentEvaluator:
         batch = self.recipe.evaluate.per_rank_batch
-        return ResidentEvaluator(self.recipe.data, self.images, batch, rank, ranks, device)
+        return ResidentEvaluator(self.recipe.data, self.images, stage.evaluate_size, batch, rank, ranks, device)
 
 
 @dataclass(frozen=True)
@@ -127,23 +137,25 @@ class _Photographs:
     name: str
     classes: tuple[str, ...]
     fingerprint: str
-    split: Callable[[str], Photographs]
+    splits: Mapping[str, Mapping[str, Photographs]]
+    """By split and variant."""
     channels: int = 3
 
-    def sizes(self) -> set[tuple[int, int]]:
-        evaluated = self.recipe.evaluate.size or self.recipe.data.size or DEFAULT_SIZE
-        trained = _training_sizes(self.recipe.data) or {(self.recipe.data.size or DEFAULT_SIZE,) * 2}
-        return {(evaluated, evaluated), *trained}
+    @property
+    def num_train(self) -> int:
+        return len(next(iter(self.splits["train"].values())))
+
+    def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
+        sides = {side for stage in timeline.stages for side in (stage.size, stage.evaluate_size)}
+        return {(side or DEFAULT_SIZE, side or DEFAULT_SIZE) for side in sides}
 
     @property
     def threads(self) -> int:
         return self.recipe.data.threads or torch.get_num_threads()
 
-    def loader(self, layout: BatchLayout, rank: int, device: torch.device) -> PhotographLoader:
-        return PhotographLoader(
-            self.recipe.data, self.split("train"), layout, rank, self.recipe.seed, device, self.threads
-        )
+    def loader(self, plan: Plan, device: torch.device) -> PhotographLoader:
+        return PhotographLoader(self.recipe.data, self.splits["train"], plan, device, self.threads)
 
-    def evaluator(self, rank: int, ranks: int, device: torch.device) -> PhotographEvaluator:
-        data, evaluate = self.recipe.data, self.recipe.evaluate
-        return PhotographEvaluator(data, evaluate, self.split("val"), rank, ranks, device, self.threads)
+    def evaluator(self, stage: Stage, rank: int, ranks: int, device: torch.device) -> PhotographEvaluator:
+        data, evaluate, split = self.recipe.data, self.recipe.evaluate, self.splits["val"][stage.variant]
+        return PhotographEvaluator(data, evaluate, stage, split, rank, ranks, device, self.threads)

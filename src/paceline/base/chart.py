@@ -1,0 +1,48 @@
+"""Small line charts as PNG files and in the terminal, which Pillow can draw well enough."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+Point = tuple[float, float]
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 420, 90, 30, 50, 50
+_COLOURS = ("#1f5fa8", "#c2571a", "#2e8540", "#7a3e9d")
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def line_chart(path: Path, title: str, across: str, lines: dict[str, Sequence[Point]]) -> None:
+    """Lines by name, all from zero upwards on the same scale."""
+    points = [point for line in lines.values() for point in line]
+    low, high = min(x for x, _ in points), max(x for x, _ in points)
+    top = max(y for _, y in points) or 1.0
+    image = Image.new("RGB", (_WIDTH, _HEIGHT), "white")
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(14)
+    inner_width, inner_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def place(x: float, y: float) -> Point:
+        share = (x - low) / (high - low) if high > low else 0.5
+        return _LEFT + share * inner_width, _TOP + inner_height * (1 - y / top)
+
+    draw.text((_LEFT, 14), title, fill="black", font=font)
+    draw.text((_LEFT + inner_width / 2, _HEIGHT - 26), across, fill="black", font=font)
+    for fifth in range(6):
+        y, x = top * fifth / 5, low + (high - low) * fifth / 5
+        draw.line([place(low, y), place(high, y)], fill="#dddddd")
+        draw.text((8, place(low, y)[1] - 8), f"{y:.4g}", fill="black", font=font)
+        draw.text((place(x, 0)[0] - 10, _HEIGHT - 46), f"{x:.4g}", fill="black", font=font)
+    for number, (name, line) in enumerate(lines.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        draw.line([place(x, y) for x, y in line], fill=colour, width=3)
+        for x, y in line if len(line) < 40 else ():
+            centre = place(x, y)
+            draw.ellipse([centre[0] - 3, centre[1] - 3, centre[0] + 3, centre[1] + 3], fill=colour)
+        draw.text((_WIDTH - 300, 14 + 18 * number), name, fill=colour, font=font)
+    image.save(path, "png")
+
+
+def sparkline(values: Sequence[float], width: int = 72) -> str:
+    """A curve in one line of text."""
+    top = max(values) or 1.0
+    chosen = [values[min(len(values) - 1, place * len(values) // width)] for place in range(min(width, len(values)))]
+    return "".join(_BLOCKS[round(value / top * (len(_BLOCKS) - 1))] for value in chosen)

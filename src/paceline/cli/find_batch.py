@@ -1,0 +1,141 @@
+"""The verb find-batch, and the trial that it starts."""
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+
+from paceline.cli.options import count, make_parser
+from paceline.config.launched import under_launcher
+from paceline.errors import UserError
+from paceline.launch.batch_finder import Trial, as_records, attempt, outcome, search
+
+_FIND = """Find the largest batch of a rank that trains, and the fastest one.
+
+Real training steps (forward, backward, optimizer) on generated images, at the recipe's largest size, precision and
+strategy; each size in processes of its own. On GPUs the device is the limit; on CPUs --memory-limit, which counts
+addresses, as RLIMIT_AS does. Fields can be overridden as for `paceline train`: `--strategy fsdp --precision bf16`."""
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def find_batch(arguments: list[str]) -> int:
+    from paceline.cli.train import split_source
+
+    parser = make_parser("find-batch", "RECIPE [--procs N] [--memory-limit 4GB] [--dotted.field VALUE ...]", _FIND)
+    parser.add_argument("--procs", type=count, default=1, metavar="N", help="processes on this machine (default 1)")
+    parser.add_argument(
+        "--memory-limit", type=_sizes, default=[], metavar="SIZE[,SIZE]", help="of each rank, or rank by rank: 4GB,2GB"
+    )
+    parser.add_argument("--most", type=count, default=65536, metavar="N", help="largest batch to try (default 65536)")
+    parser.add_argument("--steps", type=count, default=3, metavar="N", help="steps that are timed (default 3)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (default: runs/find-batch-RECIPE)")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    source, rest = split_source(arguments)
+    options, overrides = parser.parse_known_args(rest)
+    if not source:
+        raise UserError("which recipe? `paceline recipes` lists them")
+    from paceline.base.files import write_json, write_text
+    from paceline.config.io import dump_recipe, load_recipe
+
+    recipe = load_recipe(source, overrides)
+    out = options.out or Path("runs") / f"find-batch-{recipe.name}"
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "recipe.yaml"
+    write_text(path, dump_recipe(recipe))
+
+    def reported(batch: int) -> Trial:
+        trial = attempt(path, options.procs, options.steps, options.memory_limit, batch)
+        print(_line(trial), flush=True)
+        return trial
+
+    print(f"{'batch a rank':>12}  {'memory a rank':>14}  {'images/s':>10}", flush=True)
+    trials = search(reported, options.most)
+    largest, fastest = outcome(trials)
+    result = {
+        "recipe": recipe.name,
+        "strategy": recipe.strategy,
+        "ranks": options.procs,
+        "memory_limit": options.memory_limit,
+        "largest": largest.per_rank_batch,
+        "largest_global": largest.per_rank_batch * options.procs,
+        "fastest": fastest.per_rank_batch,
+        "trials": as_records(trials),
+    }
+    write_json(out / "find-batch.json", result)
+    _plot(trials, out / "find-batch.png", recipe.name)
+    whole = f"{largest.per_rank_batch} x {options.procs} = {largest.per_rank_batch * options.procs}"
+    print(
+        f"largest batch: {whole}; fastest: {fastest.per_rank_batch} a rank, {fastest.images_per_second:,.0f} images/s"
+    )
+    if largest.per_rank_batch == options.most:
+        print(f"the largest may be larger: nothing beyond --most {options.most} was tried")
+    print(f"{out / 'find-batch.json'}, {out / 'find-batch.png'}")
+    return 0
+
+
+def _line(trial: Trial) -> str:
+    if not trial.fits:
+        return f"{trial.per_rank_batch:>12}  {trial.reason}"
+    return f"{trial.per_rank_batch:>12}  {max(trial.memory) / 1e9:>11,.2f} GB  {trial.images_per_second:>10,.1f}"
+
+
+def _plot(trials: list[Trial], path: Path, name: str) -> None:
+    from paceline.base.chart import line_chart
+
+    fitting = [trial for trial in trials if trial.fits]
+    most_memory = max(max(trial.memory) for trial in fitting)
+    most_speed = max(trial.images_per_second for trial in fitting)
+    line_chart(
+        path,
+        f"{name}: share of the largest value",
+        "images a rank",
+        {
+            f"memory (1 = {most_memory / 1e9:,.2f} GB)": [
+                (trial.per_rank_batch, max(trial.memory) / most_memory) for trial in fitting
+            ],
+            f"images/s (1 = {most_speed:,.1f})": [
+                (trial.per_rank_batch, trial.images_per_second / most_speed) for trial in fitting
+            ],
+        },
+    )
+
+
+def _sizes(text: str) -> list[int]:
+    sizes = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", part.strip(), re.IGNORECASE)
+        if not match or not float(match[1]):
+            raise argparse.ArgumentTypeError(f"{part!r} is no size; write e.g. 4GB or 512MB")
+        sizes.append(int(float(match[1]) * _UNITS[match[2].upper()]))
+    return sizes
+
+
+def try_batch(arguments: list[str]) -> int:
+    """One trial: starts its ranks, or is one of them."""
+    parser = make_parser("try-batch", "RECIPE.yaml --batch N --steps N --result FILE", "One trial of find-batch.")
+    parser.add_argument("recipe")
+    parser.add_argument("--batch", type=count, required=True)
+    parser.add_argument("--steps", type=count, required=True)
+    parser.add_argument("--procs", type=count, default=1)
+    parser.add_argument("--limits", type=int, nargs="*", default=[])
+    parser.add_argument("--result", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    if options.procs > 1 and not under_launcher(os.environ):
+        from paceline.launch.local import plan
+
+        planned = plan(["try-batch", *arguments], options.procs, 1, 0, "")
+        os.environ.update(planned.environment)
+        from paceline.base import agent
+
+        return agent.run(planned.arguments)
+    from paceline.config.io import load_recipe
+    from paceline.engine.trial import try_batch as trial
+
+    try:
+        trial(load_recipe(options.recipe), options.batch, options.steps, options.limits, options.result)
+    except (MemoryError, RuntimeError) as error:
+        print(" ".join(str(error).split())[:500] or type(error).__name__, file=sys.stderr, flush=True)
+        os._exit(1)  # at once: there may be no memory left to end in order
+    return 0

@@ -1,0 +1,153 @@
+"""The verb plan: what a recipe would do, before it does it."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.options import add_scaling, count, make_parser
+from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.config.recipe import Recipe
+    from paceline.config.timeline import Timeline
+
+_PLAN = """Show what a recipe would do: its phases, steps, images and learning rate; nothing is trained.
+
+With --images-per-second, or a finished run to learn from (--learn-from), also the time and cost to expect on a range of
+machines."""
+
+_SAMPLES = {"imagenet": 1_281_167, "cifar10": 50_000, "digits": 1437}
+
+
+def plan(arguments: list[str]) -> int:
+    from paceline.base.chart import line_chart, sparkline
+    from paceline.cli.train import split_source
+    from paceline.config.batch import layouts
+    from paceline.config.io import load_recipe
+    from paceline.config.scaling import scaled
+    from paceline.config.timeline import Timeline, columns, phase_table
+    from paceline.optim.schedules import LrPlan, lr_at
+
+    parser = make_parser("plan", "RECIPE [--nodes N] [--gpus-per-node G] [--dotted.field VALUE ...]", _PLAN)
+    parser.add_argument("--nodes", type=count, default=1, metavar="N", help="machines (default 1)")
+    parser.add_argument("--gpus-per-node", type=count, default=1, metavar="G", help="ranks a machine (default 1)")
+    parser.add_argument("--train-images", type=count, metavar="N", help="size of the training set, if unknown")
+    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw the learning rate")
+    add_scaling(parser)
+    time = parser.add_argument_group("time and cost")
+    time.add_argument("--images-per-second", type=float, metavar="X", help="of one rank alone")
+    time.add_argument("--learn-from", type=Path, metavar="RUN", help="take images/s of a rank from a finished run")
+    time.add_argument("--bandwidth", type=float, default=10.0, metavar="GBIT", help="between machines (default 10)")
+    time.add_argument(
+        "--overlap",
+        type=float,
+        default=0.5,
+        metavar="SHARE",
+        help="of the exchange behind computing (default 0.5)",
+    )
+    time.add_argument("--price", type=float, default=0.0, metavar="X", help="of a machine an hour")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    source, rest = split_source(arguments)
+    options, overrides = parser.parse_known_args(rest)
+    if not source:
+        raise UserError("which recipe? `paceline recipes` lists them")
+    recipe = load_recipe(source, overrides)
+    ranks = options.nodes * options.gpus_per_node
+    if options.scale_batch:
+        recipe = scaled(recipe, ranks, options.scale_batch)
+    layouts(recipe, ranks)
+    samples = options.train_images or _known_samples(recipe)
+    timeline = Timeline.of(recipe, samples)
+    lr_plan = LrPlan.of(recipe.optim, timeline)
+    rates = [lr_at(step, lr_plan) for step in range(timeline.total)]
+    print(f"{recipe.name}: {recipe.model.name} on {recipe.data.name} ({samples:,} images), {ranks} ranks\n")
+    print(
+        "\n".join(columns(phase_table(timeline, ranks, recipe.train.accumulation, lambda step: lr_at(step, lr_plan))))
+    )
+    images = sum(stage.images for stage in timeline.stages)
+    print(f"\n{timeline.total:,} steps, {images:,} images, {images / samples:.2f} times the training set")
+    print(f"learning rate, at most {max(rates):.4g}:\n{sparkline(rates)}")
+    if options.chart:
+        step = max(1, len(rates) // 2000)
+        points = [(timeline.epoch_at(number), rates[number]) for number in range(0, len(rates), step)]
+        line_chart(options.chart, f"{recipe.name}: learning rate", "epoch", {"learning rate": points})
+        print(options.chart)
+    if options.images_per_second or options.learn_from:
+        _print_times(options, recipe, timeline)
+    return 0
+
+
+def _known_samples(recipe: "Recipe") -> int:
+    from paceline.data.shards import Dataset, default_folder
+
+    data = recipe.data
+    if data.name == "synthetic":
+        return data.synthetic.train_samples
+    if data.name in ("imagenet", "shards"):
+        try:
+            found = Dataset.open(Path(data.path or default_folder(data.name)))
+            return int(found.description["splits"]["train"]["samples"])
+        except UserError:
+            pass
+    if data.name not in _SAMPLES:
+        raise UserError(f"how many images has {data.path or data.name}? Say so with --train-images")
+    return _SAMPLES[data.name]
+
+
+def _print_times(options: argparse.Namespace, recipe: "Recipe", timeline: "Timeline") -> None:
+    """A step computes its share of the batch, then exchanges gradients around a ring: 2 (n - 1) / n of their bytes."""
+    from paceline.config.timeline import columns
+
+    speed, origin = options.images_per_second, "--images-per-second"
+    if options.learn_from:
+        speed, origin = _learnt(options.learn_from)
+    parameters = _parameters(recipe)
+    width = 4 if recipe.exchange.dtype == "fp32" else 2
+    rows = [["machines", "ranks", "step", "of it exchange", "time", "cost"]]
+    for nodes in sorted({1, 2, 4, 8, 16, options.nodes}):
+        ranks = nodes * options.gpus_per_node
+        if any(stage.global_batch % ranks for stage in timeline.stages):
+            continue
+        wire = 2 * (nodes - 1) / nodes * parameters * width * 8 / (options.bandwidth * 1e9)
+        exchange = wire * (1 - options.overlap)
+        total = sum(
+            (stage.end - stage.begin) * (stage.global_batch / ranks / speed + exchange) for stage in timeline.stages
+        )
+        hours = total / 3600
+        cost = f"{hours * nodes * options.price:,.2f}" if options.price else "-"
+        step = total / timeline.total
+        rows.append([str(nodes), str(ranks), f"{step:.3f} s", f"{exchange / step:.0%}", _duration(total), cost])
+    print("\n" + "\n".join(columns(rows)))
+    print(
+        f"assumed: {speed:,.0f} images/s a rank at every size ({origin}); {parameters / 1e6:.1f} M parameters "
+        f"exchanged between machines as {recipe.exchange.dtype} at {options.bandwidth:g} Gbit/s, {options.overlap:.0%} "
+        "of it behind computing; no time for evaluation, saves or slow starts"
+    )
+
+
+def _learnt(run: Path) -> tuple[float, str]:
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        seconds = summary["seconds"]
+        busy = (seconds["compute"] + seconds["data"]) / sum(seconds[name] for name in ("compute", "data", "sync"))
+        return summary["images_per_second"] / summary["ranks"] / busy, str(run)
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        raise UserError(f"--learn-from {run}: no finished run (its summary.json has no speed)") from None
+
+
+def _parameters(recipe: "Recipe") -> int:
+    import torch
+
+    from paceline.engine.trial import shape_of
+    from paceline.model import zoo
+
+    channels, _, classes = shape_of(recipe)
+    with torch.device("meta"):
+        model = zoo.create(zoo.untrained(recipe.model), classes, channels)
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _duration(seconds: float) -> str:
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"

@@ -1,0 +1,106 @@
+"""Colours and shapes of decoded crops changed by chance: RandAugment, TrivialAugment, colour jitter.
+
+The operations are torchvision's; which of them, and how strong, is a function of seed, epoch and key, as with all
+augmentation here. They run in the threads that decode.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from paceline.base.compat import allow_torchvision
+from paceline.config.data import Augment
+from paceline.data.load.order import uniform
+from paceline.data.photographs import Change
+
+_FIRST_STREAM = 200
+_LEVELS = 31
+
+# strongest magnitude of each operation, and whether its sign is drawn; RandAugment's and TrivialAugment's spaces
+_RAND = {
+    "Identity": (0.0, False),
+    "AutoContrast": (0.0, False),
+    "Equalize": (0.0, False),
+    "ShearX": (0.3, True),
+    "ShearY": (0.3, True),
+    "Rotate": (30.0, True),
+    "TranslateX": (150 / 331, True),
+    "TranslateY": (150 / 331, True),
+    "Brightness": (0.9, True),
+    "Color": (0.9, True),
+    "Contrast": (0.9, True),
+    "Sharpness": (0.9, True),
+    "Posterize": (4.0, False),
+    "Solarize": (1.0, False),
+}
+_TRIVIAL = _RAND | {
+    **dict.fromkeys(("ShearX", "ShearY", "Brightness", "Color", "Contrast", "Sharpness"), (0.99, True)),
+    **dict.fromkeys(("TranslateX", "TranslateY"), (32 / 224, True)),
+    "Rotate": (135.0, True),
+    "Posterize": (6.0, False),
+}
+
+
+def policy(augment: Augment, seed: int, epoch: int) -> Change | None:
+    """What an epoch does to decoded crops; None for nothing."""
+    if augment.policy == "none" and not augment.jitter:
+        return None
+    allow_torchvision()
+
+    def change(pixels: np.ndarray, keys: np.ndarray) -> None:
+        ids = torch.from_numpy(keys)
+
+        def draw(stream: int) -> list[float]:
+            numbers: list[float] = uniform(seed, epoch, ids, _FIRST_STREAM + stream).tolist()
+            return numbers
+
+        if augment.jitter:
+            _jitter(pixels, augment.jitter, draw)
+        if augment.policy == "randaugment":
+            for number in range(augment.ops):
+                levels = [augment.magnitude / (_LEVELS - 1)] * len(keys)
+                _operate(pixels, _RAND, draw(10 + 3 * number), levels, draw(11 + 3 * number))
+        elif augment.policy == "trivialaugment":
+            levels = [int(number * _LEVELS) / (_LEVELS - 1) for number in draw(12)]
+            _operate(pixels, _TRIVIAL, draw(10), levels, draw(11))
+
+    return change
+
+
+def _operate(
+    pixels: np.ndarray,
+    space: dict[str, tuple[float, bool]],
+    choices: list[float],
+    levels: list[float],
+    signs: list[float],
+) -> None:
+    from torchvision.transforms.autoaugment import _apply_op
+    from torchvision.transforms.functional import InterpolationMode
+
+    names = list(space)
+    for image, choice, level, sign in zip(pixels, choices, levels, signs, strict=True):
+        name = names[int(choice * len(names))]
+        strongest, signed = space[name]
+        magnitude = level * strongest
+        if name.startswith("Translate"):
+            magnitude *= image.shape[-1]
+        elif name == "Posterize":
+            magnitude = 8 - round(magnitude)
+        elif name == "Solarize":
+            magnitude = 255 * (1 - magnitude)
+        if signed and sign < 0.5:
+            magnitude = -magnitude
+        view = torch.from_numpy(image)
+        view.copy_(_apply_op(view, name, magnitude, InterpolationMode.NEAREST, None))
+
+
+def _jitter(pixels: np.ndarray, most: float, draw: Callable[[int], list[float]]) -> None:
+    from torchvision.transforms import functional as F
+
+    changes = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation)
+    factors = [[max(0.0, 1 + (2 * number - 1) * most) for number in draw(stream)] for stream in range(3)]
+    for image, *strengths in zip(pixels, *factors, strict=True):
+        view = torch.from_numpy(image)
+        for change, factor in zip(changes, strengths, strict=True):
+            view.copy_(change(view, factor))

@@ -1,0 +1,117 @@
+"""FSDP2: each rank keeps a shard of every weight, gradient and optimizer state."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.base.world import World
+from paceline.config.recipe import Recipe
+from paceline.engine.exchange import WIRE_DTYPES
+from paceline.errors import UserError
+
+
+class Sharded:
+    """`forward` to train with, `module` to save and evaluate; see Replica, which has the same methods."""
+
+    gathers = True
+    """Reading the whole state takes all ranks."""
+
+    def __init__(self, model: nn.Module, world: World, recipe: Recipe, precision: str):
+        shard(model, world, recipe, precision)
+        self.module = model
+        self.forward: Callable[[torch.Tensor], torch.Tensor] = torch.compile(model) if recipe.compile else model
+
+    def exchanging(self, last: bool) -> AbstractContextManager[object]:
+        cast(FSDPModule, self.module).set_requires_gradient_sync(last)
+        return nullcontext()
+
+    @staticmethod
+    def gathered(state: Any) -> Any:
+        return _gathered(state)
+
+    @staticmethod
+    def whole(model: nn.Module) -> AbstractContextManager[object]:
+        return _whole(model)
+
+    def sync_seconds(self) -> Callable[[], float]:
+        """Not known: gathering and reducing go on all through forward and backward, and count as computing."""
+        return lambda: 0.0
+
+
+def shard(model: nn.Module, world: World, recipe: Recipe, precision: str) -> None:
+    """Shard a model block by block, so that only one block's weights are whole at a time."""
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    compute = WIRE_DTYPES[precision]
+    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+        compute = torch.float32  # its kernels want weights in fp32; autocast narrows what can be narrowed
+    offload = recipe.fsdp.offload and world.device.type == "cuda"
+    settings: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": recipe.fsdp.reshard,
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=compute, reduce_dtype=WIRE_DTYPES[recipe.exchange.dtype], cast_forward_inputs=False
+        ),
+        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+    }
+    blocks = list(repeated_blocks(model))
+    if not blocks:
+        raise UserError(
+            f"strategy=fsdp: model.name={recipe.model.name} has no repeated blocks to shard one by one; use ddp"
+        )
+    try:
+        for block in blocks:
+            fully_shard(block, **settings)
+        fully_shard(model, **settings)
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise UserError(
+            f"strategy=fsdp: model.name={recipe.model.name} cannot be sharded ({reason}); use strategy ddp"
+        ) from None
+
+
+def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The blocks of a ViT, the bottlenecks of a ResNet: children of sequences, two or more of one class."""
+    for module in model.modules():
+        if isinstance(module, nn.Sequential | nn.ModuleList):
+            # neither single layers nor sequences, whose own children are looked at
+            blocks = [child for child in module if not isinstance(child, nn.Sequential) and list(child.children())]
+            kinds = [type(block) for block in blocks]
+            yield from (block for block in blocks if kinds.count(type(block)) > 1)
+
+
+@contextmanager
+def _whole(model: nn.Module) -> Iterator[None]:
+    """Inside, every rank holds all weights, so that ranks can evaluate different numbers of batches."""
+    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for part in parts:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.reshard()
+
+
+def _gathered(tree: Any) -> Any:
+    """A state with whole tensors; all ranks take part."""
+    if isinstance(tree, DTensor):
+        return tree.full_tensor()
+    if isinstance(tree, dict):
+        return {key: _gathered(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_gathered(value) for value in tree]
+    return tree
+
+
+def load_whole(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    """Give every rank its shard of whole weights."""
+    set_model_state_dict(model, dict[str, Any](weights), options=StateDictOptions(full_state_dict=True))

@@ -1,0 +1,102 @@
+"""One attempt at a batch size: a few real training steps on generated images of the largest size a recipe has."""
+
+import dataclasses
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.base import logs
+from paceline.base.files import write_json
+from paceline.base.world import World
+from paceline.config.data import Augment, Data, Synthetic
+from paceline.config.recipe import Recipe
+from paceline.data.load.loader import DEFAULT_SIZE
+from paceline.data.shards import Dataset, default_folder
+from paceline.engine.build import Setup, build
+from paceline.engine.train import train_step
+from paceline.errors import UserError
+from paceline.model import zoo
+from paceline.optim.schedules import lr_at
+
+_SHAPES = {"digits": (1, 8, 10), "cifar10": (3, 32, 10), "imagenet": (3, DEFAULT_SIZE, 1000)}
+"""Channels, side and classes of known data, which need not be here for a trial."""
+
+
+def try_batch(recipe: Recipe, per_rank_batch: int, steps: int, limits: list[int], result: Path) -> None:
+    """Train a few steps with this batch; the leader writes down how that went. Too large a batch ends the process."""
+    world = World.from_env(recipe.device)
+    logs.set_up(1, 2)  # warnings only
+    if limits and world.device.type == "cpu":
+        own = limits[min(world.rank, len(limits) - 1)]
+        resource.setrlimit(resource.RLIMIT_AS, (own, own))
+    with world.connected():
+        setup = build(as_trial(recipe, per_rank_batch, world.size, steps), world)
+        seconds = _run(setup, steps)
+        memory = world.from_all(_peak(world.device))
+        if world.is_leader:
+            images = per_rank_batch * world.size * steps
+            write_json(result, {"images_per_second": images / max(seconds, 1e-9), "memory": memory})
+
+
+def as_trial(recipe: Recipe, per_rank_batch: int, ranks: int, steps: int) -> Recipe:
+    """The recipe on generated images, at its largest size, for a few steps; what costs memory stays as it is."""
+    channels, own, classes = shape_of(recipe)
+    sides = [phase.size or recipe.data.size or own for phase in recipe.all_phases()]
+    samples = per_rank_batch * ranks
+    synthetic = Synthetic(max(samples, 2), 2, channels, max(sides), classes)
+    return dataclasses.replace(
+        recipe,
+        data=Data(
+            name="synthetic", synthetic=synthetic, mean=(0.5,) * channels, std=(0.25,) * channels, augment=Augment()
+        ),
+        train=dataclasses.replace(recipe.train, global_batch=samples, duration=f"{steps + 1}ba", accumulation=1),
+        optim=dataclasses.replace(recipe.optim, schedule=dataclasses.replace(recipe.optim.schedule, warmup="0ba")),
+        model=zoo.untrained(recipe.model),
+        evaluate=dataclasses.replace(recipe.evaluate, size=0),
+        phases=(),
+        ramp=type(recipe.ramp)(),
+    )
+
+
+def shape_of(recipe: Recipe) -> tuple[int, int, int]:
+    """Channels, side and number of classes of a recipe's images, guessed where its data is not here."""
+    data = recipe.data
+    if data.name == "synthetic":
+        return data.synthetic.channels, data.synthetic.size, data.synthetic.classes
+    if data.name in _SHAPES:
+        return _SHAPES[data.name]
+    try:
+        return 3, DEFAULT_SIZE, len(Dataset.open(Path(data.path or default_folder(data.name))).classes)
+    except UserError:
+        return _SHAPES["imagenet"]
+
+
+def _run(setup: Setup, steps: int) -> float:
+    """Seconds of the steps behind the first one, which allocates what the others use again."""
+    batches = setup.loader.steps()
+    begin = 0.0
+    for step in range(steps + 1):
+        if step == 1:
+            _wait(setup.world.device)
+            begin = time.perf_counter()
+        train_step(setup, next(batches), step, lr_at(step, setup.lr_plan))
+        if setup.ema:
+            setup.ema.update(setup.replica.module, step + 1)
+    _wait(setup.world.device)
+    return time.perf_counter() - begin
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _peak(device: torch.device) -> dict[str, Any]:
+    """Most memory so far in bytes: of the device; on CPUs of the process, and its addresses, which limits count."""
+    if device.type == "cuda":
+        return {"peak": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {"peak": int(status["VmHWM"].split()[0]) * 1024, "addresses": int(status["VmPeak"].split()[0]) * 1024}

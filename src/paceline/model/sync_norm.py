@@ -1,0 +1,92 @@
+"""Batch norm over the batches of all ranks.
+
+On GPUs this is torch's own, which has kernels for it and refuses CPUs; here is the same for any device.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.base.world import World
+
+
+def synchronise(model: nn.Module, world: World) -> nn.Module:
+    """Make every batch norm of a model see all ranks' batches."""
+    if world.device.type == "cuda" and world.size > 1:
+        from timm.layers import norm_act
+
+        converted: nn.Module = norm_act.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        return converted
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            kind = type(module)
+            module.__class__ = type(f"Synchronised{kind.__name__}", (_Synchronised, kind), {})
+    return model
+
+
+class _Synchronised(nn.Module):
+    """In front of a batch norm's class: takes over its training."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        norm: Any = self
+        if not norm.training:
+            return super().forward(x)
+        y, mean, variance, count = _Normalise.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            norm.num_batches_tracked.add_(1)
+            momentum = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
+            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
+            unbiased = variance * (count / (count - 1).clamp(min=1))
+            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
+        if hasattr(norm, "act"):  # timm's batch norms carry the activation that follows them
+            y = norm.act(norm.drop(y))
+        return y
+
+
+class _Normalise(torch.autograd.Function):
+    """Sums of all ranks, forwards and backwards; fp32 inside, whatever comes in."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Any:
+        wide = x.float()
+        axes = [axis for axis in range(x.ndim) if axis != 1]
+        count = torch.tensor([x.numel() / x.shape[1]], device=x.device)
+        mean, variance, count = _moments(wide, axes, count)
+        scale = torch.rsqrt(variance + eps)
+        normal = (wide - _as(mean, x)) * _as(scale, x)
+        ctx.save_for_backward(normal, scale, weight, count)
+        ctx.axes = axes
+        ctx.mark_non_differentiable(mean, variance, count)
+        return (normal * _as(weight, x) + _as(bias, x)).to(x.dtype), mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, *_others: Any) -> Any:
+        normal, scale, weight, count = ctx.saved_tensors
+        wide = grad.float()
+        of_bias, of_weight = wide.sum(ctx.axes), (wide * normal).sum(ctx.axes)
+        sums = _added(torch.stack([of_bias, of_weight])) / count
+        inner = wide - _as(sums[0], grad) - normal * _as(sums[1], grad)
+        # this rank's own gradients of weight and bias: the exchange averages them like all others
+        return (inner * _as(scale * weight, grad)).to(grad.dtype), of_weight, of_bias, None
+
+
+def _moments(x: torch.Tensor, axes: list[int], count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean and variance over all ranks: first the mean, then the squares around it, which loses no digits."""
+    total = _added(torch.cat([x.sum(axes), count]))
+    mean, count = total[:-1] / total[-1], total[-1:]
+    squares = _added((x - _as(mean, x)).square().sum(axes))
+    return mean, squares / count, count
+
+
+def _added(tensor: torch.Tensor) -> torch.Tensor:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def _as(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Per channel, so that it meets (n, channels, ...)."""
+    return values.view(1, -1, *([1] * (like.ndim - 2)))

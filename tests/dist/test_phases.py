@@ -1,0 +1,65 @@
+"""The DAWNBench family on generated shards, on two ranks: phases change size, batch, data and learning rate on the way."""
+
+import subprocess
+from pathlib import Path
+
+import yaml
+from conftest import command, environment
+from photographs import tree
+
+from paceline.config.io import load_recipe, to_tree
+from paceline.config.timeline import Timeline
+from paceline.data.prepare.convert import Variant
+from paceline.data.prepare.pack import prepare
+from paceline.data.prepare.sources import tree as source
+from paceline.track.records import RunFolder
+
+SAMPLES = 4 * 16
+
+
+def _small(name: str) -> dict[str, object]:
+    """A sixteenth of the size, batches of 4096 as 8, on a small net."""
+    tree = to_tree(load_recipe(name))
+    for phase in tree["phases"]:
+        phase["size"] //= 8
+        phase["global_batch"] = max(4, (phase["global_batch"] or tree["train"]["global_batch"]) // 512)
+    tree["train"]["global_batch"] = 8
+    tree["model"] = {"name": "airbench", "options": {"widths": [8, 16], "norm": "group"}}
+    tree["log"] = {"every": "1ba", "tensorboard": False}
+    tree["evaluate"] |= {"every": "5ep", "per_rank_batch": 5}
+    tree["checkpoint"]["every"] = "50ep"
+    return tree | {"name": "small", "precision": "fp32"}
+
+
+def test_sizes_batches_and_learning_rates_change_as_published(tmp_path: Path) -> None:
+    variants = [Variant(), Variant(short_side=160), Variant(short_side=352)]
+    prepare(source(tree(tmp_path / "in", classes=4, images=16), "imagenet"), tmp_path / "out", variants, 2)
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(_small("imagenet-rn50-dawnbench-1")))
+    words = ("train", path, "--data.path", tmp_path / "out", "--procs", 2)
+    answer = subprocess.run(
+        command(*words), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "0 - 7" in answer.stderr
+    assert "36 px rectangular" in answer.stderr
+    recipe = load_recipe(str(path))
+    timeline = Timeline.of(recipe, SAMPLES)
+    records = list(RunFolder(tmp_path / "runs" / "small").records())
+    trained = {record["step"]: record for record in records if record["kind"] == "train"}
+    assert len(trained) == timeline.total
+    for stage, phase in zip(timeline.stages, recipe.phases, strict=True):
+        first, last = trained[stage.begin + 1], trained[stage.end]
+        assert (first["phase"], last["phase"]) == (stage.number, stage.number)
+        assert first["lr"] == phase.lr[0]
+        slope = (phase.lr[-1] - phase.lr[0]) / (stage.end - stage.begin)
+        assert abs(last["lr"] - (phase.lr[-1] - slope)) < 1e-6
+        assert {first["images"], last["images"]} == {stage.global_batch}
+    evaluated = [record for record in records if record["kind"] == "eval"]
+    assert {record["samples"] for record in evaluated} == {SAMPLES}
+    # the same weights, counted on one process, rectangular batches and all
+    alone = subprocess.run(
+        command("evaluate", tmp_path / "runs" / "small", "--last"),
+        **{"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True, "check": True},
+    )
+    assert f"({evaluated[-1]['correct']} of {SAMPLES})" in alone.stdout

@@ -1,0 +1,168 @@
+"""Phases, ramps and scaling: arithmetic that a recipe's author can check by hand."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import complaint
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.config.io import load_recipe
+from paceline.config.phases import Phase, problems
+from paceline.config.recipe import Curve, Recipe, Train
+from paceline.config.scaling import scaled
+from paceline.config.timeline import Timeline
+from paceline.data.load.order import Plan
+from paceline.errors import ConfigError, UserError
+from paceline.launch.batch_finder import Trial, outcome, search
+from paceline.optim.schedules import LrPlan, lr_at
+
+FAMILY = tuple(f"imagenet-rn50-dawnbench-{machines}" for machines in (1, 2, 4, 8, 16))
+
+
+@given(
+    samples=st.integers(64, 5000),
+    lengths=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    batches=st.lists(st.integers(1, 64), min_size=5, max_size=5),
+)
+def test_every_step_lies_in_one_phase_and_one_epoch(samples: int, lengths: list[int], batches: list[int]) -> None:
+    edges = [sum(lengths[:number]) for number in range(len(lengths) + 1)]
+    phases = tuple(
+        Phase((begin, end), global_batch=batch) for begin, end, batch in zip(edges, edges[1:], batches, strict=False)
+    )
+    recipe = Recipe("any", train=Train(duration=f"{edges[-1]}ep", global_batch=1), phases=phases)
+    assert list(problems(recipe.phases, edges[-1])) == []
+    timeline = Timeline.of(recipe, samples)
+    assert timeline.total == sum(length * (samples // batch) for length, batch in zip(lengths, batches, strict=False))
+    positions = [timeline.position(step) for step in range(timeline.total)]
+    assert positions == sorted(positions)
+    assert len(set(positions)) == len(positions)
+    for number, phase in enumerate(phases):
+        begin = timeline.step_at(phase.epochs[0])
+        assert timeline.stage_at(begin).number == number
+        assert timeline.position(begin) == (phase.epochs[0], 0)
+        assert timeline.epoch_at(begin) == phase.epochs[0]
+
+
+def test_an_epoch_sees_every_sample_at_most_once_also_across_a_change_of_batch() -> None:
+    phases = Phase((0, 2), global_batch=8), Phase((2, 3), global_batch=20)
+    recipe = Recipe("any", train=Train(duration="3ep", global_batch=8), phases=phases)
+    alone, first, second = (Plan.of(recipe, 100, ranks, rank) for ranks, rank in ((1, 0), (2, 0), (2, 1)))
+    seen: dict[int, list[int]] = {}
+    for _, (one, a, b) in zip(
+        range(alone.timeline.total), zip(alone.steps(0), first.steps(0), second.steps(0), strict=False), strict=False
+    ):
+        assert one[2].flatten().tolist() == a[2].flatten().tolist() + b[2].flatten().tolist()
+        seen.setdefault(one[1], []).extend(one[2].flatten().tolist())
+    assert [len(keys) for keys in seen.values()] == [96, 96, 100]
+    assert all(len(set(keys)) == len(keys) for keys in seen.values())
+
+
+def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
+    recipe = load_recipe("digits", ["--data.repeats", "3", "--train.global_batch", "30"])
+    plan = Plan.of(recipe, 90)
+    keys = [key for _, (_, _, rows) in zip(range(3), plan.steps(0), strict=False) for key in rows.flatten().tolist()]
+    assert len(keys) == len(set(keys)) == 90
+    assert len({key % 90 for key in keys}) == 30
+
+
+def test_a_shorter_training_ends_in_the_middle_of_its_phases() -> None:
+    recipe = load_recipe("imagenet-rn50-dawnbench-1", ["--train.duration", "8ep"])
+    timeline = Timeline.of(recipe, 1_281_167)
+    assert [stage.epochs for stage in timeline.stages] == [(0, 7), (7, 8)]
+    assert Timeline.of(replace(recipe, train=replace(recipe.train, duration="5ba")), 1_281_167).total == 5
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ("[{epochs: [1, 20]}]", "phases.0 begins at epoch 1; the first one begins at 0"),
+        ("[{epochs: [0, 5]}, {epochs: [6, 20]}]", "phases.1 begins at epoch 6, which leaves a gap after phases.0"),
+        ("[{epochs: [0, 5]}, {epochs: [4, 20]}]", "phases.1 begins at epoch 4, which overlaps phases.0"),
+        ("[{epochs: [0, 5]}]", "phases end at epoch 5, but train.duration is 20ep"),
+        ("[{epochs: [5, 0]}]", "it ends before it has begun"),
+        ("[{epochs: [0, 5.5]}, {epochs: [5.5, 20], global_batch: 7}]", "it can change between whole epochs only"),
+        ("[{epochs: [0, 5], lr: [1]}, {epochs: [5, 20]}]", "give it in all or in none"),
+        ("[{epochs: [0, 20], lr: [1, 2, 3]}]", "at most 2"),
+    ],
+)
+def test_phases_that_make_no_sense_are_named(phases: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_recipe("digits", ["--phases", phases])
+    assert message in str(error.value)
+
+
+def test_a_batch_that_ranks_do_not_divide_is_named(here, tmp_path: Path) -> None:
+    phases = "[{epochs: [0, 1]}, {epochs: [1, 20], global_batch: 33}]"
+    message = complaint(here("plan", "digits", "--phases", phases, "--nodes", 2))
+    assert "phases.1.global_batch=33 is not a multiple of 2 ranks" in message
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_scaling_names_its_rule_and_keeps_what_was(name: str) -> None:
+    recipe = load_recipe(name)
+    doubled = scaled(recipe, 4, "sqrt")
+    for old, new in zip(recipe.phases, doubled.phases, strict=True):
+        assert new.global_batch == 4 * old.global_batch
+        assert new.lr == pytest.approx(tuple(2 * lr for lr in old.lr))
+    assert (doubled.scaled.by, doubled.scaled.rule) == (4, "sqrt")
+    assert (doubled.scaled.from_batch, doubled.scaled.from_lr) == (recipe.train.global_batch, recipe.optim.lr)
+    with pytest.raises(UserError, match="scaled already"):
+        scaled(doubled, 2, "linear")
+
+
+def test_scaling_adds_a_warm_up() -> None:
+    recipe = load_recipe("imagenet-rn50-torchvision-v1")
+    larger = scaled(recipe, 8, "linear")
+    assert (larger.train.global_batch, larger.optim.lr, larger.optim.schedule.warmup) == (2048, 0.8, "5ep")
+    plan = LrPlan.of(larger.optim, Timeline.of(larger, 1_281_167))
+    assert [lr_at(625 * epoch, plan) for epoch in (0, 5, 30, 60)] == pytest.approx([0.0, 0.8, 0.08, 0.008])
+
+
+def test_a_curve_says_what_should_have_been_reached() -> None:
+    curve = Curve(points=((1, 0.2), (3, 0.6)))
+    assert [curve.expected(epoch) for epoch in (0.5, 1, 2, 3, 9)] == pytest.approx([None, 0.2, 0.4, 0.6, 0.6])
+
+
+def test_a_run_below_its_curve_says_so_and_can_stop(here) -> None:
+    words = ("--train.duration", "2ep", "--evaluate.every", "1ep", "--curve.points", "[[1, 0.99]]")
+    words += ("--model.options", "{widths: [8, 16], norm: group}", "--log.tensorboard", "false")
+    answer = here("train", "digits", *words)
+    assert answer.returncode == 0, answer.stderr
+    assert "where digits should have reached 99.00%" in answer.stderr
+    assert "stopped, as curve.stop says" in complaint(here("train", "digits", *words, "--curve.stop", "true"))
+
+
+@given(limit=st.integers(1, 5000), most=st.integers(2, 4096))
+def test_the_search_finds_the_largest_batch_within_a_sixteenth(limit: int, most: int) -> None:
+    tried: list[int] = []
+
+    def attempt(batch: int) -> Trial:
+        tried.append(batch)
+        return Trial(batch, batch <= limit, images_per_second=float(batch % 7))
+
+    largest, fastest = outcome(search(attempt, most))
+    best = min(limit, most)
+    assert best - max(1, best // 16) <= largest.per_rank_batch <= best
+    assert fastest.fits
+    assert len(tried) == len(set(tried)) <= 20
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(UserError, match="not even a batch of 1 trains: out of memory"):
+        outcome(search(lambda batch: Trial(batch, False, reason="out of memory"), 64))
+
+
+def test_plan_shows_phases_times_and_costs(here, tmp_path: Path) -> None:
+    words = ("--nodes", 4, "--gpus-per-node", 8, "--images-per-second", 800, "--price", 24.48, "--chart", "lr.png")
+    answer = here("plan", "imagenet-rn50-dawnbench-4", *words)
+    assert answer.returncode == 0, answer.stderr
+    lines = answer.stdout.splitlines()
+    assert any(line.split()[:2] == ["6", "28"] and "288 px rectangular" in line for line in lines)
+    assert "4,776 steps, 38,307,840 images" in answer.stdout
+    row = next(line for line in lines if line.startswith("4         32"))
+    assert row.split()[-2:] == ["0:29:49", "48.67"]
+    assert (tmp_path / "lr.png").stat().st_size > 1000
+    assert "--train-images" in complaint(here("plan", "digits", "--data", "{name: folder, path: x}"))
+    assert "no finished run" in complaint(here("plan", "digits", "--learn-from", "nowhere"))
