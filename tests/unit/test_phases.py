@@ -166,3 +166,8 @@ def test_plan_shows_phases_times_and_costs(here, tmp_path: Path) -> None:
     assert (tmp_path / "lr.png").stat().st_size > 1000
     assert "--train-images" in complaint(here("plan", "digits", "--data", "{name: folder, path: x}"))
     assert "no finished run" in complaint(here("plan", "digits", "--learn-from", "nowhere"))
+    assert "is not a number above 0" in complaint(
+        here("plan", "digits", "--images-per-second", "9", "--bandwidth", "0")
+    )
+    assert "--overlap 5 is no share" in complaint(here("plan", "digits", "--overlap", "5"))
+    assert "which recipe?" in complaint(here("plan"))

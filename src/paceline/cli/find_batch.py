@@ -6,9 +6,10 @@ import re
 import sys
 from pathlib import Path
 
-from paceline.cli.options import count, make_parser
+import psutil
+
+from paceline.cli.options import count, make_parser, with_recipe
 from paceline.config.launched import under_launcher
-from paceline.errors import UserError
 from paceline.launch.batch_finder import Trial, as_records, attempt, outcome, search
 
 _FIND = """Find the largest batch of a rank that trains, and the fastest one.
@@ -21,32 +22,32 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def find_batch(arguments: list[str]) -> int:
-    from paceline.cli.train import split_source
-
     parser = make_parser("find-batch", "RECIPE [--procs N] [--memory-limit 4GB] [--dotted.field VALUE ...]", _FIND)
     parser.add_argument("--procs", type=count, default=1, metavar="N", help="processes on this machine (default 1)")
     parser.add_argument(
-        "--memory-limit", type=_sizes, default=[], metavar="SIZE[,SIZE]", help="of each rank, or rank by rank: 4GB,2GB"
+        "--memory-limit",
+        type=_sizes,
+        default=[],
+        metavar="SIZE[,SIZE]",
+        help="of a rank, or of each: 4GB,2GB (default: what is free)",
     )
     parser.add_argument("--most", type=count, default=65536, metavar="N", help="largest batch to try (default 65536)")
     parser.add_argument("--steps", type=count, default=3, metavar="N", help="steps that are timed (default 3)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (default: runs/find-batch-RECIPE)")
     parser.add_argument("-h", "--help", action="help", help="show this help")
-    source, rest = split_source(arguments)
-    options, overrides = parser.parse_known_args(rest)
-    if not source:
-        raise UserError("which recipe? `paceline recipes` lists them")
+    options, recipe = with_recipe(parser, arguments)
     from paceline.base.files import write_json, write_text
-    from paceline.config.io import dump_recipe, load_recipe
+    from paceline.config.io import dump_recipe
 
-    recipe = load_recipe(source, overrides)
+    # without a limit the search would end with the kernel killing whatever it likes
+    limits = options.memory_limit or [psutil.virtual_memory().available // options.procs]
     out = options.out or Path("runs") / f"find-batch-{recipe.name}"
     out.mkdir(parents=True, exist_ok=True)
     path = out / "recipe.yaml"
     write_text(path, dump_recipe(recipe))
 
     def reported(batch: int) -> Trial:
-        trial = attempt(path, options.procs, options.steps, options.memory_limit, batch)
+        trial = attempt(path, options.procs, options.steps, limits, batch)
         print(_line(trial), flush=True)
         return trial
 
@@ -57,7 +58,7 @@ def find_batch(arguments: list[str]) -> int:
         "recipe": recipe.name,
         "strategy": recipe.strategy,
         "ranks": options.procs,
-        "memory_limit": options.memory_limit,
+        "memory_limit": limits,
         "largest": largest.per_rank_batch,
         "largest_global": largest.per_rank_batch * options.procs,
         "fastest": fastest.per_rank_batch,

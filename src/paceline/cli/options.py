@@ -1,6 +1,13 @@
 """What the verbs' parsers have in common."""
 
 import argparse
+import math
+from typing import TYPE_CHECKING
+
+from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.config.recipe import Recipe
 
 
 def make_parser(verb: str, usage: str, description: str) -> argparse.ArgumentParser:
@@ -19,6 +26,34 @@ def count(text: str) -> int:
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 on")
     return int(text)
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number above 0")
+    return value
+
+
+def split_source(arguments: list[str]) -> tuple[str, list[str]]:
+    """The positional comes first, so that `--dotted.field VALUE` can never be mistaken for it."""
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    return "", arguments
+
+
+def with_recipe(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[argparse.Namespace, "Recipe"]:
+    """A verb's own options, and the recipe that the rest of the command line names and overrides."""
+    from paceline.config.io import load_recipe
+
+    source, rest = split_source(arguments)
+    options, overrides = parser.parse_known_args(rest)
+    if not source:
+        raise UserError("which recipe? `paceline recipes` lists them")
+    return options, load_recipe(source, overrides)
 
 
 def add_scaling(parser: argparse.ArgumentParser) -> None:

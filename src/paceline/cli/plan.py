@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.options import add_scaling, count, make_parser
+from paceline.cli.options import add_scaling, count, make_parser, positive, with_recipe
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ _SAMPLES = {"imagenet": 1_281_167, "cifar10": 50_000, "digits": 1437}
 
 def plan(arguments: list[str]) -> int:
     from paceline.base.chart import line_chart, sparkline
-    from paceline.cli.train import split_source
     from paceline.config.batch import layouts
-    from paceline.config.io import load_recipe
     from paceline.config.scaling import scaled
     from paceline.config.timeline import Timeline, columns, phase_table
     from paceline.optim.schedules import LrPlan, lr_at
@@ -36,9 +34,9 @@ def plan(arguments: list[str]) -> int:
     parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw the learning rate")
     add_scaling(parser)
     time = parser.add_argument_group("time and cost")
-    time.add_argument("--images-per-second", type=float, metavar="X", help="of one rank alone")
+    time.add_argument("--images-per-second", type=positive, metavar="X", help="of one rank alone")
     time.add_argument("--learn-from", type=Path, metavar="RUN", help="take images/s of a rank from a finished run")
-    time.add_argument("--bandwidth", type=float, default=10.0, metavar="GBIT", help="between machines (default 10)")
+    time.add_argument("--bandwidth", type=positive, default=10.0, metavar="GBIT", help="between machines (default 10)")
     time.add_argument(
         "--overlap",
         type=float,
@@ -46,13 +44,11 @@ def plan(arguments: list[str]) -> int:
         metavar="SHARE",
         help="of the exchange behind computing (default 0.5)",
     )
-    time.add_argument("--price", type=float, default=0.0, metavar="X", help="of a machine an hour")
+    time.add_argument("--price", type=positive, default=0.0, metavar="X", help="of a machine an hour")
     parser.add_argument("-h", "--help", action="help", help="show this help")
-    source, rest = split_source(arguments)
-    options, overrides = parser.parse_known_args(rest)
-    if not source:
-        raise UserError("which recipe? `paceline recipes` lists them")
-    recipe = load_recipe(source, overrides)
+    options, recipe = with_recipe(parser, arguments)
+    if not 0 <= options.overlap <= 1:
+        raise UserError(f"--overlap {options.overlap:g} is no share; give one from 0 to 1")
     ranks = options.nodes * options.gpus_per_node
     if options.scale_batch:
         recipe = scaled(recipe, ranks, options.scale_batch)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.cli.options import add_scaling, count, make_parser
+from paceline.cli.options import add_scaling, count, make_parser, split_source
 from paceline.config.launched import under_launcher
 from paceline.errors import UserError
 
@@ -43,13 +43,6 @@ def _add_launch_options(parser: argparse.ArgumentParser) -> None:
         "--threads", type=count, metavar="N", help="compute threads a process (default: cores / processes)"
     )
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
-
-
-def split_source(arguments: list[str]) -> tuple[str, list[str]]:
-    """The positional comes first, so that `--dotted.field VALUE` can never be mistaken for it."""
-    if arguments and not arguments[0].startswith("-"):
-        return arguments[0], arguments[1:]
-    return "", arguments
 
 
 def train(arguments: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.config.duration import parse
@@ -41,10 +41,6 @@ class Timeline:
     """All stages of a recipe on a training set of known size."""
 
     stages: tuple[Stage, ...]
-    _begins: tuple[int, ...] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_begins", tuple(stage.begin for stage in self.stages))
 
     @classmethod
     def of(cls, recipe: Recipe, num_samples: int) -> "Timeline":
@@ -92,7 +88,7 @@ class Timeline:
 
     def stage_at(self, step: int) -> Stage:
         """The stage of a step; of the last one for steps behind the end."""
-        return self.stages[max(0, bisect_right(self._begins, step) - 1)]
+        return self.stages[max(0, bisect_right(self.stages, step, key=lambda stage: stage.begin) - 1)]
 
     @cached_property
     def _spans(self) -> list[Stage]:

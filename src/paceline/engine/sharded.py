@@ -26,7 +26,7 @@ class Sharded:
 
     def __init__(self, model: nn.Module, world: World, recipe: Recipe, precision: str):
         shard(model, world, recipe, precision)
-        self.module = model
+        self.module, self._reshard = model, recipe.fsdp.reshard
         self.forward: Callable[[torch.Tensor], torch.Tensor] = torch.compile(model) if recipe.compile else model
 
     def exchanging(self, last: bool) -> AbstractContextManager[object]:
@@ -35,11 +35,22 @@ class Sharded:
 
     @staticmethod
     def gathered(state: Any) -> Any:
+        """All ranks take part."""
         return _gathered(state)
 
-    @staticmethod
-    def whole(model: nn.Module) -> AbstractContextManager[object]:
-        return _whole(model)
+    @contextmanager
+    def whole(self, model: nn.Module) -> Iterator[None]:
+        """Inside, every rank holds all weights, so that ranks can evaluate different numbers of batches."""
+        parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.set_reshard_after_forward(self._reshard, recurse=False)
+                part.reshard()
 
     def sync_seconds(self) -> Callable[[], float]:
         """Not known: gathering and reducing go on all through forward and backward, and count as computing."""
@@ -87,22 +98,8 @@ def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
             yield from (block for block in blocks if kinds.count(type(block)) > 1)
 
 
-@contextmanager
-def _whole(model: nn.Module) -> Iterator[None]:
-    """Inside, every rank holds all weights, so that ranks can evaluate different numbers of batches."""
-    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for part in parts:
-        part.set_reshard_after_forward(False, recurse=False)
-        part.unshard()
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.reshard()
-
-
 def _gathered(tree: Any) -> Any:
-    """A state with whole tensors; all ranks take part."""
+    """A state with whole tensors."""
     if isinstance(tree, DTensor):
         return tree.full_tensor()
     if isinstance(tree, dict):

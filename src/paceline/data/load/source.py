@@ -63,7 +63,7 @@ def open_source(recipe: Recipe) -> Source:
 def fetch(recipe: Recipe) -> None:
     """Bring data that lies elsewhere to this machine."""
     if recipe.data.name in _PREPARED:
-        _shards(recipe)
+        _local(recipe)
 
 
 def _variants(recipe: Recipe) -> list[str]:
@@ -71,12 +71,16 @@ def _variants(recipe: Recipe) -> list[str]:
     return list(dict.fromkeys(phase.variant or recipe.data.variant for phase in recipe.all_phases()))
 
 
-def _shards(recipe: Recipe) -> "_Photographs":
+def _local(recipe: Recipe) -> Path:
+    """The folder of prepared photographs on this machine, with every variant that the recipe names."""
     place = recipe.data.path or str(default_folder(recipe.data.name))
+    folders = {cache.local(place, variant) for variant in _variants(recipe)}
+    return folders.pop()
+
+
+def _shards(recipe: Recipe) -> "_Photographs":
     variants = _variants(recipe)
-    for variant in variants:
-        folder = cache.local(place, variant)
-    dataset = Dataset.open(folder)
+    dataset = Dataset.open(_local(recipe))
     names = "+".join(dataset.choose(variant) for variant in variants)
     splits = {split: {variant: dataset.split(split, variant) for variant in variants} for split in ("train", "val")}
     return _Photographs(recipe, dataset.name, dataset.classes, f"{dataset.fingerprint}-{names}", splits)

@@ -1,0 +1,46 @@
+"""Sharding on a lone rank: what belongs to no other rank can be looked at without one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from paceline.base.world import World
+from paceline.config.recipe import Fsdp, Model, Recipe
+from paceline.engine.sharded import Sharded, repeated_blocks
+from paceline.errors import UserError
+from paceline.model.airbench import AirbenchNet
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(tmp_path / "store"), 1))
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_an_evaluation_leaves_resharding_as_it_was(group: None, reshard: bool) -> None:
+    model = AirbenchNet(widths=(8, 16), norm="group")
+    replica = Sharded(model, World(), Recipe("any", fsdp=Fsdp(reshard=reshard)), "fp32")
+    images = torch.randn(2, 3, 16, 16)
+
+    def shards() -> set[bool]:
+        return {isinstance(parameter, DTensor) for parameter in model.blocks[0].parameters()}
+
+    with replica.whole(model), torch.no_grad():
+        model(images)
+        assert shards() == {False}
+    assert shards() == {True}
+    replica.forward(images)
+    assert shards() == {reshard}
+
+
+def test_a_model_without_repeated_blocks_is_refused(group: None) -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    assert not list(repeated_blocks(model))
+    with pytest.raises(UserError, match=r"model.name=plain has no repeated blocks to shard one by one; use ddp"):
+        Sharded(model, World(), Recipe("any", model=Model(name="plain")), "fp32")
