@@ -18,6 +18,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def timm(work: Path, size: int, threads: int) -> Iterator[Any]:
     from paceline.base.compat import allow_torchvision
 
     allow_torchvision()
-    from timm.data import create_dataset, create_loader
+    from timm.data import create_dataset, create_loader  # type: ignore[attr-defined]
 
     torch.set_num_threads(1)
     images = create_dataset("", root=str(work / "tree"))
@@ -117,7 +118,7 @@ def webdataset(work: Path, size: int, threads: int) -> Iterator[Any]:
 def dali(work: Path, size: int, threads: int, antialias: bool) -> Iterator[Any]:
     from nvidia.dali import fn, pipeline_def, types
 
-    @pipeline_def(batch_size=BATCH, num_threads=threads, device_id=None)
+    @pipeline_def(batch_size=BATCH, num_threads=threads, device_id=None)  # type: ignore[untyped-decorator]
     def pipeline() -> Any:
         encoded, _ = fn.readers.file(file_root=str(work / "tree"), random_shuffle=True)
         images = fn.decoders.image_random_crop(encoded, device="cpu", output_type=types.RGB, random_area=[0.08, 1.0])
@@ -182,12 +183,12 @@ Maker = Callable[[Path, int, int], Iterator[Any]]
 def contestants() -> dict[str, tuple[str, Maker]]:
     """By name: the module it needs, and how to start it."""
     found: dict[str, tuple[str, Maker]] = {
-        BASELINE: ("torchvision", lambda *a: torchvision(*a, as_float=True)),
-        "torchvision, uint8": ("torchvision", lambda *a: torchvision(*a, as_float=False)),
+        BASELINE: ("torchvision", partial(torchvision, as_float=True)),
+        "torchvision, uint8": ("torchvision", partial(torchvision, as_float=False)),
         "timm": ("timm", timm),
         "webdataset": ("webdataset", webdataset),
-        "DALI (CPU), antialiased": ("nvidia.dali", lambda *a: dali(*a, antialias=True)),
-        "DALI (CPU), fast": ("nvidia.dali", lambda *a: dali(*a, antialias=False)),
+        "DALI (CPU), antialiased": ("nvidia.dali", partial(dali, antialias=True)),
+        "DALI (CPU), fast": ("nvidia.dali", partial(dali, antialias=False)),
         **{f"FFCV, max 500, {kind}": ("ffcv", _beton(kind)) for kind in FFCV_JPEG_SHARES},
         "raw pixels, max 400": ("PIL", raw),
     }
@@ -341,7 +342,8 @@ def main() -> None:
     if not options.images:
         parser.error("--images DIR_OR_TAR is needed")
     work.mkdir(parents=True, exist_ok=True)
-    chosen, missing = [], []
+    chosen: list[str] = []
+    missing: list[str] = []
     for name, (module, _) in contestants().items():
         if options.only and name != BASELINE and not any(word in name for word in options.only):
             continue

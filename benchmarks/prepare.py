@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from loader import processor_seconds
@@ -31,7 +32,7 @@ def unpack_and_resize(archive: Path, work: Path, side: int) -> None:
 
 
 def ours(archive: Path, work: Path, variant: Variant) -> None:
-    def samples() -> sources.Iterator[sources.Sample]:
+    def samples() -> Iterator[sources.Sample]:
         with sources.opened(str(archive)) as stream:
             for number, member in enumerate(sources.archive(stream, str(archive))):
                 yield sources.Sample(number % 2, member.name, member.size, member.read)
@@ -55,7 +56,7 @@ def main() -> None:
     with tarfile.open(options.images) as archive:
         num_images = sum(member.isfile() for member in archive)
     baseline = "tar xf, then Pillow, max 400"
-    contestants = {
+    contestants: dict[str, Callable[[Path], None]] = {
         baseline: lambda work: unpack_and_resize(options.images, work, 400),
         "paceline, original size": lambda work: ours(options.images, work, Variant()),
         "paceline, max 400": lambda work: ours(options.images, work, Variant(max_side=400)),

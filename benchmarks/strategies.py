@@ -1,0 +1,175 @@
+"""Every way to train side by side: one process, DDP, FSDP; each precision; each way to exchange gradients.
+
+    python benchmarks/strategies.py [--model resnet18] [--size 64] [--batch 16] [--steps 2] [--rounds 5]
+    sudo python benchmarks/strategies.py --links 1000,200            two ranks with a limited link between them
+
+Without --links: images/s of all ranks and the most memory a rank had, each rank with one thread on this machine.
+"Ratio" is to one process of the same precision, or, behind a link, to torch's DDP as it comes over the same link.
+With --links, as root: each rank in a network namespace of its own, joined by a pair of virtual interfaces whose rate
+(in Mbit/s) is limited by the kernel; 0 stands for no limit.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from turns import Group, generated, work
+
+
+@dataclass(frozen=True)
+class Contestant:
+    name: str
+    ranks: int
+    precision: str = "fp32"
+    words: tuple[str, ...] = ()
+    stock: bool = False
+    accumulation: int = 1
+
+
+FP16, BF16 = ("--exchange.dtype", "fp16"), ("--exchange.dtype", "bf16")
+FSDP = ("--strategy", "fsdp")
+POWERSGD = ("--exchange.powersgd_rank", "2", "--exchange.powersgd_after", "2")
+
+HERE = tuple(
+    contestant
+    for precision in ("fp32", "bf16", "fp16")
+    for contestant in (
+        Contestant(f"{precision}, single", 1, precision),
+        Contestant(f"{precision}, DDP x2", 2, precision),
+        Contestant(f"{precision}, DDP x2, bf16 exchange", 2, precision, BF16),
+        Contestant(f"{precision}, FSDP x2", 2, precision, FSDP),
+    )
+)
+
+APART = (
+    Contestant("DDP as it comes from torch", 2, stock=True),
+    Contestant("DDP", 2),
+    Contestant("DDP, bf16 exchange", 2, words=BF16),
+    Contestant("DDP, fp16 exchange", 2, words=FP16),
+    Contestant("DDP, PowerSGD rank 2", 2, words=POWERSGD),
+    Contestant("DDP, 4 micro-batches a step", 2, accumulation=4),
+    Contestant("FSDP", 2, words=FSDP),
+    Contestant("FSDP, fp16 exchange", 2, words=(*FSDP, *FP16)),
+)
+
+
+def compete(contestant: Contestant, options: argparse.Namespace) -> None:
+    words = ["--precision", contestant.precision, *contestant.words]
+    words += ["--train.accumulation", str(contestant.accumulation)]
+    each = options.batch * contestant.accumulation
+    work(
+        lambda world: generated(options.model, options.size, each * world.size, *words),
+        1,
+        options.steps,
+        contestant.stock,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=16, help="images a rank and micro-batch")
+    parser.add_argument("--steps", type=int, default=2, help="steps a turn")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--links", type=_rates, default=[], metavar="MBIT,...", help="rates between two namespaces")
+    parser.add_argument("--contestant", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    contestants = APART if options.links else HERE
+    if options.contestant is not None:
+        compete(contestants[options.contestant], options)
+        return
+    title = f"{options.model} at {options.size} px, {options.batch} images a rank, 1 thread a rank"
+    print(f"{title}; {options.rounds} rounds of {options.steps} steps; medians, ratios within rounds", flush=True)
+    if not options.links:
+        groups = [Group(number, each.ranks) for number, each in enumerate(HERE)]
+        results = rounds(groups, options.rounds)
+        show(HERE, results, options, [number // 4 * 4 for number in range(len(HERE))])
+    elif os.geteuid():
+        sys.exit("--links needs root, for network namespaces")
+    else:
+        with namespaces() as (nodes, address):
+            groups = [Group(number, each.ranks, nodes=nodes, address=address) for number, each in enumerate(APART)]
+            for rate in options.links:
+                limit(nodes, rate)
+                print(f"link of {rate} Mbit/s" if rate else "link without a limit", flush=True)
+                show(APART, rounds(groups, options.rounds), options, [0] * len(APART))
+            limit(nodes, 0)
+            for group in groups:
+                group.close()
+
+
+def _rates(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+Turn = tuple[float, int]
+
+
+def rounds(groups: Sequence[Group], number: int) -> list[list[Turn]]:
+    """The turns of each group; the first round, which warms up, is left out."""
+    turns: list[list[Turn]] = [[] for _ in groups]
+    for _ in range(number + 1):
+        for own, group in zip(turns, groups, strict=True):
+            own.append(group.turn())
+    return [own[1:] for own in turns]
+
+
+def show(
+    contestants: Sequence[Contestant], results: list[list[Turn]], options: argparse.Namespace, bases: list[int]
+) -> None:
+    def rates(number: int) -> list[float]:
+        """Images per second, turn by turn."""
+        contestant = contestants[number]
+        images = options.batch * contestant.accumulation * contestant.ranks * options.steps
+        return [images / seconds for seconds, _ in results[number]]
+
+    print(f"  {'':32}{'step':>10}{'images/s':>10}{'ratio':>8}{'memory a rank':>15}")
+    for number, contestant in enumerate(contestants):
+        step = statistics.median(seconds for seconds, _ in results[number]) / options.steps
+        speed = statistics.median(rates(number))
+        ratio = statistics.median(own / base for own, base in zip(rates(number), rates(bases[number]), strict=True))
+        peak = max(memory for _, memory in results[number])
+        print(
+            f"  {contestant.name:32}{1000 * step:>7.0f} ms{speed:>10.1f}{ratio:>8.2f}{peak / 1e6:>12,.0f} MB",
+            flush=True,
+        )
+
+
+@contextlib.contextmanager
+def namespaces() -> Iterator[tuple[list[str], str]]:
+    """Two network namespaces with a link between them, and the first one's address."""
+    nodes = [f"paceline-{os.getpid()}-{number}" for number in (1, 2)]
+    try:
+        for node in nodes:
+            _run(f"ip netns add {node}")
+            _run(f"ip -n {node} link set lo up")
+        _run(f"ip -n {nodes[0]} link add eth0 type veth peer name eth0 netns {nodes[1]}")
+        for node, address in zip(nodes, ("10.77.0.1", "10.77.0.2"), strict=True):
+            _run(f"ip -n {node} address add {address}/24 dev eth0")
+            _run(f"ip -n {node} link set eth0 up")
+        yield nodes, "10.77.0.1"
+    finally:
+        for node in nodes:
+            _run(f"ip netns delete {node}", must=False)
+
+
+def limit(nodes: Sequence[str], rate: int) -> None:
+    """Both directions; a bucket filter, since that is in every kernel."""
+    for node in nodes:
+        _run(f"tc -n {node} qdisc delete dev eth0 root", must=False)
+        if rate:
+            _run(f"tc -n {node} qdisc add dev eth0 root tbf rate {rate}mbit burst 512kb latency 100ms")
+
+
+def _run(command: str, must: bool = True) -> None:
+    subprocess.run(command.split(), check=must, stderr=None if must else subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Contestants that live in processes of their own and take turns at training steps; shared by several benchmarks.
+
+Every contestant is one or more ranks with their data and models ready; whoever does not have its turn sleeps. So all
+of them meet the same weather of a noisy machine, and ratios are taken within a round.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.base.world import World, keep_freed_memory
+from paceline.config.io import load_recipe
+from paceline.config.recipe import Recipe
+from paceline.data.load.batch import Batch
+from paceline.engine.build import Setup, build
+from paceline.engine.train import train_step
+
+Step = Callable[[list[Batch]], object]
+
+
+def generated(model: str, size: int, batch: int, *overrides: str) -> Recipe:
+    """A recipe for speed: generated images, so that no data is waited for, and no evaluation."""
+    words = ["--data.name", "synthetic", "--data.synthetic", f"{{train_samples: {4 * batch}, size: {size}}}"]
+    words += ["--model", f"{{name: {model}}}", "--train.global_batch", str(batch), "--data.size", "0"]
+    return load_recipe("cifar10-resnet18", [*words, "--train.duration", "100000ba", *overrides])
+
+
+def work(recipe_for: Callable[[World], Recipe], threads: int, steps: int, stock: bool = False) -> None:
+    """One rank: for every line on standard input, run some steps and answer with their time and the memory so far."""
+    world = World.from_env("cpu")
+    with world.connected():
+        keep_freed_memory()
+        torch.set_num_threads(threads)
+        setup = build(recipe_for(world), world)
+        step = stock_step(setup) if stock else lambda batches: train_step(setup, batches, 0, 0.01)
+        batches = setup.loader.steps()
+        for _ in sys.stdin:
+            world.barrier()
+            begin = time.perf_counter()
+            for _ in range(steps):
+                step(next(batches))
+            seconds = time.perf_counter() - begin
+            print(json.dumps({"seconds": seconds, "peak": peak_bytes()}), flush=True)
+    os._exit(0)
+
+
+def stock_step(setup: Setup) -> Step:
+    """A bare loop around torch's DDP as it comes."""
+    model = DistributedDataParallel(setup.replica.module)
+
+    def step(batches: list[Batch]) -> None:
+        with setup.autocast():
+            logits = model(batches[0].images)
+        F.cross_entropy(logits.float(), batches[0].labels).backward()
+        setup.optimizer.step()
+        setup.optimizer.zero_grad()
+
+    return step
+
+
+def peak_bytes() -> int:
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024
+
+
+class Group:
+    """The processes of one contestant, on this machine or each in a network namespace of its own."""
+
+    def __init__(
+        self, number: int, ranks: int, apart: bool = False, nodes: Sequence[str] = (), address: str = "127.0.0.1"
+    ):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(probe.getsockname()[1])}
+        meeting["GLOO_SOCKET_IFNAME"] = "eth0" if nodes else "lo"
+        self.processes = []
+        for rank in range(ranks):
+            place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+            if nodes:
+                place |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+            environment = os.environ | meeting | ({} if apart else {key: str(value) for key, value in place.items()})
+            command = [sys.executable, *sys.argv, "--contestant", str(number)]
+            if nodes:
+                command = ["ip", "netns", "exec", nodes[rank], *command]
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            self.processes.append(process)
+
+    def turn(self) -> tuple[float, int]:
+        """Seconds of the slowest rank, and the most memory any of them has had so far."""
+        for process in self.processes:
+            assert process.stdin
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        answers = [json.loads(process.stdout.readline()) for process in self.processes if process.stdout]
+        return max(answer["seconds"] for answer in answers), max(answer["peak"] for answer in answers)
+
+    def close(self) -> None:
+        for process in self.processes:
+            assert process.stdin
+            process.stdin.close()
+        for process in self.processes:  # ranks leave together
+            process.wait()
