@@ -1,17 +1,65 @@
-"""Starting the command line as a process, and meddling with it."""
+"""Starting the command line as processes, and meddling with them."""
 
+import multiprocessing
+import os
+import socket
 import subprocess
+import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
+import pytest
 from conftest import command, environment
 
+from paceline.cli.main import main
 from paceline.track.records import RunFolder
+
+# Ranks fork from a process that has imported everything and done nothing, which saves seconds at every start.
+_ready = multiprocessing.get_context("forkserver")
+_ready.set_forkserver_preload(["preloaded"])
 
 
 def start(folder: Path, *words: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command(*words), cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
+
+
+def run_ranks(folder: Path, procs: int, *words: object) -> subprocess.CompletedProcess[str]:
+    """The command line as `procs` ranks, in the environment that torchrun would give them: it must succeed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1], "GLOO_SOCKET_IFNAME": "lo"}
+    processes = []
+    with pytest.MonkeyPatch.context() as patch:
+        # before 3.13, what is preloaded does not see this process's path
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        forkserver.ensure_running()
+    for rank in range(procs):
+        place = {"RANK": rank, "WORLD_SIZE": procs, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": procs} if procs > 1 else {}
+        variables = environment() | {key: str(value) for key, value in (meeting | place).items()}
+        target = (list(map(str, words)), folder, variables, folder / f"rank-{rank}")
+        processes.append(_ready.Process(target=_rank, args=target))
+        processes[-1].start()
+    for process in processes:
+        process.join(240)
+        assert process.exitcode is not None, f"{words}: a rank does not end"
+    written = [
+        "".join(path.read_text() for path in sorted(folder.glob(f"rank-*.{kind}"))) for kind in ("stdout", "stderr")
+    ]
+    for path in folder.glob("rank-*.std*"):
+        path.unlink()
+    assert not any(process.exitcode for process in processes), written[1]
+    return subprocess.CompletedProcess([*words], 0, *written)
+
+
+def _rank(words: list[str], folder: Path, variables: dict[str, str], output: Path) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    for number, kind in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(output.with_suffix(f".{kind}"), os.O_WRONLY | os.O_CREAT), number)
+    sys.exit(main(words))
 
 
 def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:

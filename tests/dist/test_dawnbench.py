@@ -4,8 +4,8 @@ import subprocess
 from pathlib import Path
 
 import yaml
-from conftest import command, environment
 from photographs import tree
+from processes import run_ranks
 
 from paceline.config.io import load_recipe, to_tree
 from paceline.config.timeline import Timeline
@@ -36,11 +36,7 @@ def test_sizes_batches_and_learning_rates_change_as_published(tmp_path: Path) ->
     prepare(source(tree(tmp_path / "in", classes=4, images=16), "imagenet"), tmp_path / "out", variants, 2)
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(_small("imagenet-rn50-dawnbench-1")))
-    words = ("train", path, "--data.path", tmp_path / "out", "--procs", 2)
-    answer = subprocess.run(
-        command(*words), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 0, answer.stderr
+    answer = run_ranks(tmp_path, 2, "train", path, "--data.path", tmp_path / "out")
     assert "0 - 7" in answer.stderr
     assert "36 px rectangular" in answer.stderr
     recipe = load_recipe(str(path))
@@ -58,8 +54,5 @@ def test_sizes_batches_and_learning_rates_change_as_published(tmp_path: Path) ->
     evaluated = [record for record in records if record["kind"] == "eval"]
     assert {record["samples"] for record in evaluated} == {SAMPLES}
     # the same weights, counted on one process, rectangular batches and all
-    alone = subprocess.run(
-        command("evaluate", tmp_path / "runs" / "small", "--last"),
-        **{"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True, "check": True},
-    )
+    alone = run_ranks(tmp_path, 1, "evaluate", tmp_path / "runs" / "small", "--last")
     assert f"({evaluated[-1]['correct']} of {SAMPLES})" in alone.stdout

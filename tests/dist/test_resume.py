@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import TINY, command, environment
-from processes import ranks, start, wait_for_step
+from processes import ranks, run_ranks, start, wait_for_step
 
 from paceline.checkpoint import store
 from paceline.track.records import RunFolder
@@ -29,7 +29,7 @@ def _weights(run: Path) -> bytes:
 def undisturbed(tmp_path_factory) -> bytes:
     """Final weights and optimizer of a run on two ranks that nothing happened to."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    subprocess.run(command("train", "digits", *LONG, "--procs", 2), cwd=folder, env=environment(), check=True)
+    run_ranks(folder, 2, "train", "digits", *LONG)
     return _weights(folder / "runs" / "digits")
 
 
@@ -42,8 +42,7 @@ def test_killed_in_mid_epoch_it_ends_bit_identical(tmp_path: Path, undisturbed: 
         victim.kill()
     process.wait()
     assert not RunFolder(run).finished
-    again = subprocess.run(command(*words), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
+    again = run_ranks(tmp_path, 2, *words)
     assert "is not finished; going on with it" in again.stderr
     assert "resuming from step" in again.stderr
     assert _weights(run) == undisturbed
@@ -61,7 +60,7 @@ def test_one_killed_rank_ends_the_others_with_a_clear_message(tmp_path: Path, un
     assert process.returncode == 1
     assert "paceline: rank 1 was killed" in errors
     assert "Traceback" not in errors
-    subprocess.run(command("train", "--resume", run, "--procs", 2), cwd=tmp_path, env=environment(), check=True)
+    run_ranks(tmp_path, 2, "train", "--resume", run)
     assert _weights(run) == undisturbed
 
 
@@ -128,8 +127,7 @@ def test_a_signal_within_an_evaluation(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGINT, errors
     assert "SIGINT received: stopping; once more to leave at once" in errors
     assert [record["kind"] for record in RunFolder(run).records()] == ["train", "save"]
-    again = command("train", "--resume", run, "--evaluate.per_rank_batch", 50_000)
-    subprocess.run(again, cwd=tmp_path, env=environment(), check=True)
+    run_ranks(tmp_path, 1, "train", "--resume", run, "--evaluate.per_rank_batch", 50_000)
     summary = RunFolder(run).read_summary()
     assert (summary["status"], summary["final"]["samples"]) == ("finished", 300_000)
 
@@ -158,14 +156,10 @@ def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
 def test_two_ranks_then_one_then_two_repeat_and_skip_no_sample(tmp_path: Path) -> None:
     """Without batch norm the losses are those of a run on one rank, step by step, over two epochs."""
     words = ("--log.every", "1ba", "--train.global_batch", "96", "--optim.schedule", "{name: constant}", "--optim.lr", "0.05")
-
-    def train(*more: object) -> None:
-        subprocess.run(command("train", *more), cwd=tmp_path, env=environment(), check=True)
-
-    train("digits", *words, "--name", "alone", "--train.duration", "28ba")
-    train("digits", *words, "--name", "moved", "--train.duration", "9ba", "--procs", 2)
-    train("--resume", "runs/moved", "--train.duration", "19ba", "--procs", 1)
-    train("--resume", "runs/moved", "--train.duration", "28ba", "--procs", 2)
+    run_ranks(tmp_path, 1, "train", "digits", *words, "--name", "alone", "--train.duration", "28ba")
+    run_ranks(tmp_path, 2, "train", "digits", *words, "--name", "moved", "--train.duration", "9ba")
+    run_ranks(tmp_path, 1, "train", "--resume", "runs/moved", "--train.duration", "19ba")
+    run_ranks(tmp_path, 2, "train", "--resume", "runs/moved", "--train.duration", "28ba")
     alone, moved = (
         {record["step"]: record["loss"] for record in RunFolder(tmp_path / "runs" / name).records() if "lr" in record}
         for name in ("alone", "moved")

@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+from processes import run_ranks
+
 from paceline.track.records import RunFolder
 
 
@@ -11,14 +13,15 @@ def _losses(folder: Path) -> list[float]:
     return [record["loss"] for record in RunFolder(folder).records() if record["kind"] == "train"]
 
 
-def test_losses_agree_on_1_2_and_4_ranks(paceline, tmp_path: Path) -> None:
+def test_losses_agree_on_1_2_and_4_ranks(tmp_path: Path) -> None:
     """A model without batch norm, augmentation on: the whole curve within 1e-5."""
     words = ("--train.duration", "2ep", "--log.every", "1ba", "--evaluate.per_rank_batch", "50", "--data.augment.cutout", "2")
     curves = {}
     for procs, accumulation in ((1, 1), (2, 1), (4, 1), (2, 4)):
         name = f"r{procs}a{accumulation}"
-        answer = paceline("train", "digits", *words, "--procs", procs, "--name", name, "--train.accumulation", accumulation)
-        assert answer.returncode == 0, answer.stderr
+        answer = run_ranks(
+            tmp_path, procs, "train", "digits", *words, "--name", name, "--train.accumulation", accumulation
+        )
         per_rank = 128 // procs // accumulation
         layout = f"per-rank batch {per_rank} x {procs} rank{'s' * (procs > 1)} x accumulation {accumulation} = global batch 128"
         assert layout in answer.stderr
@@ -32,15 +35,13 @@ def test_losses_agree_on_1_2_and_4_ranks(paceline, tmp_path: Path) -> None:
     assert all(len(times[part]) == 2 and min(times[part]) >= 0 for part in ("data", "compute", "sync"))
 
 
-def test_evaluation_counts_are_identical_on_1_2_3_and_7_ranks(paceline, tmp_path: Path) -> None:
+def test_evaluation_counts_are_identical_on_1_2_3_and_7_ranks(tmp_path: Path) -> None:
     """360 samples in batches of 17: nothing divides."""
-    answer = paceline("train", "digits", "--train.duration", "1ep")
-    assert answer.returncode == 0, answer.stderr
+    run_ranks(tmp_path, 1, "train", "digits", "--train.duration", "1ep")
     results = set()
     for procs in (1, 2, 3, 7):
-        words = ("--procs", procs, "--evaluate.per_rank_batch", 17, "--evaluate.views", "flip-translate")
-        answer = paceline("evaluate", "runs/digits", *words)
-        assert answer.returncode == 0, answer.stderr
+        words = ("--evaluate.per_rank_batch", 17, "--evaluate.views", "flip-translate")
+        answer = run_ranks(tmp_path, procs, "evaluate", "runs/digits", *words)
         results.add(answer.stdout.partition(": ")[2])
     assert len(results) == 1, results
     assert re.search(r"top-1 [\d.]+% \(\d+ of 360\)", results.pop())

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from conftest import command, environment
 from photographs import tree
-from processes import ranks, start, wait_for_step
+from processes import ranks, run_ranks, start, wait_for_step
 
 from paceline.checkpoint import store
 from paceline.data.prepare.convert import Variant
@@ -30,9 +30,8 @@ def photographs(tmp_path_factory) -> Path:
     return folder / "out"
 
 
-def _train(folder: Path, photographs: Path, *more: object) -> None:
-    words = command("train", "digits", *WORDS, photographs, *MORE, *more)
-    subprocess.run(words, cwd=folder, env=environment(), check=True)
+def _train(folder: Path, procs: int, photographs: Path, *more: object) -> None:
+    run_ranks(folder, procs, "train", "digits", *WORDS, photographs, *MORE, *more)
 
 
 def test_machines_with_different_data_are_refused(tmp_path: Path, photographs: Path) -> None:
@@ -53,8 +52,8 @@ def test_machines_with_different_data_are_refused(tmp_path: Path, photographs: P
 
 
 def test_one_and_two_ranks_and_a_kill_give_one_result(tmp_path: Path, photographs: Path) -> None:
-    _train(tmp_path, photographs, "--name", "one")
-    _train(tmp_path, photographs, "--name", "two", "--procs", 2)
+    _train(tmp_path, 1, photographs, "--name", "one")
+    _train(tmp_path, 2, photographs, "--name", "two")
     losses = {
         name: [record["loss"] for record in RunFolder(tmp_path / "runs" / name).records() if record["kind"] == "train"]
         for name in ("one", "two")
@@ -73,7 +72,7 @@ def test_one_and_two_ranks_and_a_kill_give_one_result(tmp_path: Path, photograph
         victim.kill()
     process.communicate()
     assert not RunFolder(run).finished
-    subprocess.run(command(*words), cwd=tmp_path, env=environment(), check=True)
+    run_ranks(tmp_path, 2, *words)
     weights = [
         (next(store.committed(tmp_path / "runs" / name / "checkpoints")) / "model.safetensors").read_bytes()
         for name in ("two", "killed")

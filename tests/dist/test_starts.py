@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY, command, environment
+from processes import run_ranks
 
 from paceline.track.records import RunFolder
 
@@ -49,8 +50,7 @@ def test_two_machines_by_hand(tmp_path: Path) -> None:
         assert _final(tmp_path / "runs" / dtype)["ranks"] == 2
     starts = json.loads((tmp_path / "runs" / "fp32" / "environment.json").read_text())["starts"]
     assert sum(starts[0]["hosts"].values()) == 2
-    alone = subprocess.run(command("train", "digits", "--train.duration", "1ep", *slow), cwd=tmp_path, env=environment())
-    assert alone.returncode == 0
+    run_ranks(tmp_path, 1, "train", "digits", "--train.duration", "1ep", *slow)
     losses = {name: _final(tmp_path / "runs" / name)["final"]["loss"] for name in ("digits", "fp32", "bf16")}
     assert abs(losses["fp32"] - losses["digits"]) < 1e-5
     assert abs(losses["bf16"] - losses["digits"]) < 1e-2
@@ -98,13 +98,12 @@ def test_half_precision_trains_on_the_cpu(here, tmp_path: Path, precision: str) 
     assert all(scale >= 1 for scale in scales) if precision == "fp16" else set(scales) == {None}
 
 
-def test_the_average_of_the_weights_is_evaluated_saved_and_resumed(paceline, here, tmp_path: Path) -> None:
+def test_the_average_of_the_weights_is_evaluated_saved_and_resumed(here, tmp_path: Path) -> None:
     """On two ranks, with batch norm, whose statistics differ between them until they are averaged."""
-    words = ("--ema.decay", "0.9", "--procs", 2, "--evaluate.views", "flip", "--evaluate.per_rank_batch", 50)
+    words = ("--ema.decay", "0.9", "--evaluate.views", "flip", "--evaluate.per_rank_batch", 50)
     for duration in ("20ba", "40ba"):
         source = ("digits", *TINY) if duration == "20ba" else ("--resume", "runs/digits")
-        answer = paceline("train", *source, *words, "--train.duration", duration)
-        assert answer.returncode == 0, answer.stderr
+        run_ranks(tmp_path, 2, "train", *source, *words, "--train.duration", duration)
     final = _final(tmp_path / "runs" / "digits")["final"]
     answer = here("evaluate", "runs/digits", "--last")
     assert f"({final['correct']} of 360)" in answer.stdout, answer.stdout + answer.stderr

@@ -1,13 +1,10 @@
 """Single, DDP and FSDP are ways to compute the same experiment, and hand it to each other in the middle."""
 
 import json
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import command, environment
-from processes import start, wait_for_step
+from processes import run_ranks
 from safetensors import safe_open
 
 from paceline.launch.batch_finder import attempt
@@ -15,7 +12,8 @@ from paceline.track.records import RunFolder
 
 NET = ("--train.global_batch", 16, "--optim.lr", 0.02, "--optim.schedule", "{name: cosine, warmup: 5ba}")
 QUIET = ("--log.every", "1ba", "--log.tensorboard", "false", "--evaluate.every", "25ba", "--precision", "fp32")
-WAYS = {"single": (), "ddp": ("--procs", 2), "fsdp": ("--procs", 2)}
+POWERSGD = "{powersgd_rank: 2, powersgd_after: 5}"
+WAYS = {"single": 1, "ddp": 2, "fsdp": 2}
 
 
 def _words(norm: str, *more: object) -> tuple[object, ...]:
@@ -28,8 +26,7 @@ def _losses(run: Path) -> list[float]:
 
 
 def _train(folder: Path, norm: str, strategy: str) -> list[float]:
-    words = _words(norm, "--strategy", strategy, "--name", f"{norm}-{strategy}", *WAYS[strategy])
-    subprocess.run(command(*words), cwd=folder, env=environment(), check=True)
+    run_ranks(folder, WAYS[strategy], *_words(norm, "--strategy", strategy, "--name", f"{norm}-{strategy}"))
     run = folder / "runs" / f"{norm}-{strategy}"
     assert RunFolder(run).read_summary()["final"]["samples"] == 360
     return _losses(run)
@@ -53,30 +50,41 @@ def test_batch_norm_over_all_ranks_computes_the_same_losses_under_all_strategies
         assert max(abs(a - b) for a, b in zip(losses["single"], losses[strategy], strict=True)) < 1e-5
 
 
-def test_a_run_moves_from_one_strategy_to_the_next(alone: list[float], tmp_path: Path) -> None:
-    """Stopped twice, it goes on as DDP and then as FSDP, weights, momentum and averages with it."""
-    moving = tmp_path / "runs" / "moving"
-    process = start(tmp_path, *_words("group", "--name", "moving", "--ema.decay", 0.9, "--checkpoint.every", "100ba"))
-    for step, (strategy, procs) in zip((12, 30), (("ddp", 2), ("fsdp", 2)), strict=True):
-        wait_for_step(process, moving, step)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)
-        process = start(tmp_path, "train", "--resume", moving, "--strategy", strategy, "--procs", procs)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert max(abs(a - b) for a, b in zip(alone, _losses(moving), strict=True)) < 1e-5
+def test_a_run_moves_between_strategies_and_numbers_of_ranks(tmp_path: Path) -> None:
+    """Weights, momentum and averages go along: every step has the loss of a run that stayed where it was."""
+    words = ("--optim.schedule", "{name: constant}", "--ema.decay", 0.9, "--checkpoint.every", "100ba")
+    run_ranks(tmp_path, 1, *_words("group", *words, "--name", "stayed", "--train.duration", "24ba"))
+    run_ranks(tmp_path, 1, *_words("group", *words, "--name", "moved", "--train.duration", "4ba"))
+    moves = (("ddp", 4), ("fsdp", 4), ("single", 1), ("fsdp", 2), ("ddp", 2))
+    for number, (strategy, procs) in enumerate(moves, start=2):
+        place = ("--strategy", strategy, "--train.duration", f"{4 * number}ba")
+        run_ranks(tmp_path, procs, "train", "--resume", "runs/moved", *place)
+    stayed, moved = (_losses(tmp_path / "runs" / name) for name in ("stayed", "moved"))
+    assert len(moved) == 24
+    assert max(abs(a - b) for a, b in zip(stayed, moved, strict=True)) < 1e-5
+    finals = [RunFolder(tmp_path / "runs" / name).read_summary()["final"]["loss"] for name in ("stayed", "moved")]
+    assert abs(finals[0] - finals[1]) < 1e-5  # of the averaged weights
     exported = tmp_path / "weights.safetensors"
-    subprocess.run(command("export", moving, "--to", exported), cwd=tmp_path, env=environment(), check=True)
+    run_ranks(tmp_path, 1, "export", "runs/moved", "--to", exported)
     with safe_open(exported, "pt") as weights:
         assert "head.weight" in weights.keys()  # noqa: SIM118: not a dictionary
 
 
+@pytest.mark.parametrize(("exchange", "distance"), [("{dtype: bf16}", 0.01), ("{dtype: fp16}", 0.001), (POWERSGD, 0.1)])
+def test_compressed_gradients_train_nearly_as_well(
+    alone: list[float], tmp_path: Path, exchange: str, distance: float
+) -> None:
+    words = ("--exchange", exchange, "--exchange.through", "network", "--name", "compressed")
+    run_ranks(tmp_path, 2, *_words("group", *words))
+    compressed = _losses(tmp_path / "runs" / "compressed")
+    assert compressed != alone
+    assert max(abs(a - b) for a, b in zip(alone, compressed, strict=True)) < distance
+    assert compressed[-1] < compressed[0] - 0.1
+
+
 def test_an_overflow_is_skipped_on_all_ranks_and_the_scale_is_kept(tmp_path: Path) -> None:
-    words = _words("group", "--procs", 2, "--name", "half", "--precision", "fp16", "--train.loss_scale", 2.0**40)
-    answer = subprocess.run(
-        command(*words, "--train.duration", "40ba"), cwd=tmp_path, env=environment(), capture_output=True, text=True
-    )
-    assert answer.returncode == 0, answer.stderr
+    words = _words("group", "--name", "half", "--precision", "fp16", "--train.loss_scale", 2.0**40)
+    answer = run_ranks(tmp_path, 2, *words, "--train.duration", "40ba")
     assert "fp16 overflowed" in answer.stderr
     records = [record for record in RunFolder(tmp_path / "runs" / "half").records() if record["kind"] == "train"]
     scales = [record["loss_scale"] for record in records]

@@ -4,8 +4,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from paceline.base.compat import allow_torchvision
+from paceline.base.logs import log
 from paceline.config.recipe import Model
+from paceline.engine.precision import resolve
 from paceline.errors import UserError
+from paceline.model import zoo
 from paceline.model.airbench import AirbenchNet
 from paceline.model.zoo import create
 
@@ -75,3 +79,42 @@ def test_the_first_layer_whitens_patches() -> None:
     covariance = answers.T @ answers / len(answers)
     assert torch.allclose(covariance, torch.eye(12), atol=5e-3)
     assert not net.whiten.weight.requires_grad
+
+
+def test_pretrained_weights_get_a_new_head_for_other_classes_and_say_so(tmp_path: Path, caplog) -> None:
+    allow_torchvision()
+    import timm
+
+    donor = timm.create_model("test_resnet", num_classes=10)
+    timm.models.save_for_hf(donor, tmp_path)
+    with caplog.at_level("INFO", logger=log.name):
+        model = create(Model(name=f"local-dir:{tmp_path}", weights="pretrained"), num_classes=7, channels=3)
+    assert torch.equal(model.conv1[0].weight, donor.conv1[0].weight)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    assert "the head has another number of classes (10, here 7) and starts anew" in caplog.text
+
+
+def test_without_a_way_to_the_hub_it_is_said_where_weights_can_come_from(monkeypatch, tmp_path: Path) -> None:
+    from huggingface_hub import constants
+
+    def nobody_knows(*_: object) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(zoo.socket, "getaddrinfo", nobody_knows)
+    monkeypatch.setattr(zoo.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match=r"weights of test_resnet could not be had .* set model.weights to its path"):
+        create(Model(name="test_resnet", weights="pretrained"), 10, 3)
+
+
+def test_a_precision_the_device_lacks(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Old GPU")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    with pytest.raises(UserError, match="precision=bf16: Old GPU does not compute in bf16; use fp16, or auto"):
+        resolve("bf16", torch.device("cuda"))
+    assert resolve("auto", torch.device("cuda")) == "fp16"
+    with caplog.at_level("WARNING", logger=log.name):
+        assert resolve("bf16", torch.device("cpu")) == "bf16"
+    assert "only emulates bf16" in caplog.text

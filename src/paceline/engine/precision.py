@@ -4,17 +4,31 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from paceline.base.logs import log
+from paceline.errors import UserError
+
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve(wanted: str, device: torch.device) -> str:
     """`auto` as bf16 where the device computes it natively, fp16 on other GPUs, else fp32."""
-    if wanted != "auto":
-        return wanted
+    native = _computes_bf16(device)
+    if wanted == "auto":
+        fallback = "fp16" if device.type == "cuda" else "fp32"
+        return "bf16" if native else fallback
+    if wanted == "bf16" and not native:
+        if device.type == "cuda":
+            raise UserError(
+                f"precision=bf16: {torch.cuda.get_device_name(device)} does not compute in bf16; use fp16, or auto"
+            )
+        log.warning("precision=bf16: this processor only emulates bf16, many times slower than fp32")
+    return wanted
+
+
+def _computes_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    native = any(present for name, present in torch.cpu.get_capabilities().items() if "bf16" in name)
-    return "bf16" if native else "fp32"
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return any(present for name, present in torch.cpu.get_capabilities().items() if "bf16" in name)
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:

@@ -2,8 +2,11 @@
 
 import dataclasses
 import difflib
+import socket
+import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import nn
@@ -54,8 +57,10 @@ def _timm(config: Model, num_classes: int, channels: int, pretrained: bool) -> n
         close = difflib.get_close_matches(config.name, ["airbench", *timm.list_models()], n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() names them all"
         raise UserError(f"model.name={config.name!r} is no timm model; {hint}")
+    if pretrained:
+        _look_for_the_hub()
     try:
-        return _build(
+        model = _build(
             timm.create_model,
             config,
             model_name=config.name,
@@ -72,6 +77,25 @@ def _timm(config: Model, num_classes: int, channels: int, pretrained: bool) -> n
             f"model.weights=pretrained: the weights of {config.name} could not be had ({_one_line(error)}); without a "
             "way to the hub, bring the .safetensors file here and set model.weights to its path"
         ) from None
+    published = (getattr(model, "pretrained_cfg", None) or {}).get("num_classes")
+    if pretrained and published not in (None, num_classes):
+        log.info(
+            "pretrained weights of %s; the head has another number of classes (%d, here %d) and starts anew",
+            *(config.name, published, num_classes),
+        )
+    return model
+
+
+def _look_for_the_hub() -> None:
+    """Its client tries for a minute to reach a name that nobody knows; then only what was fetched before counts."""
+    from huggingface_hub import constants
+
+    if urllib.request.getproxies():
+        return  # names are the proxy's business
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
 
 
 def _build(factory: Any, config: Model, **arguments: Any) -> nn.Module:
