@@ -35,16 +35,16 @@ FP16, BF16 = ("--exchange.dtype", "fp16"), ("--exchange.dtype", "bf16")
 FSDP = ("--strategy", "fsdp")
 POWERSGD = ("--exchange.powersgd_rank", "2", "--exchange.powersgd_after", "2")
 
-HERE = tuple(
-    contestant
-    for precision in ("fp32", "bf16", "fp16")
-    for contestant in (
+
+def here(precision: str) -> tuple[Contestant, ...]:
+    """One process comes first: the others are compared with it."""
+    return (
         Contestant(f"{precision}, single", 1, precision),
         Contestant(f"{precision}, DDP x2", 2, precision),
         Contestant(f"{precision}, DDP x2, bf16 exchange", 2, precision, BF16),
         Contestant(f"{precision}, FSDP x2", 2, precision, FSDP),
     )
-)
+
 
 APART = (
     Contestant("DDP as it comes from torch", 2, stock=True),
@@ -77,19 +77,22 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="images a rank and micro-batch")
     parser.add_argument("--steps", type=int, default=2, help="steps a turn")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--precisions", type=_words, default=["fp32", "bf16", "fp16"], metavar="NAME,...")
     parser.add_argument("--links", type=_rates, default=[], metavar="MBIT,...", help="rates between two namespaces")
     parser.add_argument("--contestant", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    contestants = APART if options.links else HERE
+    contestants = APART if options.links else [each for name in options.precisions for each in here(name)]
     if options.contestant is not None:
         compete(contestants[options.contestant], options)
         return
     title = f"{options.model} at {options.size} px, {options.batch} images a rank, 1 thread a rank"
     print(f"{title}; {options.rounds} rounds of {options.steps} steps; medians, ratios within rounds", flush=True)
     if not options.links:
-        groups = [Group(number, each.ranks) for number, each in enumerate(HERE)]
+        groups = [Group(number, each.ranks) for number, each in enumerate(contestants)]
         results = rounds(groups, options.rounds)
-        show(HERE, results, options, [number // 4 * 4 for number in range(len(HERE))])
+        show(contestants, results, options, [number // 4 * 4 for number in range(len(contestants))])
+        for group in groups:
+            group.close()
     elif os.geteuid():
         sys.exit("--links needs root, for network namespaces")
     else:
@@ -102,6 +105,10 @@ def main() -> None:
             limit(nodes, 0)
             for group in groups:
                 group.close()
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
 
 
 def _rates(text: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 Ranks that share one machine's memory and compute on the CPU do not need a network between them: `SharedMemory` lets
 each rank add up its share of the gradient where all can see it. Everyone else sends buckets while the backward pass
-goes on (`AllReduce`). Both are DDP communication hooks.
+goes on (`AllReduce`), or far less than the gradients (engine/powersgd.py). All are DDP communication hooks.
 """
 
 import os
@@ -35,7 +35,7 @@ class AllReduce:
         buffer = bucket.buffer()
         wire = buffer.to(self._dtype).div_(self._world.size)
         future = dist.all_reduce(wire, async_op=True).get_future()
-        self._last_sent = _now(self._world.device)
+        self._last_sent = now(self._world.device)
 
         def widen(done: torch.futures.Future[Any]) -> torch.Tensor:
             return buffer.copy_(done.value()[0])
@@ -44,45 +44,16 @@ class AllReduce:
 
     def seconds_since_last(self) -> Callable[[], float]:
         """Call after backward: how long it lasted beyond this rank's own computing, known once the device is done."""
-        return _between(self._last_sent, _now(self._world.device))
+        return between(self._last_sent, now(self._world.device))
 
 
-class PowerSgd:
-    """Send products of thin matrices instead of gradients (Vogels et al. 2019), with torch's own hook.
-
-    What the product misses is added to the next gradient. That memory is each rank's own and is not saved: a resumed
-    run begins with whole gradients again.
-    """
-
-    def __init__(self, world: World, rank: int, after: int):
-        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-
-        self._world = world
-        self._last_sent: Any = 0.0
-        self._hook = powerSGD_hook.powerSGD_hook
-        self._state = powerSGD_hook.PowerSGDState(
-            None,
-            matrix_approximation_rank=rank,
-            start_powerSGD_iter=max(2, after),
-            min_compression_rate=2,
-            random_seed=world.size,  # the same on all ranks
-        )
-
-    def average(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        self._last_sent = _now(self._world.device)
-        return self._hook(self._state, bucket)
-
-    def seconds_since_last(self) -> Callable[[], float]:
-        return _between(self._last_sent, _now(self._world.device))
-
-
-def _between(begin: Any, end: Any) -> Callable[[], float]:
+def between(begin: Any, end: Any) -> Callable[[], float]:
     if isinstance(begin, float):
         return lambda: end - begin
     return lambda: begin.elapsed_time(end) / 1000
 
 
-def _now(device: torch.device) -> Any:
+def now(device: torch.device) -> Any:
     """A point in time: of the clock on CPUs, of the stream on GPUs (reading it later does not make the stream wait)."""
     if device.type != "cuda":
         return time.perf_counter()

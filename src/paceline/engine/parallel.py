@@ -10,7 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.base.world import World
 from paceline.config.recipe import Recipe
-from paceline.engine.exchange import WIRE_DTYPES, AllReduce, PowerSgd, SharedMemory, shares_memory
+from paceline.engine.exchange import WIRE_DTYPES, AllReduce, SharedMemory, shares_memory
+from paceline.engine.powersgd import PowerSgd
 from paceline.errors import UserError
 
 _WHOLE_MODEL_MB = 1 << 20
@@ -45,9 +46,8 @@ class Replica:
             self._ddp = DistributedDataParallel(
                 model,
                 device_ids=[world.device] if world.device.type == "cuda" else None,
-                # through memory there is nothing to overlap with: one exchange, one wait; and PowerSGD's hook ends the
-                # process under gloo when there are several buckets
-                bucket_cap_mb=_WHOLE_MODEL_MB if in_memory or exchange.powersgd_rank else exchange.bucket_mb,
+                # through memory there is nothing to overlap with: one exchange, one wait
+                bucket_cap_mb=_WHOLE_MODEL_MB if in_memory else exchange.bucket_mb,
                 forward_sync_buffers=False,  # average_buffers does it, when somebody looks
                 gradient_as_bucket_view=True,
                 static_graph=recipe.train.accumulation == 1,
