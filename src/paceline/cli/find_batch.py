@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -37,6 +38,7 @@ def find_batch(arguments: list[str]) -> int:
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options, recipe = with_recipe(parser, arguments)
     from paceline.base.files import write_json, write_text
+    from paceline.config.batch import memory_key
     from paceline.config.io import dump_recipe
 
     # without a limit the search would end with the kernel killing whatever it likes
@@ -56,7 +58,8 @@ def find_batch(arguments: list[str]) -> int:
     largest, fastest = outcome(trials)
     result = {
         "recipe": recipe.name,
-        "strategy": recipe.strategy,
+        "key": memory_key(recipe, options.procs),
+        "searched": datetime.now(UTC).isoformat(timespec="seconds"),
         "ranks": options.procs,
         "memory_limit": limits,
         "largest": largest.per_rank_batch,

@@ -1,6 +1,7 @@
 """The batch contract: per-rank batch x ranks x accumulation = global batch, stated, printed and checked."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.config.recipe import Recipe, near_multiples
 from paceline.config.timeline import Timeline
@@ -40,6 +41,21 @@ def layouts(recipe: Recipe, ranks: int) -> dict[int, BatchLayout]:
             )
         found[batch] = BatchLayout(batch, ranks, accumulation)
     return found
+
+
+def memory_key(recipe: Recipe, ranks: int) -> dict[str, Any]:
+    """What decides how large a batch fits: a search with the same key answers for a run."""
+    return {
+        "model": recipe.model.name,
+        "options": recipe.model.options,
+        "data": recipe.data.name,
+        "size": max(phase.size or recipe.data.size for phase in recipe.all_phases()),
+        "precision": recipe.precision,
+        "strategy": recipe.strategy if ranks > 1 else "single",
+        "optimizer": recipe.optim.name,
+        "averaged": bool(recipe.ema.decay),
+        "ranks": ranks,
+    }
 
 
 def check_samples(timeline: Timeline, samples: int, where: object) -> None:

@@ -14,6 +14,7 @@ from paceline.base.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, wri
 from paceline.base.logs import console, log
 from paceline.base.world import World
 from paceline.checkpoint import store
+from paceline.config.batch import memory_key
 from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, recipe_from_tree, split_overrides, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
 from paceline.config.timeline import Timeline, columns, phase_table
@@ -28,7 +29,7 @@ from paceline.model import zoo
 from paceline.optim.schedules import lr_at
 from paceline.track import environment
 from paceline.track.progress import Bar, Display, Lines
-from paceline.track.records import JsonLines, RunFolder
+from paceline.track.records import JsonLines, RunFolder, largest_batch
 from paceline.track.sinks import Fan, Guarded, Sink, TensorBoard
 from paceline.track.telemetry import HostSampler
 
@@ -201,6 +202,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
             start
             | {"ranks": world.size, "precision": setup.precision, "first_step": first_step}
             | {"recipe": fingerprint(recipe), "data": setup.source.fingerprint}
+            | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
         )
         run.begin()
     return run

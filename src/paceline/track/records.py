@@ -67,6 +67,14 @@ class RunFolder:
         yield from kept
 
 
+def largest_batch(root: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+    """What the newest `paceline find-batch` with this key, kept beside the runs, has found."""
+    paths = sorted(root.glob("find-batch-*/find-batch.json"), key=lambda path: path.stat().st_mtime)
+    found = [answer for answer in map(_read_json, paths) if answer.get("key") == key]
+    wanted = ("largest", "largest_global", "fastest", "memory_limit", "searched")
+    return {name: found[-1].get(name) for name in wanted} if found else None
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
