@@ -126,7 +126,8 @@ def _learnt(run: Path) -> tuple[float, str]:
     try:
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         seconds = summary["seconds"]
-        busy = (seconds["compute"] + seconds["data"]) / sum(seconds[name] for name in ("compute", "data", "sync"))
+        total = summary["train_seconds"]
+        busy = (total - seconds.get("sync", 0.0)) / total
         return summary["images_per_second"] / summary["ranks"] / busy, str(run)
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
         raise UserError(f"--learn-from {run}: no finished run (its summary.json has no speed)") from None

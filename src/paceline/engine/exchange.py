@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
+from paceline.base.device import between, now
 from paceline.base.world import World
 from paceline.errors import UserError
 
@@ -45,21 +46,6 @@ class AllReduce:
     def seconds_since_last(self) -> Callable[[], float]:
         """Call after backward: how long it lasted beyond this rank's own computing, known once the device is done."""
         return between(self._last_sent, now(self._world.device))
-
-
-def between(begin: Any, end: Any) -> Callable[[], float]:
-    if isinstance(begin, float):
-        return lambda: end - begin
-    return lambda: begin.elapsed_time(end) / 1000
-
-
-def now(device: torch.device) -> Any:
-    """A point in time: of the clock on CPUs, of the stream on GPUs (reading it later does not make the stream wait)."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
 
 
 class SharedMemory:

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
+from paceline.base.device import between, now
 from paceline.base.world import World
-from paceline.engine.exchange import between, now
 
 
 class PowerSgd:

@@ -15,6 +15,7 @@ import torch
 
 from paceline.base import logs
 from paceline.base.clock import Clock
+from paceline.base.device import peak_memory
 from paceline.base.files import write_json
 from paceline.base.logs import log
 from paceline.base.world import World
@@ -26,16 +27,24 @@ from paceline.track.progress import Display
 from paceline.track.records import RunFolder
 from paceline.track.sinks import Sink
 
-_SPLIT = ("data", "compute", "sync")
+_SPLIT = ("data", "compute", "sync", "optimizer")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step did; its tensors are still on the device, its times are known when that is done."""
+
+    loss: torch.Tensor
+    correct: torch.Tensor
+    sync_seconds: Callable[[], float]
+    optimizer_seconds: Callable[[], float]
 
 
 class Window:
     """What happened since the last log record. Tensors stay on the device until somebody looks."""
 
     def __init__(self) -> None:
-        self.losses: list[torch.Tensor] = []
-        self.corrects: list[torch.Tensor] = []
-        self.syncs: list[Callable[[], float]] = []
+        self.steps: list[Step] = []
         self.images = 0
         self.clock = Clock()
         self.restart()
@@ -48,22 +57,23 @@ class Window:
         with self.clock.part("data"):
             yield
 
-    def add(self, loss: torch.Tensor, correct: torch.Tensor, sync_seconds: Callable[[], float], images: int) -> None:
-        self.losses.append(loss)
-        self.corrects.append(correct)
-        self.syncs.append(sync_seconds)
+    def add(self, step: Step, images: int) -> None:
+        self.steps.append(step)
         self.images += images
 
     def take(self) -> torch.Tensor:
-        """This rank's [steps, loss, correct, first bad step or -1, images, data, compute, sync seconds]; then anew."""
-        losses = torch.stack(self.losses).double().cpu()  # waits for the device: logging steps only
+        """This rank's [steps, loss, correct, first bad step or -1, images, seconds as split]; then anew."""
+        losses = torch.stack([step.loss for step in self.steps]).double().cpu()  # waits for the device: when logging
         bad = (~losses.isfinite()).nonzero()
         wall = time.perf_counter() - self._begin
-        data, sync = self.clock.take().get("data", 0.0), sum(seconds() for seconds in self.syncs)
-        correct = torch.stack(self.corrects).sum().item()
+        data = self.clock.take().get("data", 0.0)
+        sync = sum(step.sync_seconds() for step in self.steps)
+        optimizer = sum(step.optimizer_seconds() for step in self.steps)
+        rest = wall - data - optimizer - (0.0 if math.isnan(sync) else sync)
+        correct = torch.stack([step.correct for step in self.steps]).sum().item()
         first_bad = bad[0].item() if len(bad) else -1
-        figures = [len(losses), losses.sum().item(), correct, first_bad, self.images, data, wall - data - sync, sync]
-        self.losses, self.corrects, self.syncs, self.images = [], [], [], 0
+        figures = [len(losses), losses.sum().item(), correct, first_bad, self.images, data, rest, sync, optimizer]
+        self.steps, self.images = [], 0
         self.restart()
         return torch.tensor(figures, dtype=torch.float64)
 
@@ -92,14 +102,16 @@ class Run:
 
     def log(self, step: int, lr: float) -> None:
         """Close the window: every rank learns every rank's figures, the leader writes them down."""
-        own = torch.cat([self.window.take(), torch.tensor([self.setup.loader.damaged], dtype=torch.float64)])
+        more = [self.setup.loader.damaged, peak_memory(self._world.device)]
+        own = torch.cat([self.window.take(), torch.tensor(more, dtype=torch.float64)])
         ranks = torch.stack(self._world.gather(own))
+        split = {name: times for name, times in zip(_SPLIT, ranks[:, 5:-2].T.tolist(), strict=True) if _known(times)}
         steps = int(ranks[0, 0])
         if (ranks[:, 3] >= 0).any():
             first = step - steps + 1 + int(ranks[ranks[:, 3] >= 0, 3].min())
             self._not_finite(f"the loss is not finite at step {first} (learning rate {lr:.4g} now)", first - 1)
         images = int(ranks[0, 4])
-        seconds = dict(zip(_SPLIT, ranks[:, 5:-1].mean(0).tolist(), strict=True))
+        seconds = {name: sum(times) / len(times) for name, times in split.items()}
         record = {
             "kind": "train",
             **self._place(step),
@@ -116,10 +128,11 @@ class Run:
             if scale < self._scale and self._world.is_leader:
                 log.info("fp16 overflowed before step %d: those steps were skipped, loss scale now %g", step, scale)
             self._scale = scale
-        if damaged := int(ranks[:, -1].sum()):
+        if damaged := int(ranks[:, -2].sum()):
             record["damaged"] = damaged
         if self._world.size > 1:
-            record["seconds_per_rank"] = {name: ranks[:, 5 + number].tolist() for number, name in enumerate(_SPLIT)}
+            record["seconds_per_rank"] = split
+        record["memory_per_rank"] = ranks[:, -1].long().tolist()
         self.sink.write(record)
         self.display.train(record)
 
@@ -250,12 +263,18 @@ class Run:
         self.sink.close()
 
 
+def _known(times: list[float]) -> bool:
+    """Under FSDP the wait for others is not: it goes on all through forward and backward."""
+    return not any(math.isnan(seconds) for seconds in times)
+
+
 def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
     """Results and times of a run, added up from its records."""
     records = list(folder.records())
     trained = [record for record in records if record["kind"] == "train"]
     evaluated = [record for record in records if record["kind"] == "eval" and record["loss"] is not None]
-    seconds = {name: sum(record["seconds"][name] for record in trained) for name in _SPLIT}
+    known = [name for name in _SPLIT if all(name in record["seconds"] for record in trained)]
+    seconds = {name: sum(record["seconds"][name] for record in trained) for name in known}
     train_seconds = sum(seconds.values())
     seconds["evaluate"] = sum(record["seconds"] for record in evaluated)
     seconds["checkpoint"] = sum(record["seconds"] for record in records if record["kind"] == "save")

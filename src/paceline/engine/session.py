@@ -195,12 +195,13 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
         first_step,
         best=(-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None,
     )
-    start = environment.collect(world.hosts(), world.device)
+    hosts = world.hosts()
+    start = environment.collect(hosts, world.device)
     if world.is_leader:
         write_text(folder.recipe, dump_recipe(recipe))  # only now: a start that was refused changes nothing
         folder.append_environment(
             start
-            | {"ranks": world.size, "precision": setup.precision, "first_step": first_step}
+            | {"ranks": world.size, "host_of_rank": hosts, "precision": setup.precision, "first_step": first_step}
             | {"recipe": fingerprint(recipe), "data": setup.source.fingerprint}
             | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
         )

@@ -1,5 +1,6 @@
 """FSDP2: each rank keeps a shard of every weight, gradient and optimizer state."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
@@ -54,7 +55,7 @@ class Sharded:
 
     def sync_seconds(self) -> Callable[[], float]:
         """Not known: gathering and reducing go on all through forward and backward, and count as computing."""
-        return lambda: 0.0
+        return lambda: math.nan
 
 
 def shard(model: nn.Module, world: World, recipe: Recipe, precision: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from paceline.base.device import between, now
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
 from paceline.data.load.batch import Batch
@@ -30,7 +31,7 @@ from paceline.data.load.order import step_seed
 from paceline.engine.build import Setup
 from paceline.engine.evaluate import evaluate
 from paceline.engine.interval import Interval
-from paceline.engine.run import Run
+from paceline.engine.run import Run, Step
 from paceline.engine.stop import Agreement, Signals
 from paceline.errors import Stopped
 from paceline.optim.groups import set_lr
@@ -49,7 +50,7 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
                 micro_batches = next(batches)
             lr = lr_at(step, setup.lr_plan)
             torch.manual_seed(step_seed(recipe.seed, step, setup.world.rank))
-            run.window.add(*train_step(setup, micro_batches, step, lr), setup.timeline.stage_at(step).global_batch)
+            run.window.add(train_step(setup, micro_batches, step, lr), setup.timeline.stage_at(step).global_batch)
             done = step + 1
             if setup.ema:
                 setup.ema.update(setup.replica.module, done)
@@ -85,10 +86,8 @@ def pause(setup: Setup, run: Run, done: int, evaluating: bool, saving: bool, sto
         raise Stopped(stop)
 
 
-def train_step(
-    setup: Setup, micro_batches: list[Batch], step: int, lr: float
-) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    """One optimizer step: loss and number of correct answers, both still on the device, and the wait for others."""
+def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -> Step:
+    """One optimizer step."""
     recipe, replica, scaler = setup.recipe, setup.replica, setup.scaler
     loss_sum, correct = torch.zeros((), device=setup.world.device), torch.zeros((), device=setup.world.device)
     for number, batch in enumerate(micro_batches, start=1):
@@ -100,7 +99,7 @@ def train_step(
             scaler.scale(loss / len(micro_batches)).backward()
         loss_sum += loss.detach() / len(micro_batches)
         correct += (logits.detach().argmax(1) == batch.labels).sum()
-    sync_seconds = replica.sync_seconds()
+    sync_seconds, begin = replica.sync_seconds(), now(setup.world.device)
     set_lr(setup.optimizer, lr)
     if recipe.optim.clip_norm:
         scaler.unscale_(setup.optimizer)
@@ -108,7 +107,7 @@ def train_step(
     scaler.step(setup.optimizer)
     scaler.update()
     setup.optimizer.zero_grad()
-    return loss_sum, correct, sync_seconds
+    return Step(loss_sum, correct, sync_seconds, between(begin, now(setup.world.device)))
 
 
 def measure(setup: Setup, step: int, on_batch: Callable[[int], object], stop: Callable[[], int]) -> dict[str, float]:

@@ -4,11 +4,9 @@ import dataclasses
 import resource
 import time
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from paceline.base import logs
+from paceline.base.device import peak_memory, wait
 from paceline.base.files import write_json
 from paceline.base.world import World
 from paceline.config.data import Augment, Data, Synthetic
@@ -35,7 +33,7 @@ def try_batch(recipe: Recipe, per_rank_batch: int, steps: int, limits: list[int]
     with world.connected():
         setup = build(as_trial(recipe, per_rank_batch, world.size, steps), world)
         seconds = _run(setup, steps)
-        memory = world.from_all(_peak(world.device))
+        memory = world.from_all(peak_memory(world.device))
         if world.is_leader:
             images = per_rank_batch * world.size * steps
             write_json(result, {"images_per_second": images / max(seconds, 1e-9), "memory": memory})
@@ -80,23 +78,10 @@ def _run(setup: Setup, steps: int) -> float:
     begin = 0.0
     for step in range(steps + 1):
         if step == 1:
-            _wait(setup.world.device)
+            wait(setup.world.device)
             begin = time.perf_counter()
         train_step(setup, next(batches), step, lr_at(step, setup.lr_plan))
         if setup.ema:
             setup.ema.update(setup.replica.module, step + 1)
-    _wait(setup.world.device)
+    wait(setup.world.device)
     return time.perf_counter() - begin
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def _peak(device: torch.device) -> dict[str, Any]:
-    """Most memory so far in bytes: of the device; on CPUs of the process, and its addresses, which limits count."""
-    if device.type == "cuda":
-        return {"peak": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {"peak": int(status["VmHWM"].split()[0]) * 1024, "addresses": int(status["VmPeak"].split()[0]) * 1024}

@@ -64,8 +64,7 @@ def attempt(recipe: Path, procs: int, steps: int, limits: list[int], batch: int)
         if answer.returncode or not result.exists():
             return Trial(batch, False, reason=_reason(answer))
         found = json.loads(result.read_text(encoding="utf-8"))
-        memory = tuple(rank["peak"] for rank in found["memory"])
-        return Trial(batch, True, found["images_per_second"], memory)
+        return Trial(batch, True, found["images_per_second"], tuple(found["memory"]))
 
 
 def _environment() -> dict[str, str]:

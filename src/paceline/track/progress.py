@@ -124,5 +124,5 @@ def _place(record: dict[str, Any]) -> str:
 def _training(record: dict[str, Any]) -> tuple[str, str]:
     seconds = record["seconds"]
     total = sum(seconds.values()) or 1.0
-    split = ", ".join(f"{name} {seconds[name] / total:.0%}" for name in ("data", "compute", "sync"))
+    split = ", ".join(f"{name} {seconds[name] / total:.0%}" for name in ("data", "compute", "sync") if name in seconds)
     return f"  loss {record['loss']:.4f}", f"  {record['images_per_second']:,.0f} images/s ({split})"

@@ -1,42 +1,112 @@
-"""A light sampler of the host: one thread per host, one line per interval."""
+"""A light sampler of the host and its GPUs: one thread per host, one line per second.
 
+telemetry/<host>.jsonl begins with what the host has (again at every start), then one sample a line; counters of disk
+and network count from the machine's start. telemetry/<host>.txt is a table in the manner of nvidia-smi, for people.
+"""
+
+import contextlib
 import json
 import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from paceline.track.devices import Gpus
+
 
 class HostSampler:
-    """Writes use of processor, memory and network to telemetry/<host>.jsonl until it is stopped."""
+    """Writes use of processor, memory, disk, network and GPUs until it is stopped."""
 
     def __init__(self, folder: Path, interval: float = 1.0):
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"{socket.gethostname()}.jsonl").open("a", encoding="utf-8", buffering=1)
-        self._interval = interval
-        self._stop = threading.Event()
+        self._path = folder / f"{socket.gethostname()}.jsonl"
+        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        self._interval, self._stop = interval, threading.Event()
+        self._gpus = Gpus()
+        self._totals = Totals()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         psutil.cpu_percent()  # the first call only sets the starting point
-        while not self._stop.wait(self._interval):
-            traffic = psutil.net_io_counters()
-            sample = {
-                "time": round(time.time(), 3),
-                "cpu_percent": psutil.cpu_percent(),
-                "memory_bytes": psutil.virtual_memory().used,
-                "sent_bytes": traffic.bytes_sent if traffic else 0,
-                "received_bytes": traffic.bytes_recv if traffic else 0,
-            }
-            try:
+        host = {
+            "kind": "host",
+            "time": round(time.time(), 3),
+            "cores": psutil.cpu_count(),
+            "memory_total_bytes": psutil.virtual_memory().total,
+            "gpus": self._gpus.described,
+        }
+        with contextlib.suppress(OSError):  # a full disk must not disturb training
+            self._file.write(json.dumps(host) + "\n")
+            while not self._stop.wait(self._interval):
+                sample = self._sample()
+                self._totals.add(sample)
                 self._file.write(json.dumps(sample) + "\n")
-            except OSError:
-                return  # a full disk must not disturb training
+
+    def _sample(self) -> dict[str, Any]:
+        traffic, disk = psutil.net_io_counters(), psutil.disk_io_counters()
+        sample: dict[str, Any] = {
+            "kind": "sample",
+            "time": round(time.time(), 3),
+            "cpu_percent": psutil.cpu_percent(),
+            "memory_bytes": psutil.virtual_memory().used,
+            "sent_bytes": traffic.bytes_sent if traffic else 0,
+            "received_bytes": traffic.bytes_recv if traffic else 0,
+            "read_bytes": disk.read_bytes if disk else 0,
+            "written_bytes": disk.write_bytes if disk else 0,
+        }
+        if gpus := self._gpus.sample():
+            sample["gpus"] = gpus
+        return sample
 
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
         self._file.close()
+        self._path.with_suffix(".txt").write_text(self._totals.table(self._gpus.described), encoding="utf-8")
+        self._gpus.close()
+
+
+class Totals:
+    """Means and peaks of what was sampled."""
+
+    def __init__(self) -> None:
+        self._samples = 0
+        self._sums: dict[str, float] = {}
+        self._peaks: dict[str, float] = {}
+
+    def add(self, sample: dict[str, Any]) -> None:
+        self._samples += 1
+        figures = {"cpu": sample["cpu_percent"], "memory": sample["memory_bytes"] / 2**20}
+        for number, gpu in enumerate(sample.get("gpus", [])):
+            figures |= {f"{name}{number}": value for name, value in gpu.items() if value is not None}
+        for name, value in figures.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+            self._peaks[name] = max(self._peaks.get(name, value), value)
+
+    def _text(self, name: str, form: str, scale: float = 1.0) -> str:
+        if name not in self._sums:
+            return "N/A"
+        mean = self._sums[name] / self._samples
+        return f"{mean / scale:{form}} / {self._peaks[name] / scale:{form}}"
+
+    def table(self, gpus: list[dict[str, Any]]) -> str:
+        """As nvidia-smi shows it, but for the whole run: mean / peak."""
+        line = f"+{'-' * 96}+"
+        rows = [f"{time.strftime('%a %b %d %H:%M:%S %Y')}   {socket.gethostname()}   {self._samples} samples"]
+        rows += [line, f"|{' mean / peak of the run':<96}|", line]
+        for number, gpu in enumerate(gpus):
+            total = gpu["memory_total_bytes"] / 2**20
+            rows += [
+                f"| GPU {number}  {gpu['name']:<40.40}  {self._text(f'celsius{number}', '.0f'):>12} C"
+                f"  {self._text(f'watts{number}', '.0f'):>14} W{'':>14}|",
+                f"|   memory {self._text(f'memory_bytes{number}', ',.0f', 2**20):>22} MiB of {total:>9,.0f} MiB   "
+                f"use {self._text(f'use_percent{number}', '.0f'):>12} %   "
+                f"clock {self._text(f'megahertz{number}', '.0f'):>14} MHz{'':<2}|",
+                line,
+            ]
+        host = f"| host  processor {self._text('cpu', '.0f'):>12} %   memory {self._text('memory', ',.0f'):>20} MiB"
+        return "\n".join([*rows, f"{host:<97}|", line, ""])

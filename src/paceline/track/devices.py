@@ -1,0 +1,54 @@
+"""NVIDIA GPUs of this host through NVML. No driver, no GPUs: then there is nothing to sample, and nothing fails."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Gpus:
+    def __init__(self) -> None:
+        self.described: list[dict[str, Any]] = []
+        self._handles: list[Any] = []
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except Exception:  # no driver, or one that answers with something unheard of
+            return
+        self._nvml = pynvml
+        self._handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        self.described = [
+            {
+                "name": self._ask(lambda h: _text(pynvml.nvmlDeviceGetName(h)), handle) or "GPU",
+                "memory_total_bytes": self._ask(lambda h: int(pynvml.nvmlDeviceGetMemoryInfo(h).total), handle) or 0,
+            }
+            for handle in self._handles
+        ]
+
+    def sample(self) -> list[dict[str, Any]]:
+        """Use, memory, power, temperature and clock of each; what a device does not tell is null."""
+        if not self._handles:
+            return []
+        nvml = self._nvml
+        figures: dict[str, Callable[[Any], float]] = {
+            "use_percent": lambda h: nvml.nvmlDeviceGetUtilizationRates(h).gpu,
+            "memory_bytes": lambda h: int(nvml.nvmlDeviceGetMemoryInfo(h).used),
+            "watts": lambda h: nvml.nvmlDeviceGetPowerUsage(h) / 1000,
+            "celsius": lambda h: nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU),
+            "megahertz": lambda h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM),
+        }
+        return [{name: self._ask(figure, handle) for name, figure in figures.items()} for handle in self._handles]
+
+    @staticmethod
+    def _ask(question: Callable[[Any], Any], handle: Any) -> Any:
+        try:
+            return question(handle)
+        except Exception:  # virtual GPUs do not answer everything
+            return None
+
+    def close(self) -> None:
+        if self._handles:
+            self._nvml.nvmlShutdown()
+
+
+def _text(name: Any) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)
