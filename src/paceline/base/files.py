@@ -76,6 +76,16 @@ def ignoring_a_full_disk(action: Callable[[], None]) -> Callable[[], None]:
 LOCK_NAME = ".lock"
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether some process of this machine holds the folder's lock; asking must not hold it, even for a moment."""
+    try:
+        inode = (folder / LOCK_NAME).stat().st_ino
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return False
+    return any("FLOCK" in line and f":{inode} " in line for line in lines)
+
+
 class FolderLock:
     """At most one process writes to a folder; the kernel frees the lock however its holder ends."""
 

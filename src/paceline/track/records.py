@@ -12,11 +12,19 @@ summary.json       status and results; rewritten as the run goes on
 
 import json
 import math
+import re
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.base.files import write_json
+from pydantic_core import from_json
+
+from paceline.base.files import is_locked, write_json
+
+_MOMENT = 60.0
+_PER_RANK = re.compile(rb', "(?:seconds|memory)_per_rank": (?:\{[^}]*\}|\[[^]]*\])')
 
 
 class RunFolder:
@@ -42,21 +50,38 @@ class RunFolder:
     def finished(self) -> bool:
         return self.read_summary().get("status") == "finished"
 
-    def append_environment(self, start: dict[str, Any]) -> None:
+    def read_starts(self) -> list[dict[str, Any]]:
         starts = _read_json(self.environment).get("starts", [])
-        write_json(self.environment, {"starts": [*starts, start]})
+        return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
 
-    def records(self) -> Iterator[dict[str, Any]]:
+    @property
+    def in_use(self) -> bool:
+        """Whether a process of this machine holds the folder, or one of another machine wrote to it a moment ago."""
+        if is_locked(self.path):
+            return True
+        hosts = {host for start in self.read_starts()[-1:] for host in start.get("hosts", {})}
+        if socket.gethostname() in hosts:
+            return False
+        written = [path.stat().st_mtime for path in (self.metrics, *self.telemetry.glob("*.jsonl")) if path.exists()]
+        return bool(written) and time.time() - max(written) < _MOMENT
+
+    def append_environment(self, start: dict[str, Any]) -> None:
+        write_json(self.environment, {"starts": [*self.read_starts(), start]})
+
+    def records(self, per_rank: int = 0) -> Iterator[dict[str, Any]]:
         """Records that count: what a killed run wrote beyond the save it was resumed from is left out.
 
-        A last line cut off by a kill is left out as well.
+        A last line cut off by a kill is left out as well. With `per_rank`, only about that many of the records keep
+        their figures of single ranks, evenly spread: those of a long run on many ranks take long to read.
         """
         if not self.metrics.is_file():
             return
         kept: list[dict[str, Any]] = []
-        for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+        lines = self.metrics.read_bytes().splitlines()
+        every = max(1, len(lines) // per_rank) if per_rank else 1
+        for number, line in enumerate(lines):
             try:
-                record = json.loads(line)
+                record = from_json(_PER_RANK.sub(b"", line) if number % every else line)
             except ValueError:
                 continue
             if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
@@ -92,7 +117,7 @@ class JsonLines:
         self._unwritten = b"\n" if cut_off else b""
 
     def write(self, record: dict[str, Any]) -> None:
-        self._unwritten += json.dumps(_rounded(record)).encode() + b"\n"
+        self._unwritten += json.dumps(_rounded(record) | {"time": round(time.time(), 3)}).encode() + b"\n"
         self._flush()
 
     def _flush(self) -> None:
