@@ -92,5 +92,9 @@ _VERBS = {
     "export": ("give a run's weights as a plain file", "train"),
     "plan": ("what a recipe would do, before it does it: phases, steps, time and cost", "plan"),
     "find-batch": ("find the largest batch that fits, and the fastest one", "find_batch"),
+    "compare": ("compare runs: fair or not, speed-up, accuracy, memory, cost", "evidence"),
+    "doctor": ("say where the time of a run went", "evidence"),
+    "logbook": ("write the logbook of runs", "evidence"),
+    "report": ("write one HTML page about runs", "evidence"),
     "try-batch": ("", "find_batch"),
 }

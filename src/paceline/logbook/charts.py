@@ -3,22 +3,24 @@
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any, TypeVar
 
 Point = tuple[float, float]
+P = TypeVar("P", bound=Sequence[Any])
 COLOURS = ("#2563eb", "#d9480f", "#2b8a3e", "#7048e8", "#c2255c", "#0b7285", "#946200", "#495057")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 300, 64, 16, 34, 42
 
 
-def thinned(points: Sequence[Point], most: int = 600) -> list[Point]:
-    """At most about that many points: of every bucket its lowest and its highest stay, so that no spike is lost."""
-    if len(points) <= most:
-        return list(points)
+def thinned(points: Sequence[P], most: int = 800) -> list[P]:
+    """At most about that many: of every stretch the lowest and the highest value (the last of a point) stay."""
     size = math.ceil(2 * len(points) / most)
-    kept: list[Point] = []
+    if size <= 2:
+        return list(points)
+    kept: list[P] = []
     for begin in range(0, len(points), size):
-        bucket = points[begin : begin + size]
-        low, high = min(bucket, key=lambda point: point[1]), max(bucket, key=lambda point: point[1])
-        kept += sorted({low, high})
+        stretch = range(begin, min(begin + size, len(points)))
+        ends = {min(stretch, key=lambda i: points[i][-1]), max(stretch, key=lambda i: points[i][-1])}
+        kept += [points[index] for index in sorted(ends)]
     return kept
 
 

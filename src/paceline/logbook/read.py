@@ -1,7 +1,7 @@
 """A run as its readers see it: from a run folder, or from somebody else's log. No torch, nothing written."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -199,13 +199,11 @@ def read(path: Path) -> Run:
     return read_foreign(path)
 
 
-def read_all(paths: Sequence[Path]) -> list[Run]:
-    """All runs, with names that tell them apart."""
-    runs = [read(path) for path in paths]
+def named_apart(runs: list[Run]) -> list[Run]:
     names = [run.name for run in runs]
-    for number, run in enumerate(runs):
+    for number, run in enumerate(runs, start=1):
         if names.count(run.name) > 1:
-            run.name = f"{run.name} ({number + 1})"
+            run.name = f"{run.name} ({number})"
     return runs
 
 

@@ -1,0 +1,172 @@
+"""The verbs that read runs: compare, doctor, logbook, report."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.options import make_parser, positive
+from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.logbook.compare import Comparison
+    from paceline.logbook.read import Run
+
+_READS = """Runs are run folders, or logs of other programs: PyTorch's ImageNet example and its descendants, DAWNBench's
+TSV, Lightning's metrics.csv, TensorBoard's event files."""
+
+_COMPARE = f"""Compare runs: first whether they are the same experiment, then speed-up, accuracy, memory, use and cost.
+
+{_READS} Everything is in relation to the first one."""
+
+_DOCTOR = """Say where the time of a run went, and what would make it faster."""
+
+_LOGBOOK = f"""Write a logbook: a Markdown page per run, an index, a comparison, DAWNBench's TSV and JSON.
+
+{_READS} Run it again after another run: the index has all of them, and your notes between the marked lines stay."""
+
+_REPORT = f"""Write one HTML page with curves, comparison and verdicts, that opens from disk without a network.
+
+{_READS}"""
+
+
+def _runs_parser(verb: str, usage: str, description: str) -> argparse.ArgumentParser:
+    parser = make_parser(verb, usage, description)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders or logs")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    return parser
+
+
+def _add_comparison(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", type=_share, metavar="ACCURACY", help="top-1 to compare times to: 0.93 or 93%%")
+    parser.add_argument("--price", type=positive, metavar="DOLLARS", help="of one host for an hour")
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no accuracy; write e.g. 0.93 or 93%")
+    return value
+
+
+def _read(paths: Sequence[Path]) -> "list[Run]":
+    """All that can be read; what cannot is named, and only fatal if nothing is left."""
+    from paceline.logbook.read import named_apart, read
+
+    runs, complaints = [], []
+    for path in paths:
+        try:
+            runs.append(read(path))
+        except UserError as error:
+            complaints.append(str(error))
+    if not runs:
+        raise UserError("; ".join(complaints))
+    for complaint in complaints:
+        print(f"paceline: left out: {complaint}", file=sys.stderr)
+    return named_apart(runs)
+
+
+def compare(arguments: list[str]) -> int:
+    parser = _runs_parser("compare", "RUN RUN [RUN ...] [--to 93%] [--price 3.06] [--out DIR]", _COMPARE)
+    _add_comparison(parser)
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="also write comparison.md, .json, .csv and charts there"
+    )
+    options = parser.parse_args(arguments)
+    from paceline.logbook.compare import compare as compared
+
+    comparison = compared(_read(options.runs), options.to, options.price)
+    _show(comparison)
+    if options.out:
+        _write(comparison, options.out)
+    return 0
+
+
+def _show(comparison: "Comparison") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from paceline.logbook.compare import listing, table
+
+    screen = Console()
+    if len(comparison.runs) > 1:
+        screen.print(comparison.fairness.sentence, style="bold", highlight=False, soft_wrap=True)
+        for line in listing(comparison.fairness):
+            screen.print(f"  {line}", highlight=False, soft_wrap=True)
+    head, *rows = table(comparison)
+    shown = Table(box=box.SIMPLE)
+    for number, cell in enumerate(head):
+        shown.add_column(cell, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*row)
+    screen.print(shown)
+    for run in comparison.runs:
+        for note in run.notes:
+            screen.print(f"{run.name}: {note}", highlight=False, soft_wrap=True)
+
+
+def _write(comparison: "Comparison", out: Path) -> None:
+    from paceline.base.files import write_text
+    from paceline.logbook.book import charts_of
+    from paceline.logbook.charts import line_chart
+    from paceline.logbook.compare import as_csv, as_json, markdown
+
+    out.mkdir(parents=True, exist_ok=True)
+    texts = {"comparison.md": markdown(comparison), "comparison.json": as_json(comparison)}
+    texts["comparison.csv"] = as_csv(comparison)
+    for name, title, across, lines, percent in charts_of(comparison.runs):
+        if svg := line_chart(title, across, lines, percent):
+            texts[f"{name}.svg"] = svg
+    for name, text in texts.items():
+        write_text(out / name, text)
+    print(", ".join(str(out / name) for name in texts))
+
+
+def doctor(arguments: list[str]) -> int:
+    parser = _runs_parser("doctor", "RUN [RUN ...]", _DOCTOR)
+    options = parser.parse_args(arguments)
+    from paceline.logbook.verdict import verdict
+
+    runs = _read(options.runs)
+    for run in runs:
+        if len(runs) > 1:
+            print(f"{run.name}:")
+        for line in [*run.notes, *(finding.text for finding in verdict(run))]:
+            print(f"- {line}")
+    return 0
+
+
+def logbook(arguments: list[str]) -> int:
+    parser = _runs_parser("logbook", "RUN [RUN ...] [--out logbook]", _LOGBOOK)
+    parser.add_argument("--out", type=Path, default=Path("logbook"), metavar="DIR", help="default: logbook")
+    options = parser.parse_args(arguments)
+    from paceline.logbook.book import write_logbook
+
+    for path in write_logbook(_read(options.runs), options.out):
+        print(path)
+    return 0
+
+
+def report(arguments: list[str]) -> int:
+    parser = _runs_parser("report", "RUN [RUN ...] [--out report.html]", _REPORT)
+    _add_comparison(parser)
+    parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
+    parser.add_argument("--title", default="", help="default: the names of the runs")
+    options = parser.parse_args(arguments)
+    if options.out.is_dir():
+        raise UserError(f"--out {options.out} is a folder; give the file to write, e.g. {options.out / 'report.html'}")
+    from paceline.base.files import write_text
+    from paceline.logbook.compare import compare as compared
+    from paceline.logbook.page import report as page
+
+    runs = _read(options.runs)
+    title = options.title or " and ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else "")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(options.out, page(compared(runs, options.to, options.price), title))
+    print(f"{options.out} ({options.out.stat().st_size / 1e6:.2f} MB)")
+    return 0

@@ -1,0 +1,177 @@
+"""The report: one page with everything in it, that opens from disk without a network."""
+
+import json
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib import resources
+from itertools import groupby
+from string import Template
+from typing import Any
+
+from paceline.logbook.charts import COLOURS, thinned
+from paceline.logbook.compare import Comparison, table
+from paceline.logbook.read import Run
+from paceline.logbook.verdict import verdict
+
+_AXES = ("epoch", "step", "images", "seconds")
+
+
+def report(comparison: Comparison, title: str) -> str:
+    runs = comparison.runs
+    assets = resources.files("paceline.logbook") / "assets"
+    data = {
+        "runs": [_run(run, COLOURS[number % len(COLOURS)]) for number, run in enumerate(runs)],
+        "charts": [chart for chart in _charts(runs) if chart["lines"]],
+    }
+    # "</" would end the script element
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    return Template((assets / "report.html").read_text(encoding="utf-8")).substitute(
+        title=escape(title),
+        style=(assets / "report.css").read_text(encoding="utf-8"),
+        script=(assets / "report.js").read_text(encoding="utf-8"),
+        data=text,
+        fairness=_fairness(comparison),
+        table=_table(comparison),
+        differences=_differences(comparison),
+        verdicts="".join(_verdict(run) for run in runs),
+    )
+
+
+def _fairness(comparison: Comparison) -> str:
+    if len(comparison.runs) == 1:
+        return f"<strong>{escape(verdict(comparison.runs[0])[0].text)}</strong>"
+    sentence = comparison.fairness.sentence
+    kind = "" if comparison.speedup_counts else ' class="note"'
+    return f"<strong{kind}>{escape(sentence[0].upper() + sentence[1:])}.</strong>"
+
+
+def _table(comparison: Comparison) -> str:
+    head, *rows = table(comparison)
+    cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{escape(label)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in own)}</tr>'
+        for label, *own in rows
+    )
+    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _differences(comparison: Comparison) -> str:
+    found = comparison.fairness.differences
+    if not found:
+        return ""
+    items = "".join(
+        f"<li>{escape(str(difference))}{'' if difference.matters else ' (a condition)'}</li>" for difference in found
+    )
+    return f"<details><summary>What differs ({len(found)})</summary><ul>{items}</ul></details>"
+
+
+def _verdict(run: Run) -> str:
+    notes = "".join(f'<li class="note">{escape(note)}</li>' for note in run.notes)
+    findings = "".join(f"<li>{escape(finding.text)}</li>" for finding in verdict(run))
+    return f"<h3>{escape(run.name)}</h3><ul>{notes}{findings}</ul>"
+
+
+def _run(run: Run, colour: str) -> dict[str, Any]:
+    return {"name": run.name, "colour": colour, "phases": list(_phases(run)), "ranks": list(_ranks(run))}
+
+
+def _places(run: Run) -> list[list[float | None]]:
+    """Epoch, step, images and minutes of every record."""
+    columns = [run.places(axis) for axis in _AXES]
+    columns[3] = [None if seconds is None else round(seconds / 60, 4) for seconds in columns[3]]
+    return [list(place) for place in zip(*columns, strict=True)]
+
+
+def _phases(run: Run) -> Iterator[dict[str, Any]]:
+    places = _places(run)
+    numbered = [
+        (record["phase"], place) for record, place in zip(run.records, places, strict=True) if "phase" in record
+    ]
+    begin: list[float | None] = [0.0, 0.0, 0.0, 0.0]
+    for _, group in groupby(numbered, key=lambda pair: pair[0]):
+        end = [*group][-1][1]
+        yield {"from": [value or 0 for value in begin], "to": [value or 0 for value in end]}
+        begin = end
+
+
+def _ranks(run: Run) -> Iterator[dict[str, Any]]:
+    split = run.seconds_per_rank or {
+        part: [seconds] for part, seconds in run.seconds.items() if part not in ("evaluate", "checkpoint")
+    }
+    if not split:
+        return
+    for rank in range(len(next(iter(split.values())))):
+        host = f" on {run.host_of_rank[rank]}" if len(run.hosts) > 1 and rank < len(run.host_of_rank) else ""
+        yield {"name": f"rank {rank}{host}", "seconds": {part: round(times[rank], 3) for part, times in split.items()}}
+
+
+def _charts(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    curves = [
+        ("loss", "loss", False),
+        ("top-1", "top1", True),
+        ("learning rate", "lr", False),
+        ("images/s", "images_per_second", False),
+    ]
+    for title, metric, percent in curves:
+        lines = [
+            {
+                "run": number,
+                "name": f"{run.name}, {word}",
+                "dashed": kind == "train" and metric in ("loss", "top1"),
+                "points": points,
+            }
+            for number, run in enumerate(runs)
+            for kind, word in (("train", "training"), ("eval", "validation"))
+            if (points := _points(run, kind, metric))
+        ]
+        yield {"title": title, "percent": percent, "lines": lines}
+    for title, percent, figure in _HOST_FIGURES:
+        lines = [
+            {"run": number, "name": f"{run.name}, {name}", "dashed": False, "points": points}
+            for number, run in enumerate(runs)
+            for name, points in _telemetry(run, figure)
+        ]
+        yield {"title": title, "percent": percent, "minutes": True, "lines": lines}
+
+
+def _points(run: Run, kind: str, metric: str) -> list[list[float | None]]:
+    found = [
+        [*place, record[metric]]
+        for record, place in zip(run.records, _places(run), strict=True)
+        if record["kind"] == kind and record.get(metric) is not None
+    ]
+    return thinned(found)
+
+
+def _share(name: str) -> Any:
+    return lambda source: source[name] / 100 if source.get(name) is not None else None
+
+
+def _gigabytes(name: str) -> Any:
+    return lambda source: source[name] / 1e9 if source.get(name) is not None else None
+
+
+# title, in percent, and the figures: of a GPU where there are some, else of the host
+_HOST_FIGURES: tuple[tuple[str, bool, dict[str, Any]], ...] = (
+    ("use of devices", True, {"gpu": _share("use_percent"), "host": _share("cpu_percent")}),
+    ("memory of devices, GB", False, {"gpu": _gigabytes("memory_bytes"), "host": _gigabytes("memory_bytes")}),
+    ("power of GPUs, W", False, {"gpu": lambda source: source.get("watts")}),
+)
+
+
+def _telemetry(run: Run, figures: dict[str, Any]) -> Iterator[tuple[str, list[list[Any]]]]:
+    begin = min((lines[0]["time"] for lines in run.telemetry.values() if lines and "time" in lines[0]), default=0.0)
+    for host, lines in run.telemetry.items():
+        samples = [line for line in lines if line.get("kind") == "sample"]
+        gpus = max((len(sample.get("gpus", [])) for sample in samples), default=0)
+        sources = [(f"{host} GPU {number}", "gpu", number) for number in range(gpus)] or [(host, "host", 0)]
+        for name, kind, number in sources:
+            if kind not in figures:
+                continue
+            points = []
+            for sample in samples:
+                source = sample if kind == "host" else (sample.get("gpus", []) + [{}] * gpus)[number]
+                if (value := figures[kind](source)) is not None:
+                    points.append([None, None, None, round((sample["time"] - begin) / 60, 4), round(value, 4)])
+            if points:
+                yield name, thinned(points)
