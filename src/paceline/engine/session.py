@@ -25,6 +25,8 @@ from paceline.engine.evaluate import evaluate
 from paceline.engine.run import Run
 from paceline.engine.train import train
 from paceline.errors import ConfigError, UserError
+from paceline.logbook.read import read
+from paceline.logbook.verdict import verdict
 from paceline.model import zoo
 from paceline.optim.schedules import lr_at
 from paceline.track import environment
@@ -58,6 +60,8 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
         except UserError as error:
             run.failed(str(error))
             raise
+        if world.is_leader:
+            log.info("%s", verdict(read(path))[0].text)
         final = summary.get("final") or {}
         if final:
             log.info(

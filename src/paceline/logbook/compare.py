@@ -13,6 +13,7 @@ from paceline.logbook.read import Run
 _CONDITIONS = {
     "hardware": "hardware",
     "torch": "torch",
+    "threads of a rank": "threads of a rank",
     "strategy": "strategy",
     "data.threads": "threads that load data",
     "train.accumulation": "accumulation",
@@ -128,6 +129,7 @@ def _row(run: Run, target: float | None, price: float | None) -> dict[str, Any]:
         "status": run.status,
         "ranks": run.ranks,
         "hosts": hosts,
+        "devices": run.devices,
         "global_batch": run.global_batch,
         "images_per_second": run.images_per_second,
         "train_seconds": run.train_seconds,
@@ -154,7 +156,7 @@ def _relation(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
         ratio = row["images_per_second"] / base["images_per_second"]
     elif row["train_seconds"] and base["train_seconds"]:
         ratio = base["train_seconds"] / row["train_seconds"]
-    more = row["ranks"] / base["ranks"] if row["ranks"] and base["ranks"] else None
+    more = row["devices"] / base["devices"] if row["devices"] and base["devices"] else None
     difference = noise = None
     if row["top1"] is not None and base["top1"] is not None:
         difference = row["top1"] - base["top1"]

@@ -23,8 +23,8 @@ def report(comparison: Comparison, title: str) -> str:
         "runs": [_run(run, COLOURS[number % len(COLOURS)]) for number, run in enumerate(runs)],
         "charts": [chart for chart in _charts(runs) if chart["lines"]],
     }
-    # "</" would end the script element
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    # "</script>" in a name would end the element
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Template((assets / "report.html").read_text(encoding="utf-8")).substitute(
         title=escape(title),
         style=(assets / "report.css").read_text(encoding="utf-8"),

@@ -88,6 +88,13 @@ class Run:
         return self.starts[-1].get("ranks") if self.starts else self.facts.get("ranks")
 
     @property
+    def devices(self) -> int | None:
+        """What computes: GPUs, or threads of processors."""
+        hardware = self.starts[-1].get("hardware", {}) if self.starts else {}
+        each = 1 if hardware.get("device") == "cuda" else hardware.get("threads_per_process", 1)
+        return self.ranks * each if self.ranks else None
+
+    @property
     def hosts(self) -> list[str]:
         return list(dict.fromkeys(self.starts[-1].get("host_of_rank", []))) if self.starts else []
 
@@ -263,5 +270,7 @@ def _facts(run: Run) -> dict[str, Any]:
     found["torch"] = packages.get("torch")
     hardware = last.get("hardware", {})
     found["hardware"] = hardware.get("gpu") or hardware.get("cpu")
+    if hardware.get("device") == "cpu":
+        found["threads of a rank"] = hardware.get("threads_per_process")
     found["data.threads"] = run.recipe.get("data", {}).get("threads")
     return {key: value for key, value in found.items() if value is not None}

@@ -131,7 +131,7 @@ def _small_steps(run: Run) -> Iterator[Finding]:
     yield Finding(
         "tiny batch",
         optimizer / (run.total_seconds or 1.0),
-        f"the optimizer is {optimizer / train:.0%} of a step, which has only {images} images of a rank; "
+        f"the optimizer is {optimizer / train:.0%} of a step, whose batch is only {images} images a rank; "
         "raise train.global_batch (paceline find-batch finds the largest)",
     )
 

@@ -59,7 +59,9 @@ class Chart {
     const width = this.svg.clientWidth || 560, height = 240, left = 56, right = 10, top = 8, bottom = 26;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.replaceChildren();
-    this.unit.textContent = ["epochs", "steps", "images", "minutes"][this.axis];
+    const dashed = this.chart.lines.some(line => line.dashed) ? "dashed: training; across " : "";
+    this.axisName = ["epochs", "steps", "images", "minutes"][this.axis];
+    this.unit.textContent = dashed + this.axisName;
     const lines = this.lines();
     this.box.hidden = !lines.length;
     this.svg.setAttribute("aria-label", `${this.chart.title}: ${lines.map(l => l.name).join(", ")}`);
@@ -70,7 +72,7 @@ class Chart {
     const values = (inside.length ? inside : all).map(p => p[1]);
     let low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
     const margin = 0.05 * (high - low) || Math.abs(high) * 0.05 || 1;
-    low = low >= 0 && low < 3 * margin ? 0 : low - margin;
+    low = low >= 0 && (this.chart.minutes || low < 3 * margin) ? 0 : low - margin;
     high += margin;
     this.range = range;
     this.x = x => left + (range[1] > range[0] ? (x - range[0]) / (range[1] - range[0]) : 0.5) * (width - left - right);
@@ -117,7 +119,7 @@ class Chart {
     });
     const place = rows.reduce((a, b) => Math.abs(b[1][0] - at) < Math.abs(a[1][0] - at) ? b : a)[1][0];
     this.cursor = place;
-    this.tip.replaceChildren(`${this.unit.textContent} ${figure(place)}`, ...rows.map(([line, near]) => {
+    this.tip.replaceChildren(`${this.axisName} ${figure(place)}`, ...rows.map(([line, near]) => {
       const row = element("div", {}, `${line.name}: ${this.text(near[1])}`);
       row.style.color = data.runs[line.run].colour;
       return row;
@@ -185,9 +187,10 @@ function ranks() {
     return element("span", {}, mark, word);
   });
   box.append(element("div", { class: "keys" }, ...keys));
+  const total = rank => Object.values(rank.seconds).reduce((a, b) => a + b, 0);
+  const longest = Math.max(...data.runs.flatMap((run, number) => shown.has(number) ? run.ranks.map(total) : []));
   data.runs.forEach((run, number) => {
-    if (!shown.has(number) || !run.ranks.length) return;
-    const longest = Math.max(...run.ranks.map(rank => Object.values(rank.seconds).reduce((a, b) => a + b, 0)));
+    if (!shown.has(number)) return;
     run.ranks.forEach(rank => {
       const bar = element("div");
       for (const part of Object.keys(PARTS)) {

@@ -1,0 +1,305 @@
+"""Reading runs, comparing them, finding what limits them, writing them down. All from made-up run folders."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.cli.main import main
+from paceline.config.io import load_recipe, to_tree
+from paceline.errors import UserError
+from paceline.logbook.book import write_logbook
+from paceline.logbook.charts import line_chart, thinned, ticks
+from paceline.logbook.compare import as_csv, as_json, compare, fairness, markdown, table
+from paceline.logbook.page import report
+from paceline.logbook.read import Run, read
+from paceline.logbook.verdict import verdict
+
+
+def make_run(
+    root: Path,
+    name: str,
+    *words: str,
+    ranks: int = 1,
+    steps: int = 40,
+    seconds: dict[str, Any] | None = None,
+    status: str = "finished",
+    every: int = 10,
+    eval_seconds: float = 0.1,
+    save_seconds: float = 0.01,
+) -> Path:
+    """A run folder as the engine writes it; `seconds` a step and rank, a number or one for each rank."""
+    folder = root / name
+    (folder / "telemetry").mkdir(parents=True)
+    recipe = load_recipe("digits", words)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(to_tree(recipe)))
+    hosts = [f"host-{rank // 2}" for rank in range(ranks)]
+    start = {"started": "2026-01-01T00:00:00+00:00", "command": ["paceline", "train", "digits"], "ranks": ranks}
+    start |= {"host_of_rank": hosts, "precision": "fp32", "data": "d1", "packages": {"paceline": "1", "torch": "2"}}
+    start["hardware"] = {"cpu": "cpu", "cores": 8, "device": "cpu", "threads_per_process": 1}
+    (folder / "environment.json").write_text(json.dumps({"starts": [start]}))
+    split = {"data": 0.001, "compute": 0.1, "sync": 0.0 if ranks == 1 else 0.005, "optimizer": 0.002} | (seconds or {})
+    records: list[dict[str, Any]] = []
+    for step in range(every, steps + 1, every):
+        own = {
+            part: [every * each for each in (value if isinstance(value, list) else [value] * ranks)]
+            for part, value in split.items()
+        }
+        place = {"step": step, "epoch": step / 11, "phase": 0}
+        train = place | {"kind": "train", "steps": every, "loss": 2.0 - step / steps, "top1": 0.5, "lr": 0.1}
+        train |= {"images": 128 * every, "seconds": {part: sum(each) / ranks for part, each in own.items()}}
+        train["images_per_second"] = train["images"] / sum(train["seconds"].values())
+        train["memory_per_rank"] = [10**9] * ranks
+        if ranks > 1:
+            train["seconds_per_rank"] = own
+        evaluated = place | {"kind": "eval", "top1": 0.6 + 0.3 * step / steps, "top5": 0.99, "loss": 0.5}
+        evaluated |= {"samples": 360, "correct": 300, "seconds": eval_seconds}
+        records += [train, evaluated, place | {"kind": "save", "seconds": save_seconds}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    samples = [{"kind": "host", "time": 0.0, "gpus": []}]
+    samples += [
+        {"kind": "sample", "time": 1.0 + second, "cpu_percent": 50.0, "memory_bytes": 10**9} for second in range(5)
+    ]
+    (folder / "telemetry" / "host-0.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    (folder / "summary.json").write_text(json.dumps({"status": status, "global_batch": 128, "parameters": 25_000_000}))
+    return folder
+
+
+def test_a_run_is_read_from_its_records(tmp_path: Path) -> None:
+    run = read(make_run(tmp_path, "one", ranks=2, seconds={"data": [0.01, 0.03]}))
+    assert (run.status, run.ranks, run.global_batch, run.images) == ("finished", 2, 128, 40 * 128)
+    assert run.seconds["data"] == pytest.approx(40 * 0.02)
+    assert run.seconds_per_rank["data"] == pytest.approx([0.4, 1.2])
+    assert run.best["top1"] == pytest.approx(0.9)
+    assert run.curve("top1", across="seconds")[-1][0] == pytest.approx(run.total_seconds - 0.01)
+    assert run.seconds_to(0.8) < run.seconds_to(0.89)
+    assert run.seconds_to(0.95) is None
+    assert run.device_use() == pytest.approx(0.5)
+    assert run.peak_memory == 10**9
+    assert run.energy() is None
+
+
+def test_a_killed_run_is_marked_partial_and_cut_lines_are_left_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "killed", status="running")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 50, "lo')
+    with (folder / "telemetry" / "host-0.jsonl").open("a") as file:
+        file.write('{"kind": "sam')
+    (folder / "environment.json").write_text((folder / "environment.json").read_text().replace("host-0", "elsewhere"))
+    for path in (folder / "metrics.jsonl", folder / "telemetry" / "host-0.jsonl"):
+        os.utime(path, (0, 0))
+    run = read(folder)
+    assert run.status == "killed"
+    assert run.trained[-1]["step"] == 40
+    pages = write_logbook([run], tmp_path / "book")
+    text = pages[0].read_text()
+    assert "partial: the run was killed" in text
+    assert "90.00% of 360" in text
+
+
+def test_the_same_experiment_on_more_ranks_is_a_speed_up(tmp_path: Path) -> None:
+    one = read(make_run(tmp_path, "one", seconds={"compute": 0.1}))
+    two = read(make_run(tmp_path, "two", ranks=2, seconds={"compute": 0.05}))
+    comparison = compare([one, two], price=3.6)
+    assert comparison.fairness.sentence == "the same experiment"
+    assert comparison.speedup_counts
+    row = comparison.rows[1]
+    assert row["time_ratio"] == pytest.approx(0.103 / 0.058, rel=1e-6)
+    assert row["efficiency"] == pytest.approx(row["time_ratio"] / 2)
+    assert row["top1_difference"] == 0
+    assert row["cost"] == pytest.approx(0.001 * two.total_seconds)
+    labels = [line[0] for line in table(comparison)]
+    assert "speed-up" in labels
+    assert json.loads(as_json(comparison))["same_experiment"] is True
+    assert as_csv(comparison).count("\n") == 3
+    assert "| speed-up | - | 1.78x |" in markdown(comparison)
+
+
+def test_what_matters_makes_another_experiment_of_it(tmp_path: Path) -> None:
+    runs = [
+        read(make_run(tmp_path, "a")),
+        read(make_run(tmp_path, "b", "--optim.lr", "0.2", "--seed", "3", "--strategy", "ddp")),
+    ]
+    found = fairness(runs)
+    assert not found.same
+    assert {difference.fact: difference.matters for difference in found.differences} == {
+        "optim.lr": True,
+        "seed": True,
+        "strategy": False,
+    }
+    assert "a ratio of their times is not a speed-up" in found.sentence
+    assert any("not a speed-up" in line[0] for line in table(compare(runs)))
+
+
+ONE_VM = """# global_batch: 1024
+# data.threads: 1
+Epoch: [0][1200/1252]\tTime  6.123 ( 6.500)\tData  5.50 ( 5.930)\tLoss 4.1e+00 (5.2e+00)\tAcc@1  20.00 ( 12.00)
+Test: [ 10/49]\tTime  1.0 ( 1.0)\tLoss 3.0 (3.0)\tAcc@1 30.0 (30.0)\tAcc@5 55.0 (55.0)
+ * Acc@1 35.120 Acc@5 60.500
+Epoch: [1][1251/1252]\tTime  6.100 ( 6.500)\tData  5.50 ( 5.930)\tLoss 3.1e+00 (3.2e+00)\tAcc@1  38.00 ( 36.00)
+Epoch: [1][12
+ * Acc@1 46.854 Acc@5 72.586
+Training complete in: 4:42:47
+"""
+TWO_VMS = ONE_VM.replace("1024", "512").replace("threads: 1", "threads: 2").replace("/1252]", "/1251]")
+TWO_VMS = TWO_VMS.replace("46.854", "51.552").replace("72.586", "77.380").replace("4:42:47", "1:16:49")
+
+
+def test_published_logs_of_one_and_two_machines_are_not_the_same_experiment(tmp_path: Path) -> None:
+    for name, text in (("one.log", ONE_VM), ("two.log", TWO_VMS)):
+        (tmp_path / name).write_text(text)
+    runs = [read(tmp_path / name) for name in ("one.log", "two.log")]
+    assert (runs[0].final["top1"], runs[0].final["top5"]) == pytest.approx((0.46854, 0.72586))
+    assert runs[0].facts["seconds"] == 4 * 3600 + 42 * 60 + 47
+    assert runs[0].seconds["data"] / runs[0].train_seconds == pytest.approx(5.93 / 6.5)
+    comparison = compare(runs)
+    assert "not the same experiment: global batch" in comparison.fairness.sentence
+    assert not comparison.speedup_counts
+    assert "91% of training is waiting for data" in verdict(runs[0])[0].text
+
+
+def test_other_programs_logs(tmp_path: Path) -> None:
+    (tmp_path / "dawn.tsv").write_text(
+        "epoch\thours\ttop1Accuracy\ttop5Accuracy\n1\t0.5\t40.5\t65.0\n2\t1.0\t50.0\t75.0\n3\t1."
+    )
+    dawn = read(tmp_path / "dawn.tsv")
+    assert dawn.curve("top5") == [(1.0, 0.65), (2.0, 0.75)]
+    assert dawn.seconds_to(0.5) == pytest.approx(3600)
+    (tmp_path / "lightning").mkdir()
+    (tmp_path / "lightning" / "metrics.csv").write_text(
+        "epoch,step,train_loss,val_loss,val_acc\n0,9,2.0,,\n0,10,,1.5,0.4\n"
+    )
+    lightning = read(tmp_path / "lightning")
+    assert (lightning.trained[0]["loss"], lightning.final["top1"]) == (2.0, 0.4)
+    (tmp_path / "both.log").write_text(
+        "Epoch: [0][9/10]\tTime 1.0 (1.0)\n * Acc@1 90.0 Acc@5 99.0\n * Val Acc@1 60.0 Acc@5 80.0\n"
+    )
+    assert [record["top1"] for record in read(tmp_path / "both.log").evaluated] == [0.6]
+
+
+def test_tensorboard_events(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(tmp_path / "tb") as writer:
+        for step in range(3):
+            writer.add_scalar("Loss/train", 2.0 - step, step)
+            writer.add_scalar("Accuracy/val", 50.0 + step, step)
+            writer.add_scalar("something/else", 1.0, step)
+    run = read(tmp_path / "tb")
+    assert run.curve("loss", "train", "step") == [(0, 2.0), (1, 1.0), (2, 0.0)]
+    assert run.final["top1"] == pytest.approx(0.52)
+    assert any("something/else" in note for note in run.notes)
+
+
+def test_what_is_no_run_is_named_and_the_rest_is_shown(tmp_path: Path, capsys) -> None:
+    (tmp_path / "poem.txt").write_text("roses are red\n")
+    with pytest.raises(UserError, match="poem.txt is neither a run folder nor a log that can be imported; known are"):
+        read(tmp_path / "poem.txt")
+    good = make_run(tmp_path, "good")
+    assert main(["compare", str(tmp_path / "nothing"), str(good), str(tmp_path / "poem.txt")]) == 0
+    printed = capsys.readouterr()
+    assert "left out: " in printed.err
+    assert "there is no such run" in printed.err
+    assert "poem.txt" in printed.err
+    assert "good" in printed.out
+    assert main(["compare", str(tmp_path / "nothing")]) == 1
+
+
+CASES = {
+    "slow loader": (2, {"data": 0.9}, {}, "data", r"8\d% of training is waiting for data; without that"),
+    "slow loader on one rank": (
+        4,
+        {"data": [0.02, 0.02, 0.02, 1.4], "sync": [1.4, 1.4, 1.4, 0.02]},
+        {},
+        "data on one rank",
+        r"rank 3 on host-1 waits for data 1\.4 s a step, the others 20 ms",
+    ),
+    "slow rank": (
+        2,
+        {"compute": [0.1, 0.3], "sync": [0.2, 0.01]},
+        {},
+        "compute on one rank",
+        r"rank 1 on host-0 computes 0\.3 s a step, the others 0\.1 s",
+    ),
+    "limited link": (
+        2,
+        {"sync": 0.9},
+        {},
+        "exchange",
+        r"gradient exchange is 90% of a step at 0\.89 Gbit/s; accumulate",
+    ),
+    "tiny batch": (1, {"compute": 0.04, "optimizer": 0.04}, {}, "tiny batch", "the optimizer is 49% of a step"),
+    "evaluation too often": (1, {}, {"eval_seconds": 2.0}, "evaluation", "66% of the run is evaluation: 4 of 2 s"),
+    "blocking saves": (
+        1,
+        {},
+        {"save_seconds": 1.0},
+        "checkpoints",
+        "saves held training up for 47% of the run: 4 of 1 s",
+    ),
+    "nothing but computing": (2, {}, {}, "compute", "limited by computing: 84% of the time is forward and backward"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_verdict_names_the_cause(tmp_path: Path, case: str) -> None:
+    ranks, seconds, more, cause, text = CASES[case]
+    found = verdict(read(make_run(tmp_path, "run", ranks=ranks, seconds=seconds, **more)))
+    assert found[0].cause == cause, found
+    assert re.search(text, found[0].text), found[0].text
+
+
+def test_notes_in_the_logbook_survive_and_the_index_grows(tmp_path: Path) -> None:
+    book = tmp_path / "book"
+    page = write_logbook([read(make_run(tmp_path, "first"))], book)[0]
+    page.write_text(page.read_text().replace("again -->\n", "again -->\nThe fan was broken.\n"))
+    write_logbook([read(tmp_path / "first"), read(make_run(tmp_path, "second", "--optim.lr", "0.2"))], book)
+    assert "The fan was broken." in page.read_text()
+    index = (book / "index.md").read_text()
+    assert "[first](first/README.md)" in index
+    assert "[second](second/README.md)" in index
+    assert "Not the same experiment: optim.lr differ" in (book / "comparison.md").read_text()
+    assert (book / "first" / "loss.svg").read_text().startswith("<svg")
+    tsv = (book / "first" / "dawnbench.tsv").read_text().splitlines()
+    assert tsv[0] == "epoch\thours\ttop1Accuracy\ttop5Accuracy"
+    assert len(tsv) == 5
+
+
+def test_the_report_is_one_page_without_a_network(tmp_path: Path) -> None:
+    evil = make_run(tmp_path, "evil</script>".replace("/", "_"))
+    runs = [read(evil), read(make_run(tmp_path, "two", ranks=2))]
+    runs[0].name = "</script><b>evil"
+    page = report(compare(runs), "<i>title</i>")
+    assert "<b>evil" not in page
+    assert "&lt;i&gt;title" in page
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert [run["name"] for run in data["runs"]] == ["</script><b>evil", "two"]
+    assert {chart["title"] for chart in data["charts"]} >= {
+        "loss",
+        "top-1",
+        "learning rate",
+        "images/s",
+        "use of devices",
+    }
+    assert len(data["runs"][1]["ranks"]) == 2
+
+
+def test_thinning_keeps_spikes() -> None:
+    points = [(float(x), 1000.0 if x == 4321 else 0.0) for x in range(100_000)]
+    kept = thinned(points, 500)
+    assert len(kept) <= 510
+    assert (4321.0, 1000.0) in kept
+    assert kept == sorted(kept)
+
+
+def test_ticks_are_round_numbers() -> None:
+    assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert ticks(3, 3) == [3]
+    assert line_chart("empty", "x", {"nothing": []}) == ""
+    assert isinstance(Run("x", Path()).seconds, dict)
