@@ -93,6 +93,7 @@ _VERBS = {
     "plan": ("what a recipe would do, before it does it: phases, steps, time and cost", "plan"),
     "find-batch": ("find the largest batch that fits, and the fastest one", "find_batch"),
     "compare": ("compare runs: fair or not, speed-up, accuracy, memory, cost", "evidence"),
+    "watch": ("watch a run as it goes on", "watch"),
     "doctor": ("say where the time of a run went", "evidence"),
     "logbook": ("write the logbook of runs", "evidence"),
     "report": ("write one HTML page about runs", "evidence"),

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import resources
-from itertools import groupby
+from itertools import cycle, groupby
 from string import Template
 from typing import Any
 
@@ -19,9 +19,13 @@ _AXES = ("epoch", "step", "images", "seconds")
 def report(comparison: Comparison, title: str) -> str:
     runs = comparison.runs
     assets = resources.files("paceline.logbook") / "assets"
+    axes = [Axes(run) for run in runs]
     data = {
-        "runs": [_run(run, COLOURS[number % len(COLOURS)]) for number, run in enumerate(runs)],
-        "charts": [chart for chart in _charts(runs) if chart["lines"]],
+        "runs": [
+            {"name": run.name, "colour": colour, "phases": list(_phases(run, own)), "ranks": list(_ranks(run))}
+            for run, own, colour in zip(runs, axes, cycle(COLOURS), strict=False)
+        ],
+        "charts": [chart for chart in _charts(runs, axes) if chart["lines"]],
     }
     # "</script>" in a name would end the element
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
@@ -71,26 +75,23 @@ def _verdict(run: Run) -> str:
     return f"<h3>{escape(run.name)}</h3><ul>{notes}{findings}</ul>"
 
 
-def _run(run: Run, colour: str) -> dict[str, Any]:
-    return {"name": run.name, "colour": colour, "phases": list(_phases(run)), "ranks": list(_ranks(run))}
+class Axes:
+    """Epoch, step, images and minutes of every record of a run."""
+
+    def __init__(self, run: Run):
+        self._columns = [run.places(axis) for axis in _AXES]
+
+    def at(self, index: int) -> list[float | None]:
+        epoch, step, images, seconds = (column[index] for column in self._columns)
+        return [epoch, step, images, None if seconds is None else round(seconds / 60, 4)]
 
 
-def _places(run: Run) -> list[list[float | None]]:
-    """Epoch, step, images and minutes of every record."""
-    columns = [run.places(axis) for axis in _AXES]
-    columns[3] = [None if seconds is None else round(seconds / 60, 4) for seconds in columns[3]]
-    return [list(place) for place in zip(*columns, strict=True)]
-
-
-def _phases(run: Run) -> Iterator[dict[str, Any]]:
-    places = _places(run)
-    numbered = [
-        (record["phase"], place) for record, place in zip(run.records, places, strict=True) if "phase" in record
-    ]
-    begin: list[float | None] = [0.0, 0.0, 0.0, 0.0]
+def _phases(run: Run, axes: Axes) -> Iterator[dict[str, Any]]:
+    numbered = [(record["phase"], index) for index, record in enumerate(run.records) if "phase" in record]
+    begin = [0.0] * len(_AXES)
     for _, group in groupby(numbered, key=lambda pair: pair[0]):
-        end = [*group][-1][1]
-        yield {"from": [value or 0 for value in begin], "to": [value or 0 for value in end]}
+        end = [value or 0.0 for value in axes.at([*group][-1][1])]
+        yield {"from": begin, "to": end}
         begin = end
 
 
@@ -105,7 +106,7 @@ def _ranks(run: Run) -> Iterator[dict[str, Any]]:
         yield {"name": f"rank {rank}{host}", "seconds": {part: round(times[rank], 3) for part, times in split.items()}}
 
 
-def _charts(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+def _charts(runs: Sequence[Run], axes: Sequence[Axes]) -> Iterator[dict[str, Any]]:
     curves = [
         ("loss", "loss", False),
         ("top-1", "top1", True),
@@ -122,7 +123,7 @@ def _charts(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
             }
             for number, run in enumerate(runs)
             for kind, word in (("train", "training"), ("eval", "validation"))
-            if (points := _points(run, kind, metric))
+            if (points := _points(run, axes[number], kind, metric))
         ]
         yield {"title": title, "percent": percent, "lines": lines}
     for title, percent, figure in _HOST_FIGURES:
@@ -134,13 +135,13 @@ def _charts(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
         yield {"title": title, "percent": percent, "minutes": True, "lines": lines}
 
 
-def _points(run: Run, kind: str, metric: str) -> list[list[float | None]]:
+def _points(run: Run, axes: Axes, kind: str, metric: str) -> list[list[float | None]]:
     found = [
-        [*place, record[metric]]
-        for record, place in zip(run.records, _places(run), strict=True)
+        (index, record[metric])
+        for index, record in enumerate(run.records)
         if record["kind"] == kind and record.get(metric) is not None
     ]
-    return thinned(found)
+    return [[*axes.at(index), value] for index, value in thinned(found)]
 
 
 def _share(name: str) -> Any:

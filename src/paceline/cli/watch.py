@@ -1,0 +1,137 @@
+"""The verb watch: a run as it goes on, in the terminal."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.options import make_parser, positive
+from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from paceline.logbook.live import Snapshot
+
+_WATCH = """Watch a run: progress, loss, accuracy, images/s, use and memory of every host and GPU, time of every rank.
+
+Works from another process, or on a mounted folder. Without a terminal it prints a block of plain text now and then.
+It ends with the run; Ctrl-C leaves the run alone."""
+
+
+def watch(arguments: list[str]) -> int:
+    parser = make_parser("watch", "RUN [--every SECONDS] [--once]", _WATCH)
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--every", type=positive, metavar="SECONDS", help="default: 1; without a terminal 30")
+    parser.add_argument("--once", action="store_true", help="show it once and end")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    options = parser.parse_args(arguments)
+    if not (options.run / "recipe.yaml").is_file():
+        raise UserError(f"{options.run} is no run folder (it has no recipe.yaml)")
+    _follow(options)
+    return 0
+
+
+def _follow(options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from paceline.logbook.live import snapshot
+
+    screen = Console()
+    now = snapshot(options.run)
+    if options.once or not screen.is_terminal:
+        while True:
+            print(_plain(now), flush=True)
+            if options.once or now.status not in ("running", "starting"):
+                return
+            time.sleep(options.every or 30)
+            now = snapshot(options.run)
+    try:
+        with Live(_screen(now), console=screen, auto_refresh=False) as live:
+            while now.status in ("running", "starting"):
+                time.sleep(options.every or 1)
+                now = snapshot(options.run)
+                live.update(_screen(now), refresh=True)
+    except KeyboardInterrupt:
+        print("the run goes on", file=sys.stderr)
+
+
+def _figures(now: "Snapshot") -> list[tuple[str, str]]:
+    from paceline.logbook.compare import duration
+
+    train, evaluated = now.train, now.evaluated
+    rows = [("status", f"{now.status}, {now.ranks} rank{'s' * (now.ranks != 1)}")]
+    if now.total_steps:
+        rows.append(("step", f"{now.step:,} of {now.total_steps:,} ({now.step / now.total_steps:.0%})"))
+    if train:
+        rows += [
+            ("epoch", f"{train['epoch']:.2f}"),
+            ("loss", f"{train['loss']:.4f}" if train.get("loss") is not None else "not finite"),
+            ("training top-1", f"{train['top1']:.2%}"),
+            ("images/s", f"{train['images_per_second']:,.0f}"),
+        ]
+    if evaluated:
+        rows.append(("validation top-1", f"{evaluated['top1']:.2%} (epoch {evaluated['epoch']:.2f})"))
+    if now.seconds_left is not None and now.status == "running":
+        rows.append(("time left", f"about {duration(now.seconds_left)}"))
+    return rows
+
+
+def _hosts(now: "Snapshot") -> list[list[str]]:
+    rows = []
+    for host, sample in now.hosts.items():
+        rows.append([host, f"{sample['cpu_percent']:.0f} %", f"{sample['memory_bytes'] / 1e9:.1f} GB", "", ""])
+        for number, gpu in enumerate(sample.get("gpus", [])):
+            cells = [
+                _known(gpu.get("use_percent"), "{:.0f} %"),
+                _known((gpu.get("memory_bytes") or 0) / 1e9, "{:.1f} GB"),
+                _known(gpu.get("watts"), "{:.0f} W"),
+                _known(gpu.get("celsius"), "{:.0f} C"),
+            ]
+            rows.append([f"{host} GPU {number}", *cells])
+    return rows
+
+
+def _known(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _ranks(now: "Snapshot") -> list[list[str]]:
+    """Seconds a step of each rank, of the last record."""
+    split, steps = now.train.get("seconds_per_rank"), now.train.get("steps", 1)
+    if not split:
+        return []
+    ranks = range(len(split["data"]))
+    return [[str(rank), *(f"{1000 * split[part][rank] / steps:,.1f} ms" for part in split)] for rank in ranks]
+
+
+def _plain(now: "Snapshot") -> str:
+    lines = [f"{now.name}: " + ", ".join(f"{label} {value}" for label, value in _figures(now))]
+    lines += ["  " + "  ".join(cell for cell in row if cell) for row in _hosts(now)]
+    parts = list(now.train.get("seconds_per_rank", {}))
+    lines += [
+        f"  rank {row[0]}: " + ", ".join(f"{part} {cell}" for part, cell in zip(parts, row[1:], strict=True))
+        for row in _ranks(now)
+    ]
+    return "\n".join(lines)
+
+
+def _screen(now: "Snapshot") -> "Group":
+    from rich import box
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    figures = Table(box=None, show_header=False)
+    for label, value in _figures(now):
+        figures.add_row(label, value)
+    hosts = Table(*("host", "use", "memory", "power", "temperature"), box=box.SIMPLE)
+    for row in _hosts(now):
+        hosts.add_row(*row)
+    ranks = Table("rank", *now.train.get("seconds_per_rank", {}), box=box.SIMPLE, title="a step", title_justify="left")
+    for row in _ranks(now):
+        ranks.add_row(*row)
+    bar = ProgressBar(total=now.total_steps or 1, completed=now.step, width=60)
+    return Group(now.name, bar, figures, hosts, *([ranks] if ranks.row_count else []))
