@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -25,8 +26,13 @@ def start(folder: Path, *words: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command(*words), cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
 
 
-def run_ranks(folder: Path, procs: int, *words: object) -> subprocess.CompletedProcess[str]:
-    """The command line as `procs` ranks, in the environment that torchrun would give them: it must succeed."""
+def run_ranks(
+    folder: Path, procs: int, *words: object, before: Callable[[int], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command line as `procs` ranks, in the environment that torchrun would give them: it must succeed.
+
+    `before`, a function of a test module, is called in each rank first, and may meddle with it.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1], "GLOO_SOCKET_IFNAME": "lo"}
@@ -38,7 +44,7 @@ def run_ranks(folder: Path, procs: int, *words: object) -> subprocess.CompletedP
     for rank in range(procs):
         place = {"RANK": rank, "WORLD_SIZE": procs, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": procs} if procs > 1 else {}
         variables = environment() | {key: str(value) for key, value in (meeting | place).items()}
-        target = (list(map(str, words)), folder, variables, folder / f"rank-{rank}")
+        target = (list(map(str, words)), folder, variables, folder / f"rank-{rank}", before)
         processes.append(_ready.Process(target=_rank, args=target))
         processes[-1].start()
     for process in processes:
@@ -53,12 +59,16 @@ def run_ranks(folder: Path, procs: int, *words: object) -> subprocess.CompletedP
     return subprocess.CompletedProcess([*words], 0, *written)
 
 
-def _rank(words: list[str], folder: Path, variables: dict[str, str], output: Path) -> None:
+def _rank(
+    words: list[str], folder: Path, variables: dict[str, str], output: Path, before: Callable[[int], None] | None
+) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
     for number, kind in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(output.with_suffix(f".{kind}"), os.O_WRONLY | os.O_CREAT), number)
+    if before:
+        before(int(variables.get("RANK", 0)))
     sys.exit(main(words))
 
 

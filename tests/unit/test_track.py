@@ -1,6 +1,4 @@
-import json
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from paceline.engine.interval import Interval
 from paceline.errors import UserError
 from paceline.track.records import JsonLines, RunFolder
 from paceline.track.sinks import Guarded, TensorBoard
-from paceline.track.telemetry import HostSampler
 
 
 def test_records_after_a_kill_and_a_resume_count_once(tmp_path: Path) -> None:
@@ -96,17 +93,6 @@ def test_tensorboard_gets_this_field_s_tags(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path)).Reload()
     assert set(events.Tags()["scalars"]) >= {"Loss/train", "Accuracy/train", "Loss/val", "Accuracy/val", "LearningRate"}
     assert events.Scalars("Loss/val")[0].step == 5
-
-
-def test_the_sampler_writes_the_host_s_use(tmp_path: Path) -> None:
-    sampler = HostSampler(tmp_path, interval=0.01)
-    deadline = time.monotonic() + 20
-    while not any(path.read_text().count("\n") >= 3 for path in tmp_path.glob("*.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    sampler.stop()
-    samples = [json.loads(line) for line in next(tmp_path.glob("*.jsonl")).read_text().splitlines()]
-    assert all(sample["memory_bytes"] > 0 and 0 <= sample["cpu_percent"] <= 100 for sample in samples)
 
 
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ from paceline.logbook.read import Run
 _STRAGGLER = 0.1
 """Share of a step that one rank must lose to be worth naming."""
 
+_FEW = 8
+"""Images of a rank and step that keep no device busy."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -125,9 +128,11 @@ def _gradient_bits(run: Run) -> float:
 def _small_steps(run: Run) -> Iterator[Finding]:
     """Work that is the same for any batch outweighs a batch that is too small."""
     optimizer, train = run.seconds.get("optimizer", 0.0), run.train_seconds or 1.0
-    if optimizer < 0.2 * train or not run.global_batch or not run.ranks:
+    if not run.global_batch or not run.ranks:
         return
     images = run.global_batch // run.ranks
+    if optimizer < (0.05 if images <= _FEW else 0.2) * train:
+        return
     yield Finding(
         "tiny batch",
         optimizer / (run.total_seconds or 1.0),

@@ -95,18 +95,23 @@ class Totals:
 
     def table(self, gpus: list[dict[str, Any]]) -> str:
         """As nvidia-smi shows it, but for the whole run: mean / peak."""
-        line = f"+{'-' * 96}+"
-        rows = [f"{time.strftime('%a %b %d %H:%M:%S %Y')}   {socket.gethostname()}   {self._samples} samples"]
-        rows += [line, f"|{' mean / peak of the run':<96}|", line]
+        rows = [" mean / peak of the run", ""]
         for number, gpu in enumerate(gpus):
             total = gpu["memory_total_bytes"] / 2**20
+            figures = {
+                name: self._text(f"{key}{number}", ".0f")
+                for name, key in (("C", "celsius"), ("W", "watts"), ("%", "use_percent"), ("MHz", "megahertz"))
+            }
             rows += [
-                f"| GPU {number}  {gpu['name']:<40.40}  {self._text(f'celsius{number}', '.0f'):>12} C"
-                f"  {self._text(f'watts{number}', '.0f'):>14} W{'':>14}|",
-                f"|   memory {self._text(f'memory_bytes{number}', ',.0f', 2**20):>22} MiB of {total:>9,.0f} MiB   "
-                f"use {self._text(f'use_percent{number}', '.0f'):>12} %   "
-                f"clock {self._text(f'megahertz{number}', '.0f'):>14} MHz{'':<2}|",
-                line,
+                f" GPU {number}  {gpu['name']:<46.46}  {figures['C']:>12} C   {figures['W']:>14} W",
+                f"   memory {self._text(f'memory_bytes{number}', ',.0f', 2**20):>20} of {total:,.0f} MiB   "
+                f"use {figures['%']:>11} %   clock {figures['MHz']:>13} MHz",
+                "",
             ]
-        host = f"| host  processor {self._text('cpu', '.0f'):>12} %   memory {self._text('memory', ',.0f'):>20} MiB"
-        return "\n".join([*rows, f"{host:<97}|", line, ""])
+        rows.append(
+            f" host  processor {self._text('cpu', '.0f'):>12} %   memory {self._text('memory', ',.0f'):>20} MiB"
+        )
+        title = f"{time.strftime('%a %b %d %H:%M:%S %Y')}   {socket.gethostname()}   {self._samples} samples"
+        width = max(map(len, rows)) + 1
+        line = f"+{'-' * width}+"
+        return "\n".join([title, line, *(f"|{row:<{width}}|" if row else line for row in rows), line, ""])

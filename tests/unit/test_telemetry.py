@@ -1,0 +1,63 @@
+"""The sampler, with and without GPUs; NVIDIA's library is a stand-in behind the real bindings."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.track.telemetry import HostSampler
+
+SAMPLE = """
+import json, sys, time
+from pathlib import Path
+from paceline.track.telemetry import HostSampler
+sampler = HostSampler(Path(sys.argv[1]), interval=0.01)
+time.sleep(0.2)
+sampler.stop()
+"""
+
+
+def _lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in next(folder.glob("*.jsonl")).read_text().splitlines()]
+
+
+def test_a_host_without_gpus(tmp_path: Path) -> None:
+    sampler = HostSampler(tmp_path, interval=0.01)
+    deadline = time.monotonic() + 30
+    while len(_lines(tmp_path)) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    sampler.stop()
+    host, *samples = _lines(tmp_path)
+    assert (host["kind"], host["gpus"]) == ("host", [])
+    assert all(sample["kind"] == "sample" and 0 <= sample["cpu_percent"] <= 100 for sample in samples)
+    assert samples[-1]["time"] > samples[0]["time"]
+    assert "host  processor" in next(tmp_path.glob("*.txt")).read_text()
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("nvml")
+    source = Path(__file__).parents[1] / "native" / "nvml.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
+    return folder
+
+
+def test_gpus_are_sampled_through_nvml(tmp_path: Path, library: Path) -> None:
+    environment = os.environ | {"LD_LIBRARY_PATH": str(library)}
+    subprocess.run([sys.executable, "-c", SAMPLE, str(tmp_path)], env=environment, check=True)
+    host, *samples = _lines(tmp_path)
+    assert [gpu["name"] for gpu in host["gpus"]] == ["Stand-in 0", "Stand-in 1"]
+    assert host["gpus"][0]["memory_total_bytes"] == 16 << 30
+    first, second = samples[0]["gpus"]
+    assert first == {"use_percent": 90, "memory_bytes": 4 << 30, "watts": 250.0, "celsius": 61, "megahertz": 1410}
+    assert (second["use_percent"], second["watts"]) == (91, None)
+    text = next(tmp_path.glob("*.txt")).read_text()
+    assert "Stand-in 0" in text
+    assert "250 / 250 W" in text
+    assert "90 / 90 %" in text
+    assert len({len(line) for line in text.splitlines()[1:]}) == 1  # the table is straight
