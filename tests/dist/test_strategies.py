@@ -102,3 +102,15 @@ def test_one_rank_without_memory_ends_a_trial_for_all(tmp_path: Path) -> None:
     assert attempt(recipe, 2, 1, [plenty, plenty], 4).fits
     trial = attempt(recipe, 2, 1, [plenty, little], 2048)
     assert (trial.fits, trial.reason) == (False, "out of memory")
+
+
+def test_averages_of_sharded_weights_and_of_batch_norm_s_own_figures(tmp_path: Path) -> None:
+    """The former are shards, the latter are whole."""
+    run_ranks(tmp_path, 2, *_words("batch", "--strategy", "fsdp", "--ema.decay", 0.9, "--train.duration", "6ba"))
+    assert RunFolder(tmp_path / "runs" / "digits").read_summary()["status"] == "finished"
+
+
+def test_buckets_without_a_matrix_worth_compressing(tmp_path: Path) -> None:
+    words = ("--exchange", "{powersgd_rank: 16, powersgd_after: 0}", "--train.duration", "6ba")
+    run_ranks(tmp_path, 2, *_words("group", *words, "--exchange.bucket_mb", 0.001))
+    assert len(_losses(tmp_path / "runs" / "digits")) == 6

@@ -32,7 +32,7 @@ def test_every_step_lies_in_one_phase_and_one_epoch(samples: int, lengths: list[
         Phase((begin, end), global_batch=batch) for begin, end, batch in zip(edges, edges[1:], batches, strict=False)
     )
     recipe = Recipe("any", train=Train(duration=f"{edges[-1]}ep", global_batch=1), phases=phases)
-    assert list(problems(recipe.phases, edges[-1])) == []
+    assert list(problems(recipe.phases, edges[-1], 1)) == []
     timeline = Timeline.of(recipe, samples)
     assert timeline.total == sum(length * (samples // batch) for length, batch in zip(lengths, batches, strict=False))
     positions = [timeline.position(step) for step in range(timeline.total)]
@@ -65,13 +65,47 @@ def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
     keys = [key for _, (_, _, rows) in zip(range(3), plan.steps(0), strict=False) for key in rows.flatten().tolist()]
     assert len(keys) == len(set(keys)) == 90
     assert len({key % 90 for key in keys}) == 30
+    for left, right in zip(keys[::2], keys[1::2], strict=True):  # whom mixup mixes
+        assert left % 90 != right % 90
+    batches = [[key % 90 for key in keys[begin : begin + 30]] for begin in (0, 30, 60)]
+    assert all(batch.count(sample) == 3 for batch in batches for sample in batch)
 
 
 def test_a_shorter_training_ends_in_the_middle_of_its_phases() -> None:
     recipe = load_recipe("imagenet-rn50-dawnbench-1", ["--train.duration", "8ep"])
     timeline = Timeline.of(recipe, 1_281_167)
     assert [stage.epochs for stage in timeline.stages] == [(0, 7), (7, 8)]
-    assert Timeline.of(replace(recipe, train=replace(recipe.train, duration="5ba")), 1_281_167).total == 5
+    assert timeline.stages[-1].lr == pytest.approx((2.0, 2.0 - 1.75 / 6), rel=1e-3)  # along its line, not to its end
+    short = Timeline.of(replace(recipe, train=replace(recipe.train, duration="5ba")), 1_281_167)
+    assert (short.total, short.stages[0].epochs) == (5, pytest.approx((0, 5 / 312)))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--train.duration", "0ep"), "train.duration=0ep is less than one step; an epoch has 11"),
+        (("--phases", "[{epochs: [0, 1]}]", "--train.duration", "500ba"), "but phases end at step 11; add a phase"),
+        (("--ramp", "{epochs: [1, 3], sizes: [8, 16]}"), "8 is no multiple of ramp.multiple=32"),
+        (("--ramp", "{epochs: [1, 3], sizes: [32, 0]}"), "0 is no multiple of ramp.multiple=32"),
+        (
+            ("--train.mixup", "0.5", "--train.global_batch", "30", "--nodes", "2"),
+            "and 15 is odd; choose a multiple of 4",
+        ),
+        (("--train-images", "5"), "a global batch of 128 is more than the 5 training images"),
+        (("--optim.schedule", "{name: step, every: 0.00001ep, warmup: 0ep}"), "every=0.00001ep is less than a step"),
+        (("--chart", "lr.txt"), "charts are written as .png"),
+        (("--exchange", "{dtype: bf16, powersgd_rank: 2}"), "both compress; use one of them"),
+        (("--strategy", "fsdp", "--exchange.through", "memory"), "exchange.through=memory is for ddp"),
+        (("--train.loss_scale", "1e39"), "train.loss_scale"),
+        (("--data.repeats", "1000000"), "data.repeats"),
+    ],
+)
+def test_plans_that_make_no_sense_are_named(here, words: tuple[str, ...], message: str) -> None:
+    assert message in complaint(here("plan", "digits", *words))
+
+
+def test_a_batch_that_stays_the_same_may_begin_a_phase_anywhere() -> None:
+    load_recipe("digits", ["--phases", "[{epochs: [0, 1.5]}, {epochs: [1.5, 20], global_batch: 128}]"])
 
 
 @pytest.mark.parametrize(
@@ -117,7 +151,7 @@ def test_scaling_adds_a_warm_up() -> None:
     larger = scaled(recipe, 8, "linear")
     assert (larger.train.global_batch, larger.optim.lr, larger.optim.schedule.warmup) == (2048, 0.8, "5ep")
     plan = LrPlan.of(larger.optim, Timeline.of(larger, 1_281_167))
-    assert [lr_at(625 * epoch, plan) for epoch in (0, 5, 30, 60)] == pytest.approx([0.0, 0.8, 0.08, 0.008])
+    assert [lr_at(625 * epoch, plan) for epoch in (0, 5, 30, 60)] == pytest.approx([0.1, 0.8, 0.08, 0.008])
 
 
 def test_a_curve_says_what_should_have_been_reached() -> None:
@@ -131,10 +165,14 @@ def test_a_run_below_its_curve_says_so_and_can_stop(here) -> None:
     answer = here("train", "digits", *words)
     assert answer.returncode == 0, answer.stderr
     assert "where digits should have reached 99.00%" in answer.stderr
-    assert "stopped, as curve.stop says" in complaint(here("train", "digits", *words, "--curve.stop", "true"))
+    name = ("--name", "stopped")
+    assert "stopped, as curve.stop says" in complaint(here("train", "digits", *words, *name, "--curve.stop", "true"))
+    answer = here("train", "--resume", "runs/stopped", "--curve.stop", "false")  # nothing was lost
+    assert "resuming from step 11" in answer.stderr
+    assert answer.returncode == 0
 
 
-@given(limit=st.integers(1, 5000), most=st.integers(2, 4096))
+@given(limit=st.integers(1, 5000), most=st.integers(1, 4096))
 def test_the_search_finds_the_largest_batch_within_a_sixteenth(limit: int, most: int) -> None:
     tried: list[int] = []
 

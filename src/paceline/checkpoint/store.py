@@ -109,6 +109,8 @@ def committed(folder: Path) -> Iterator[Path]:
 
 def export_weights(folder: Path, target: Path, raw: bool) -> str:
     """Write the averaged weights of a save, or those that were trained, as one file; what was done, in a line."""
+    if not target.parent.is_dir():
+        raise UserError(f"{target}: there is no folder {target.parent}; make it first")
     save, parts = read(folder)
     averaged = bool(parts["ema"]) and not raw
     weights = parts["ema"] if averaged else parts["model"]

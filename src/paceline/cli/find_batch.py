@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ import psutil
 
 from paceline.cli.options import count, make_parser, with_recipe
 from paceline.config.launched import under_launcher
+from paceline.errors import UserError
 from paceline.launch.batch_finder import Trial, as_records, attempt, outcome, search
 
 _FIND = """Find the largest batch of a rank that trains, and the fastest one.
@@ -19,7 +21,7 @@ Real training steps (forward, backward, optimizer) on generated images, at the r
 strategy; each size in processes of its own. On GPUs the device is the limit; on CPUs --memory-limit, which counts
 addresses, as RLIMIT_AS does. Fields can be overridden as for `paceline train`: `--strategy fsdp --precision bf16`."""
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def find_batch(arguments: list[str]) -> int:
@@ -42,10 +44,15 @@ def find_batch(arguments: list[str]) -> int:
     from paceline.config.io import dump_recipe
 
     # without a limit the search would end with the kernel killing whatever it likes
+    if len(options.memory_limit) > options.procs:
+        raise UserError(f"--memory-limit names {len(options.memory_limit)} ranks, but --procs is {options.procs}")
+    signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))  # and so end the trial first
     limits = options.memory_limit or [psutil.virtual_memory().available // options.procs]
     out = options.out or Path("runs") / f"find-batch-{recipe.name}"
     out.mkdir(parents=True, exist_ok=True)
     path = out / "recipe.yaml"
+    for old in ("find-batch.json", "find-batch.png"):
+        (out / old).unlink(missing_ok=True)  # they would speak for another search
     write_text(path, dump_recipe(recipe))
 
     def reported(batch: int) -> Trial:
@@ -109,7 +116,7 @@ def _plot(trials: list[Trial], path: Path, name: str) -> None:
 def _sizes(text: str) -> list[int]:
     sizes = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", part.strip(), re.IGNORECASE)
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", part.strip(), re.IGNORECASE)
         if not match or not float(match[1]):
             raise argparse.ArgumentTypeError(f"{part!r} is no size; write e.g. 4GB or 512MB")
         sizes.append(int(float(match[1]) * _UNITS[match[2].upper()]))

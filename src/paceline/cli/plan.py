@@ -22,7 +22,7 @@ _SAMPLES = {"imagenet": 1_281_167, "cifar10": 50_000, "digits": 1437}
 
 def plan(arguments: list[str]) -> int:
     from paceline.base.chart import line_chart, sparkline
-    from paceline.config.batch import layouts
+    from paceline.config.batch import check_samples, layouts
     from paceline.config.scaling import scaled
     from paceline.config.timeline import Timeline, columns, phase_table
     from paceline.optim.schedules import LrPlan, lr_at
@@ -47,6 +47,8 @@ def plan(arguments: list[str]) -> int:
     time.add_argument("--price", type=positive, default=0.0, metavar="X", help="of a machine an hour")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options, recipe = with_recipe(parser, arguments)
+    if options.chart and options.chart.suffix != ".png":
+        raise UserError(f"--chart {options.chart}: charts are written as .png; choose such a name")
     if not 0 <= options.overlap <= 1:
         raise UserError(f"--overlap {options.overlap:g} is no share; give one from 0 to 1")
     ranks = options.nodes * options.gpus_per_node
@@ -55,8 +57,12 @@ def plan(arguments: list[str]) -> int:
     layouts(recipe, ranks)
     samples = options.train_images or _known_samples(recipe)
     timeline = Timeline.of(recipe, samples)
+    check_samples(timeline, samples, recipe.data.name)
     lr_plan = LrPlan.of(recipe.optim, timeline)
-    rates = [lr_at(step, lr_plan) for step in range(timeline.total)]
+    stride = max(1, timeline.total // 2000)
+    edges = [edge for stage in timeline.stages for edge in (stage.begin, stage.end - 1)]
+    shown = sorted({*range(0, timeline.total, stride), *edges})
+    rates = [lr_at(step, lr_plan) for step in shown]
     print(f"{recipe.name}: {recipe.model.name} on {recipe.data.name} ({samples:,} images), {ranks} ranks\n")
     print(
         "\n".join(columns(phase_table(timeline, ranks, recipe.train.accumulation, lambda step: lr_at(step, lr_plan))))
@@ -65,8 +71,7 @@ def plan(arguments: list[str]) -> int:
     print(f"\n{timeline.total:,} steps, {images:,} images, {images / samples:.2f} times the training set")
     print(f"learning rate, at most {max(rates):.4g}:\n{sparkline(rates)}")
     if options.chart:
-        step = max(1, len(rates) // 2000)
-        points = [(timeline.epoch_at(number), rates[number]) for number in range(0, len(rates), step)]
+        points = [(timeline.epoch_at(step), rate) for step, rate in zip(shown, rates, strict=True)]
         line_chart(options.chart, f"{recipe.name}: learning rate", "epoch", {"learning rate": points})
         print(options.chart)
     if options.images_per_second or options.learn_from:
@@ -99,21 +104,25 @@ def _print_times(options: argparse.Namespace, recipe: "Recipe", timeline: "Timel
     if options.learn_from:
         speed, origin = _learnt(options.learn_from)
     parameters = _parameters(recipe)
+    if recipe.exchange.powersgd_rank:
+        print("\nPowerSGD's saving is not in these figures: whole gradients are counted")
     width = 4 if recipe.exchange.dtype == "fp32" else 2
     rows = [["machines", "ranks", "step", "of it exchange", "time", "cost"]]
     for nodes in sorted({1, 2, 4, 8, 16, options.nodes}):
         ranks = nodes * options.gpus_per_node
-        if any(stage.global_batch % ranks for stage in timeline.stages):
+        if any(stage.global_batch % (ranks * recipe.train.accumulation) for stage in timeline.stages):
             continue
         wire = 2 * (nodes - 1) / nodes * parameters * width * 8 / (options.bandwidth * 1e9)
-        exchange = wire * (1 - options.overlap)
-        total = sum(
-            (stage.end - stage.begin) * (stage.global_batch / ranks / speed + exchange) for stage in timeline.stages
-        )
+        total = exchange = 0.0
+        for stage in timeline.stages:
+            computing = stage.global_batch / ranks / speed
+            visible = wire - min(options.overlap * wire, computing)
+            exchange += (stage.end - stage.begin) * visible
+            total += (stage.end - stage.begin) * (computing + visible)
         hours = total / 3600
         cost = f"{hours * nodes * options.price:,.2f}" if options.price else "-"
         step = total / timeline.total
-        rows.append([str(nodes), str(ranks), f"{step:.3f} s", f"{exchange / step:.0%}", _duration(total), cost])
+        rows.append([str(nodes), str(ranks), f"{step:.3f} s", f"{exchange / total:.0%}", _duration(total), cost])
     print("\n" + "\n".join(columns(rows)))
     print(
         f"assumed: {speed:,.0f} images/s a rank at every size ({origin}); {parameters / 1e6:.1f} M parameters "
@@ -126,6 +135,10 @@ def _learnt(run: Path) -> tuple[float, str]:
     try:
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         seconds = summary["seconds"]
+        if summary["status"] != "finished":
+            raise UserError(f"--learn-from {run}: it is not finished ({summary['status']})")
+        if "sync" not in seconds:
+            raise UserError(f"--learn-from {run}: its exchange was not measured (FSDP); learn from a run under DDP")
         total = summary["train_seconds"]
         busy = (total - seconds.get("sync", 0.0)) / total
         return summary["images_per_second"] / summary["ranks"] / busy, str(run)

@@ -39,7 +39,12 @@ def layouts(recipe: Recipe, ranks: int) -> dict[int, BatchLayout]:
                 f"{field}={batch} is not a multiple of {ranks} ranks x accumulation {accumulation}; "
                 f"try --{field} {choices}"
             )
-        found[batch] = BatchLayout(batch, ranks, accumulation)
+        found[batch] = layout = BatchLayout(batch, ranks, accumulation)
+        if layout.per_rank_batch % 2 and (recipe.train.mixup or recipe.train.cutmix):
+            raise UserError(
+                f"{layout}: train.mixup and cutmix mix pairs of images, and {layout.per_rank_batch} is odd; choose a "
+                f"multiple of {2 * ranks * accumulation} for {field}"
+            )
     return found
 
 
@@ -50,12 +55,24 @@ def memory_key(recipe: Recipe, ranks: int) -> dict[str, Any]:
         "options": recipe.model.options,
         "data": recipe.data.name,
         "size": max(phase.size or recipe.data.size for phase in recipe.all_phases()),
+        "classes from": recipe.data.path,
         "precision": recipe.precision,
-        "strategy": recipe.strategy if ranks > 1 else "single",
+        "strategy": _strategy(recipe, ranks),
+        "sharding": [recipe.fsdp.reshard, recipe.fsdp.offload],
         "optimizer": recipe.optim.name,
         "averaged": bool(recipe.ema.decay),
+        "powersgd": bool(recipe.exchange.powersgd_rank) and ranks > 1,
+        "sync_norm": recipe.model.sync_norm,
+        "channels_last": recipe.channels_last,
+        "compile": recipe.compile,
         "ranks": ranks,
     }
+
+
+def _strategy(recipe: Recipe, ranks: int) -> str:
+    if ranks == 1:
+        return "single"
+    return "ddp" if recipe.strategy == "auto" else recipe.strategy
 
 
 def check_samples(timeline: Timeline, samples: int, where: object) -> None:

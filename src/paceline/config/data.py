@@ -46,11 +46,11 @@ class Augment:
     """Photographs: narrowest and widest aspect ratio of a random crop."""
     policy: Literal["none", "randaugment", "trivialaugment"] = "none"
     """Photographs: colours and shapes changed by chance, with torchvision's operations."""
-    ops: Count = 2
+    ops: Annotated[Count, Field(le=32)] = 2
     """randaugment: operations an image."""
     magnitude: Annotated[int, Field(ge=0, le=30)] = 9
     """randaugment: how strong they are, of 30."""
-    jitter: NotNegative = 0.0
+    jitter: Annotated[NotNegative, Field(le=1)] = 0.0
     """Photographs: change brightness, contrast and saturation by up to this share."""
     erase: Share = 0.0
     """Chance that a random rectangle of an image is set to the mean colour."""
@@ -79,7 +79,7 @@ class Data:
     """Training augmentation."""
     threads: CountOrZero = 0
     """Threads that decode photographs, in each process; 0: as many as the process computes with."""
-    repeats: Count = 1
+    repeats: Annotated[Count, Field(le=64)] = 1
     """Repeated augmentation: show each image of an epoch this many times, and only that share of all images."""
     max_damaged: Share = 0.001
     """Share of damaged samples, replaced by their neighbours, beyond which training stops."""

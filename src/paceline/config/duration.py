@@ -26,6 +26,11 @@ def parse(text: str) -> Amount:
     return Amount(float(match[1]), match[2])  # type: ignore[arg-type]
 
 
+def text_of(value: float, unit: Unit) -> str:
+    """What `parse` reads as the same amount."""
+    return f"{value:.9f}".rstrip("0").rstrip(".") + unit
+
+
 def _check(text: object) -> str:
     if not isinstance(text, str):
         raise ValueError(_CURE)

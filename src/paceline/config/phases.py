@@ -51,7 +51,7 @@ class Ramp:
         """A phase for each stretch of one size, from epoch 0 to `duration`."""
         (begin, end), (low, high) = self.epochs, self.sizes
         sizes = []
-        for epoch in range(-int(-duration // 1)):
+        for epoch in range(max(1, -int(-duration // 1))):
             share = min(1.0, max(0.0, (epoch - begin) / max(end - begin, 1e-9)))
             sizes.append(round((low + share * (high - low)) / self.multiple) * self.multiple)
         edges = [0, *(epoch for epoch in range(1, len(sizes)) if sizes[epoch] != sizes[epoch - 1])]
@@ -59,8 +59,18 @@ class Ramp:
         return tuple(Phase((float(first), last), size=sizes[first]) for first, last in zip(edges, ends, strict=True))
 
 
-def problems(phases: tuple[Phase, ...], duration: float) -> Iterator[str]:
-    """What is wrong with a list of phases; `duration`: of the training, in epochs."""
+def ramp_problems(ramp: Ramp) -> Iterator[str]:
+    if not any(ramp.sizes):
+        return
+    for size in ramp.sizes:
+        if size == 0 or size % ramp.multiple:
+            yield f"ramp.sizes={ramp.sizes[0]}, {ramp.sizes[1]}: {size} is no multiple of ramp.multiple={ramp.multiple}"
+    if ramp.epochs[0] > ramp.epochs[1]:
+        yield f"ramp.epochs={ramp.epochs[0]:g}, {ramp.epochs[1]:g}: it ends before it begins; swap them"
+
+
+def problems(phases: tuple[Phase, ...], duration: float, global_batch: int) -> Iterator[str]:
+    """What is wrong with a list of phases; `duration`: of the training, in epochs; `global_batch`: the recipe's own."""
     if not phases:
         return
     if phases[0].epochs[0]:
@@ -80,7 +90,7 @@ def problems(phases: tuple[Phase, ...], duration: float) -> Iterator[str]:
                 f"phases.{number} begins at epoch {phase.epochs[0]:g}, which {kind} phases.{number - 1}, whose end is "
                 f"epoch {before.epochs[1]:g}; make them the same"
             )
-        if phase.global_batch != before.global_batch and phase.epochs[0] % 1:
+        if (phase.global_batch or global_batch) != (before.global_batch or global_batch) and phase.epochs[0] % 1:
             yield (
                 f"phases.{number} changes the batch at epoch {phase.epochs[0]:g}; it can change between whole epochs "
                 f"only, at {int(phase.epochs[0])} or {int(phase.epochs[0]) + 1}"

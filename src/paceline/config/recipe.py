@@ -15,7 +15,7 @@ from pydantic import Field
 from paceline.config.data import Data
 from paceline.config.duration import Interval, StepDuration, StepInterval, parse
 from paceline.config.fields import STRICT, Area, Count, CountOrZero, NotNegative, Positive, Share, Side
-from paceline.config.phases import Phase, Ramp
+from paceline.config.phases import Phase, Ramp, ramp_problems
 from paceline.config.phases import problems as phase_problems
 
 
@@ -127,7 +127,7 @@ class Train:
     """Images per optimizer step over all ranks together: per-rank batch x ranks x accumulation."""
     accumulation: Count = 1
     """Micro-batches a rank computes one after the other for one optimizer step."""
-    loss_scale: Positive = 65536.0
+    loss_scale: Annotated[Positive, Field(le=2.0**120)] = 65536.0
     """fp16: what the loss is multiplied by at first; overflows halve it, long quiet doubles it."""
     loss: Literal["cross-entropy", "bce"] = "cross-entropy"
     """bce: binary cross entropy, each class for itself."""
@@ -146,7 +146,7 @@ class Ema:
     __pydantic_config__ = STRICT
 
     decay: Share = 0.0
-    """Weight of the old average at each update; 0: off."""
+    """Weight of the old average at update u, at most (1 + u) / (10 + u), so that it warms up; 0: off."""
     every: Count = 1
     """Steps between updates."""
 
@@ -209,7 +209,7 @@ class Exchange:
     """DDP: send gradients as products of matrices of this rank, what is lost added to the next step; 0: off."""
     powersgd_after: CountOrZero = 100
     """Steps with whole gradients before PowerSGD begins."""
-    bucket_mb: Positive = 25.0
+    bucket_mb: Annotated[Positive, Field(le=1e6)] = 25.0
     """Size of the pieces in which gradients are sent while the backward pass goes on."""
     through: Literal["auto", "memory", "network"] = "auto"
     """auto: CPU ranks of one machine exchange through its memory, all others over the network."""
@@ -354,18 +354,21 @@ def problems(recipe: Recipe) -> Iterator[str]:
         yield f"data.augment.policy and jitter are for photographs, and {recipe.data.name} is none; set none and 0"
     yield from _out_of_order("optim.schedule.points", [point.at for point in schedule.points])
     length = parse(train.duration)
-    yield from phase_problems(recipe.phases, length.value if length.unit == "ep" else 0.0)
+    yield from phase_problems(recipe.phases, length.value if length.unit == "ep" else 0.0, train.global_batch)
+    yield from ramp_problems(recipe.ramp)
     if recipe.ramp.sizes[1] and recipe.phases:
         yield "ramp and phases both say when images change their size; remove one"
     if recipe.ramp.sizes[1] and length.unit != "ep":
         yield f"ramp needs a training in epochs, and train.duration={train.duration}; write e.g. 16ep"
-    if recipe.ramp.epochs[0] > recipe.ramp.epochs[1]:
-        yield f"ramp.epochs={recipe.ramp.epochs[0]:g}, {recipe.ramp.epochs[1]:g}: it ends before it begins; swap them"
     epochs = [epoch for epoch, _ in recipe.curve.points]
     if any(begin >= end for begin, end in pairwise(epochs)):
         yield f"curve.points are not in order of time: {', '.join(f'{epoch:g}' for epoch in epochs)}"
     if recipe.exchange.powersgd_rank and recipe.strategy == "fsdp":
         yield "exchange.powersgd_rank needs whole gradients, which fsdp does not have; use strategy ddp, or 0"
+    if recipe.exchange.powersgd_rank and recipe.exchange.dtype != "fp32":
+        yield f"exchange.dtype={recipe.exchange.dtype} and exchange.powersgd_rank both compress; use one of them"
+    if recipe.exchange.through == "memory" and recipe.strategy == "fsdp":
+        yield "exchange.through=memory is for ddp; fsdp exchanges over the network: use auto"
 
 
 def _out_of_order(path: str, times: list[str]) -> Iterator[str]:

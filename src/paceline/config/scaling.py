@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from paceline.config.duration import parse
+from paceline.config.duration import parse, text_of
 from paceline.config.recipe import Recipe, Scaled
 from paceline.errors import UserError
 
@@ -11,7 +11,8 @@ from paceline.errors import UserError
 def scaled(recipe: Recipe, ranks: int, rule: str) -> Recipe:
     """The recipe with its batches multiplied by the number of ranks, and its learning rates by what the rule says.
 
-    A schedule without a warm-up gets one, of a tenth of the training and at most five epochs (Goyal et al. 2017).
+    A schedule without a warm-up gets one, from the unscaled learning rate, of a tenth of the training and at most five
+    epochs (Goyal et al. 2017); phases that give learning rates have their own ramps, and get none.
     """
     if recipe.scaled.by > 1:
         raise UserError(f"--scale-batch: the recipe is scaled already, by {recipe.scaled.by} ({recipe.scaled.rule})")
@@ -23,8 +24,9 @@ def scaled(recipe: Recipe, ranks: int, rule: str) -> Recipe:
         for phase in recipe.phases
     )
     schedule = recipe.optim.schedule
-    if schedule.name != "piecewise" and parse(schedule.warmup).value == 0:
-        schedule = replace(schedule, warmup=_warmup(recipe.train.duration))
+    by_phases = any(phase.lr for phase in recipe.phases)
+    if schedule.name != "piecewise" and parse(schedule.warmup).value == 0 and not by_phases:
+        schedule = replace(schedule, warmup=_warmup(recipe.train.duration), start=1 / factor)
     return replace(
         recipe,
         train=replace(recipe.train, global_batch=recipe.train.global_batch * ranks),
@@ -38,4 +40,4 @@ def _warmup(duration: str) -> str:
     value, unit = parse(duration)
     if unit == "ba":
         return f"{max(1, round(value / 10))}ba"
-    return f"{min(5.0, value / 10):g}ep"
+    return text_of(min(5.0, value / 10), "ep")

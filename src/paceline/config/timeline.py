@@ -1,5 +1,6 @@
 """Where a step lies: its epoch, its place in it, and the settings of its phase. Pure arithmetic, no torch."""
 
+import sys
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from functools import cached_property
 
 from paceline.config.duration import parse
 from paceline.config.recipe import Recipe
+from paceline.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -48,19 +50,19 @@ class Timeline:
         stages: list[Stage] = []
         length = parse(recipe.train.duration)
         most_epochs = length.value if length.unit == "ep" else float("inf")
-        most_steps = round(length.value) if length.unit == "ba" else None
+        most_steps = round(length.value) if length.unit == "ba" else sys.maxsize
         for number, phase in enumerate(recipe.all_phases()):
             batch = phase.global_batch or recipe.train.global_batch
             per_epoch = max(1, num_samples // batch)
             first, last = phase.epochs[0], min(phase.epochs[1], most_epochs)
             begin = stages[-1].end if stages else 0
-            if stages and (first >= most_epochs or (most_steps is not None and begin >= most_steps)):
+            if stages and (first >= most_epochs or begin >= most_steps):
                 break
             # within a stretch of one batch, edges are rounded from its own start, so that errors do not add up
             origin_step, origin_epoch = _origin(stages, batch, begin, first)
-            end = most_steps if last == float("inf") else origin_step + round((last - origin_epoch) * per_epoch)
-            assert end is not None
-            end = min(end, most_steps) if most_steps is not None else end
+            whole_end = _edge(phase.epochs[1], origin_epoch, origin_step, per_epoch)
+            end = min(_edge(last, origin_epoch, origin_step, per_epoch), most_steps)
+            clipped = end < whole_end
             size = phase.size or recipe.data.size
             low, high = recipe.data.augment.crop_scale
             stages.append(
@@ -68,16 +70,25 @@ class Timeline:
                     number=number,
                     begin=begin,
                     end=end,
-                    epochs=(first, first + (end - begin) / per_epoch if last == float("inf") else last),
+                    epochs=(first, first + (end - begin) / per_epoch if end == most_steps and clipped else last),
                     global_batch=batch,
                     steps_per_epoch=per_epoch,
                     size=size,
-                    lr=(phase.lr[0], phase.lr[-1]) if phase.lr else None,
+                    # a training that ends within a phase goes along its line, but not to its end
+                    lr=_line(phase.lr, (end - begin) / (whole_end - begin) if clipped else 1.0),
                     crop_scale=(phase.min_crop or low, high),
                     variant=phase.variant or recipe.data.variant,
                     evaluate_size=phase.evaluate_size or recipe.evaluate.size or size,
                     rectangular=phase.rectangular or recipe.evaluate.rectangular,
                 )
+            )
+        if stages[-1].end == 0:
+            per_epoch = stages[0].steps_per_epoch
+            raise UserError(f"train.duration={recipe.train.duration} is less than one step; an epoch has {per_epoch}")
+        if length.unit == "ba" and stages[-1].end < most_steps:
+            raise UserError(
+                f"train.duration={recipe.train.duration}, but phases end at step {stages[-1].end}; add a phase, or set "
+                f"train.duration to {stages[-1].end}ba"
             )
         return cls(tuple(stages))
 
@@ -122,6 +133,16 @@ class Timeline:
         """The step at a point in time given in epochs or steps."""
         value, unit = parse(text)
         return self.step_at(value) if unit == "ep" else round(value)
+
+
+def _edge(epoch: float, origin_epoch: float, origin_step: int, per_epoch: int) -> int:
+    return sys.maxsize if epoch == float("inf") else origin_step + round((epoch - origin_epoch) * per_epoch)
+
+
+def _line(lr: tuple[float, ...], share: float) -> tuple[float, float] | None:
+    if not lr:
+        return None
+    return lr[0], lr[-1] if share == 1 else lr[0] + share * (lr[-1] - lr[0])
 
 
 def _origin(stages: list[Stage], batch: int, begin: int, first: float) -> tuple[int, float]:

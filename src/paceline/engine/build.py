@@ -118,9 +118,6 @@ def build(recipe: Recipe, world: World) -> Setup:
     source = open_source(recipe)
     plan = Plan.of(recipe, source.num_train, world.size, world.rank)
     timeline = plan.timeline
-    if timeline.total == 0:
-        per_epoch = timeline.stages[0].steps_per_epoch
-        raise UserError(f"train.duration={recipe.train.duration} is less than one step; an epoch has {per_epoch}")
     loader = source.loader(plan, world.device)
     model = build_model(recipe, source, timeline, world)
     if isinstance(model, AirbenchNet) and recipe.model.weights == "random":
@@ -173,6 +170,8 @@ def _strategy(recipe: Recipe, world: World) -> str:
     if recipe.strategy == "fsdp" and world.size == 1:
         log.warning("strategy=fsdp has nothing to shard on one rank: training as a single one")
         return "single"
+    if recipe.strategy == "fsdp" and recipe.fsdp.offload and world.device.type == "cpu" and world.is_leader:
+        log.warning("fsdp.offload has nothing to move: the device is the host's own memory")
     return recipe.strategy
 
 

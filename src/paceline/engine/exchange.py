@@ -105,7 +105,7 @@ class SharedMemory:
         area = torch.from_file(path, shared=True, size=count, dtype=self._dtype)
         self._world.barrier()
         if self._world.is_leader:
-            os.unlink(path)  # the name goes at once, so that nothing stays behind however the run ends
+            os.unlink(path)  # the name goes at once, so that later nothing stays behind however the run ends
         return area.view(self._world.size, numel)
 
 

@@ -70,6 +70,12 @@ class Replica:
         """Around an evaluation, in which ranks may have different numbers of batches."""
         return nullcontext()
 
+    def follow_scale(self, scaler: torch.amp.GradScaler) -> AbstractContextManager[object]:
+        """Around the update of the loss scale."""
+        if isinstance(self._exchange, PowerSgd) and scaler.is_enabled():
+            return self._exchange.following(scaler)
+        return nullcontext()
+
     def sync_seconds(self) -> Callable[[], float]:
         """After backward: how long this rank waited for the others; call the result when the device is done."""
         return self._exchange.seconds_since_last() if self._exchange else lambda: 0.0

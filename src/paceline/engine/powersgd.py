@@ -1,10 +1,11 @@
 """PowerSGD (Vogels, Karimireddy, Jaggi 2019): ranks exchange thin factors of their gradients, not the gradients.
 
 torch has a hook for it, which ends the process under gloo when a model has several buckets, copies every gradient
-several times, and keeps what it could not send even when an fp16 step overflowed.
+several times, and keeps what it could not send of an fp16 step that overflowed and was skipped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +43,18 @@ class PowerSgd:
         future.set_result(buffer)
         return future
 
+    @contextmanager
+    def following(self, scaler: torch.amp.GradScaler) -> Iterator[None]:
+        """Around an update of fp16's loss scale, which falls when a step overflowed and was skipped: its rest goes."""
+        before = scaler.get_scale()
+        yield
+        after = scaler.get_scale()
+        for factors in self._factors.values():
+            if after < before:
+                factors.restart()
+            elif after > before:
+                factors.rescale(after / before)
+
     def seconds_since_last(self) -> Callable[[], float]:
         return between(self._last_sent, now(self._world.device))
 
@@ -55,12 +68,9 @@ class _Factors:
         self._shapes = [
             (rows, columns) if 2 * rank * (rows + columns) < rows * columns else None for rows, columns in shapes
         ]
-        draw = torch.Generator(bucket.buffer().device).manual_seed(bucket.index())  # the same on all ranks
-        self._qs = [
-            torch.randn(rank, shape[1], generator=draw, device=draw.device, dtype=self._missed.dtype)
-            for shape in self._shapes
-            if shape
-        ]
+        self._qs = [self._missed.new_empty(rank, shape[1]) for shape in self._shapes if shape]
+        self._index = bucket.index()
+        self.restart()
 
     def average(self, bucket: GradBucket, ranks: int) -> None:
         """In place."""
@@ -71,15 +81,22 @@ class _Factors:
         ps = [matrix @ q.T for (matrix, _), q in zip(matrices, self._qs, strict=True)]
         _average([*ps, *vectors], ranks)
         ps = [torch.linalg.qr(p).Q for p in ps]
-        torch._foreach_copy_(self._qs, [p.T @ matrix for (matrix, _), p in zip(matrices, ps, strict=True)])
+        for q, (matrix, _), p in zip(self._qs, matrices, ps, strict=True):
+            torch.mm(p.T, matrix, out=q)
         _average(self._qs, ranks)
         for (matrix, missed), p, q in zip(matrices, ps, self._qs, strict=True):
             torch.addmm(matrix, p, q, alpha=-1, out=missed)
             torch.mm(p, q, out=matrix)
-        # a step that overflowed is skipped; what is not a number must not come back in the next one
-        torch.nan_to_num_(self._missed, nan=0.0, posinf=0.0, neginf=0.0)
+
+    def rescale(self, factor: float) -> None:
+        """What was not sent, in units of another loss scale."""
+        self._missed.mul_(factor)
+
+    def restart(self) -> None:
+        self._missed.zero_()
+        draw = torch.Generator(self._missed.device).manual_seed(self._index)  # the same on all ranks
         for q in self._qs:
-            torch.nan_to_num_(q, nan=1.0, posinf=1.0, neginf=1.0)
+            q.normal_(generator=draw)
 
     @staticmethod
     def _split(flat: torch.Tensor, bucket: GradBucket) -> tuple[torch.Tensor, ...]:

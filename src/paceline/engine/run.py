@@ -24,7 +24,7 @@ from paceline.config.io import fingerprint
 from paceline.engine.build import Setup
 from paceline.errors import UserError
 from paceline.track.progress import Display
-from paceline.track.records import RunFolder
+from paceline.track.records import RunFolder, split_seconds
 from paceline.track.sinks import Sink
 
 _SPLIT = ("data", "compute", "sync", "optimizer")
@@ -88,6 +88,8 @@ class Run:
     first_step: int = 0
     best: float | None = None
     window: Window = field(default_factory=Window)
+    off_track: str = ""
+    """Why the run should end after its next save."""
     _evaluation: dict[str, Any] = field(default_factory=dict)
     _scale: float = 0.0
 
@@ -180,11 +182,19 @@ class Run:
             f"have reached {expected:.2%}"
         )
         if curve.stop:
-            self._summarise("failed", record["step"], message=what)
-            self.close()
-            raise UserError(f"{what}; stopped, as curve.stop says")
-        if self._world.is_leader:
+            self.off_track = what
+        elif self._world.is_leader:
             log.warning("%s", what)
+
+    def give_up(self, step: int) -> None:
+        """End a run that fell below its curve; it has been saved, and can go on with curve.stop off."""
+        self._settle(step)
+        self._summarise("failed", step, message=self.off_track)
+        self.close()
+        raise UserError(
+            f"{self.off_track}; stopped, as curve.stop says; to go on all the same: "
+            f"paceline train --resume {self.folder.path} --curve.stop false"
+        )
 
     def save(self, step: int, setup: Setup) -> None:
         """Start a save; only the copy into host memory holds training up."""
@@ -273,8 +283,7 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
     records = list(folder.records())
     trained = [record for record in records if record["kind"] == "train"]
     evaluated = [record for record in records if record["kind"] == "eval" and record["loss"] is not None]
-    known = [name for name in _SPLIT if all(name in record["seconds"] for record in trained)]
-    seconds = {name: sum(record["seconds"][name] for record in trained) for name in known}
+    seconds = split_seconds(trained)
     train_seconds = sum(seconds.values())
     seconds["evaluate"] = sum(record["seconds"] for record in evaluated)
     seconds["checkpoint"] = sum(record["seconds"] for record in records if record["kind"] == "save")

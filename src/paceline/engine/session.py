@@ -61,7 +61,7 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
             run.failed(str(error))
             raise
         if world.is_leader:
-            log.info("%s", verdict(read(path))[0].text)
+            _say_verdict(path)
         final = summary.get("final") or {}
         if final:
             log.info(
@@ -70,6 +70,13 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
                 *(f"{summary['images_per_second']:,.0f}", path),
             )
         return summary
+
+
+def _say_verdict(path: Path) -> None:
+    try:
+        log.info("%s", verdict(read(path))[0].text)
+    except Exception as error:  # the run is done, and its records are safe: no reader's mistake may fail it now
+        log.warning("no verdict: %s", error)
 
 
 def _check_same_recipe(recipe: Recipe, world: World) -> None:

@@ -53,6 +53,10 @@ class Sharded:
                 part.set_reshard_after_forward(self._reshard, recurse=False)
                 part.reshard()
 
+    @staticmethod
+    def follow_scale(_scaler: torch.amp.GradScaler) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def sync_seconds(self) -> Callable[[], float]:
         """Not known: gathering and reducing go on all through forward and backward, and count as computing."""
         return lambda: math.nan

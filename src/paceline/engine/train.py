@@ -79,8 +79,10 @@ def pause(setup: Setup, run: Run, done: int, evaluating: bool, saving: bool, sto
             saving |= run.evaluate(done, partial(measure, setup, done, stop=lambda: signals.received))
         except Stopped as early:
             stop = early.signum
-    if saving or stop:
+    if saving or stop or run.off_track:
         run.save(done, setup)
+    if run.off_track:
+        run.give_up(done)
     if stop:
         run.stopped(done)
         raise Stopped(stop)
@@ -105,7 +107,8 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
         scaler.unscale_(setup.optimizer)
         torch.nn.utils.clip_grad_norm_(replica.module.parameters(), recipe.optim.clip_norm)
     scaler.step(setup.optimizer)
-    scaler.update()
+    with replica.follow_scale(scaler):
+        scaler.update()
     setup.optimizer.zero_grad()
     return Step(loss_sum, correct, sync_seconds, between(begin, now(setup.world.device)))
 

@@ -54,6 +54,7 @@ def as_trial(recipe: Recipe, per_rank_batch: int, ranks: int, steps: int) -> Rec
         optim=dataclasses.replace(recipe.optim, schedule=dataclasses.replace(recipe.optim.schedule, warmup="0ba")),
         model=zoo.untrained(recipe.model),
         evaluate=dataclasses.replace(recipe.evaluate, size=0),
+        exchange=dataclasses.replace(recipe.exchange, powersgd_after=0),
         phases=(),
         ramp=type(recipe.ramp)(),
     )

@@ -4,6 +4,7 @@ Whatever a rank that runs out of memory does (an exception, a crash, a kill) end
 it leaves behind can spoil the next one. All ranks take part in every trial, so the answer is the smallest of theirs.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,8 +14,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from paceline.errors import UserError
 
+_PIPE = subprocess.PIPE
 _SECONDS = 900  # of one trial, before it counts as hung
 
 
@@ -36,13 +40,13 @@ def search(attempt: Callable[[int], Trial], most: int) -> list[Trial]:
         trials[batch] = attempt(batch)
         return trials[batch].fits
 
-    batch = 2
+    batch = min(2, most)
     while fits(batch) and batch < most:
         batch = min(2 * batch, most)
     if not trials[batch].fits:
-        good, bad = (batch // 2 if batch > 2 else 0), batch
-        if not good and fits(1):
-            good = 1
+        good, bad = max((size for size, trial in trials.items() if trial.fits), default=0), batch
+        if not good and batch > 1:
+            good, bad = (1, batch) if fits(1) else (0, 1)
         while bad - good > max(1, good // 16):
             middle = (good + bad) // 2
             good, bad = (middle, bad) if fits(middle) else (good, middle)
@@ -55,16 +59,29 @@ def attempt(recipe: Path, procs: int, steps: int, limits: list[int], batch: int)
         result = Path(scratch) / "result.json"
         words = ["try-batch", recipe, "--batch", batch, "--steps", steps, "--procs", procs, "--result", result]
         command = [sys.executable, "-m", "paceline", *map(str, [*words, "--limits", *limits])]
-        try:
-            answer = subprocess.run(
-                command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=_environment()
-            )
-        except subprocess.TimeoutExpired:
-            return Trial(batch, False, reason=f"no end after {_SECONDS} s")
+        with subprocess.Popen(command, stdout=_PIPE, stderr=_PIPE, text=True, env=_environment()) as process:
+            try:
+                output, errors = process.communicate(timeout=_SECONDS)
+            except subprocess.TimeoutExpired:
+                return Trial(batch, False, reason=f"no end after {_SECONDS} s")
+            finally:
+                _end_all(process)
+        answer = subprocess.CompletedProcess(command, process.returncode, output, errors)
         if answer.returncode or not result.exists():
             return Trial(batch, False, reason=_reason(answer))
         found = json.loads(result.read_text(encoding="utf-8"))
         return Trial(batch, True, found["images_per_second"], tuple(found["memory"]))
+
+
+def _end_all(process: subprocess.Popen[str]) -> None:
+    """The trial and its ranks, whatever state they are in: the next trial needs their memory."""
+    if process.poll() is not None:
+        return
+    members = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for member in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(members, timeout=10)
 
 
 def _environment() -> dict[str, str]:
@@ -72,15 +89,26 @@ def _environment() -> dict[str, str]:
     return os.environ | {"MALLOC_ARENA_MAX": "2"}
 
 
-_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "MemoryError", "bad_alloc", "Cannot allocate memory")
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "out of memory",
+    "MemoryError",
+    "bad_alloc",
+    "Cannot allocate memory",
+    "Resource temporarily unavailable",  # for a thread's stack
+)
 
 
 def _reason(answer: subprocess.CompletedProcess[str]) -> str:
     text = answer.stderr + answer.stdout
     if any(sign in text for sign in _OUT_OF_MEMORY) or answer.returncode in (-9, 137):
         return "out of memory"
-    lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-    return lines[-1].removeprefix("paceline: ")[:200] if lines else f"ended with status {answer.returncode}"
+    lines = [line.strip() for line in answer.stderr.splitlines() if line.strip() and "see the lines above" not in line]
+    if not lines:
+        return (
+            f"ended with status {answer.returncode}, without a word: perhaps a limit below what a process needs at rest"
+        )
+    return lines[-1].removeprefix("paceline: ")[:200]
 
 
 def outcome(trials: list[Trial]) -> tuple[Trial, Trial]:

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from paceline.config.io import leaves
 from paceline.errors import UserError
-from paceline.track.records import RunFolder
+from paceline.track.records import RunFolder, split_seconds
 
 PARTS = ("data", "compute", "sync", "optimizer", "evaluate", "checkpoint")
 _PER_RANK_RECORDS = 2000
@@ -56,10 +56,7 @@ class Run:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Where the time went, mean over ranks; parts that were not measured are missing."""
-        found: dict[str, float] = {}
-        for record in self.trained:
-            for part, seconds in record.get("seconds", {}).items():
-                found[part] = found.get(part, 0.0) + seconds
+        found = split_seconds(self.trained)
         for kind, part in (("eval", "evaluate"), ("save", "checkpoint")):
             times = [record["seconds"] for record in self.records if record["kind"] == kind and "seconds" in record]
             if times:
@@ -123,6 +120,8 @@ class Run:
             return found  # one rank, or another number of them after a restart
         share = sum(record["steps"] for record in self.trained) / sum(record["steps"] for record in telling)
         for part in telling[0]["seconds_per_rank"]:
+            if not all(part in record["seconds_per_rank"] for record in telling):
+                continue
             columns = zip(*(record["seconds_per_rank"][part] for record in telling), strict=True)
             found[part] = [share * sum(column) for column in columns]
         return found

@@ -25,7 +25,9 @@ class AveragedModel:
         ours, theirs = self.model.state_dict().values(), model.state_dict().values()
         pairs = [(our, their) for our, their in zip(ours, theirs, strict=True)]
         moving = [(our, their) for our, their in pairs if our.is_floating_point()]
-        torch._foreach_lerp_([our for our, _ in moving], [their for _, their in moving], 1 - decay)
+        for kind in {type(our) for our, _ in moving}:  # under FSDP weights are sharded and buffers are not
+            own = [(our, their) for our, their in moving if type(our) is kind]
+            torch._foreach_lerp_([our for our, _ in own], [their for _, their in own], 1 - decay)
         for our, their in pairs:
             if not our.is_floating_point():
                 our.copy_(their)

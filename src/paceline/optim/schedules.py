@@ -5,9 +5,10 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.config.duration import parse
+from paceline.config.duration import parse, text_of
 from paceline.config.recipe import Optim
 from paceline.config.timeline import Timeline
+from paceline.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,11 @@ class LrPlan:
         schedule, total = optim.schedule, timeline.total
         every = parse(schedule.every)
         falls: list[int] = []
-        if schedule.name == "step" and every.unit != "s":
+        if schedule.name == "step":
+            if timeline.steps(schedule.every) < 1:
+                raise UserError(f"optim.schedule.every={schedule.every} is less than a step; write a longer time")
             while not falls or falls[-1] < total:
-                falls.append(max(1, timeline.steps(f"{every.value * (len(falls) + 1):g}{every.unit}")))
+                falls.append(timeline.steps(text_of(every.value * (len(falls) + 1), every.unit)))
         return cls(
             name=schedule.name,
             peak=optim.lr,

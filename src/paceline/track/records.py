@@ -92,6 +92,18 @@ class RunFolder:
         yield from kept
 
 
+def split_seconds(trained: list[dict[str, Any]]) -> dict[str, float]:
+    """Times of training by part; what only some records could tell apart counts as computing."""
+    splits = [record["seconds"] for record in trained if record.get("seconds")]
+    known = set.intersection(*map(set, splits)) if splits else set()
+    found: dict[str, float] = {}
+    for split in splits:
+        for part, seconds in split.items():
+            name = part if part in known else "compute"
+            found[name] = found.get(name, 0.0) + seconds
+    return found
+
+
 def largest_batch(root: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     """What the newest `paceline find-batch` with this key, kept beside the runs, has found."""
     paths = sorted(root.glob("find-batch-*/find-batch.json"), key=lambda path: path.stat().st_mtime)

@@ -40,8 +40,10 @@ def epoch_order(seed: int, epoch: int, num_samples: int, repeats: int = 1) -> to
     order = torch.randperm(num_samples, generator=generator)
     if repeats == 1:
         return order
-    shown = order[: -(-num_samples // repeats)]
-    return (shown[:, None] + num_samples * torch.arange(repeats)).flatten()[:num_samples]
+    # copies stay within a batch, two images taking turns: neighbours, which mixup mixes, are never the same image
+    pairs = order[: 2 * -(-num_samples // (2 * repeats))]
+    pairs = pairs[: len(pairs) // 2 * 2].view(-1, 1, 2)
+    return (pairs + num_samples * torch.arange(repeats)[:, None]).flatten()[:num_samples]
 
 
 def micro_batches(order: torch.Tensor, step: int, layout: BatchLayout, rank: int) -> torch.Tensor:
