@@ -34,14 +34,14 @@ def report(comparison: Comparison, title: str) -> str:
         style=(assets / "report.css").read_text(encoding="utf-8"),
         script=(assets / "report.js").read_text(encoding="utf-8"),
         data=text,
-        fairness=_fairness(comparison),
-        table=_table(comparison),
+        fairness=fairness_html(comparison),
+        table=table_html(comparison),
         differences=_differences(comparison),
         verdicts="".join(_verdict(run) for run in runs),
     )
 
 
-def _fairness(comparison: Comparison) -> str:
+def fairness_html(comparison: Comparison) -> str:
     if len(comparison.runs) == 1:
         return f"<strong>{escape(verdict(comparison.runs[0])[0].text)}</strong>"
     sentence = comparison.fairness.sentence
@@ -49,7 +49,7 @@ def _fairness(comparison: Comparison) -> str:
     return f"<strong{kind}>{escape(sentence[0].upper() + sentence[1:])}.</strong>"
 
 
-def _table(comparison: Comparison) -> str:
+def table_html(comparison: Comparison) -> str:
     head, *rows = table(comparison)
     cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "".join(

@@ -1,0 +1,99 @@
+"""Paceline from Python and notebooks: a few functions whose results show themselves as tables and charts.
+
+import paceline
+
+run = paceline.train("digits", procs=2)           # a run folder, made by the ordinary command in processes of its own
+paceline.compare("runs/one", run)                 # fair or not, speed-up, accuracy
+paceline.Run("runs/one").curve("top1")            # points of a curve
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from paceline.config.io import dump_recipe
+from paceline.config.io import load_recipe as _load
+from paceline.config.recipe import Recipe
+from paceline.errors import UserError
+from paceline.logbook import book, charts, page
+from paceline.logbook import compare as _comparing
+from paceline.logbook import read as _reading
+from paceline.logbook.verdict import verdict
+
+
+class Run(_reading.Run):
+    """A run folder, or another program's log."""
+
+    def __init__(self, path: "str | Path | Run"):
+        vars(self).update(vars(path if isinstance(path, Run) else _reading.read(Path(path))))
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.origin)!r}: {self.status}, {verdict(self)[0].text})"
+
+    def _repr_html_(self) -> str:
+        return _html(_comparing.compare([self]), f"<p>{escape(verdict(self)[0].text)}</p>")
+
+
+class Comparison(_comparing.Comparison):
+    def __repr__(self) -> str:
+        return _comparing.markdown(self)
+
+    def _repr_html_(self) -> str:
+        return _html(self, f"<p>{page.fairness_html(self)}</p>")
+
+
+def _html(comparison: _comparing.Comparison, head: str) -> str:
+    drawn = [
+        charts.line_chart(title, axis, lines, percent)
+        for _, title, axis, lines, percent in book.charts_of(comparison.runs)
+    ]
+    figures = "".join(f'<div style="width:420px">{svg}</div>' for svg in drawn if svg)
+    return f'{head}{page.table_html(comparison)}<div style="display:flex;flex-wrap:wrap;gap:8px">{figures}</div>'
+
+
+def load_recipe(source: "str | Path", **overrides: Any) -> Recipe:
+    """A shipped recipe or a YAML file; fields with dots are written with two underscores: optim__lr=0.1."""
+    return _load(str(source), _words(overrides))
+
+
+def train(
+    recipe: "str | Path | Recipe", procs: int = 1, runs: "str | Path" = "runs", name: str = "", **overrides: Any
+) -> Run:
+    """Train in processes of their own, as `paceline train` does, and show its lines; the run."""
+    if isinstance(recipe, Recipe):
+        with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+            path = Path(folder) / f"{recipe.name}.yaml"
+            path.write_text(dump_recipe(recipe), encoding="utf-8")
+            return train(path, procs, runs, name or recipe.name, **overrides)
+    name = name or load_recipe(recipe, **overrides).name
+    words = ["train", str(recipe), "--procs", str(procs), "--runs", str(runs), "--name", name, *_words(overrides)]
+    # what a notebook's own kernel was started with must not make ranks of it
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "paceline", *words], stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stderr
+        lines = []
+        for line in process.stderr:
+            lines.append(line.rstrip())
+            print(line, end="", flush=True)
+    if process.returncode:
+        raise UserError(lines[-1].removeprefix("paceline: ") if lines else f"it ended with status {process.returncode}")
+    # a finished run of that name was left alone, and this one got a number
+    summaries = [Path(runs) / name / "summary.json", *Path(runs).glob(f"{name}-*/summary.json")]
+    newest = max((path for path in summaries if path.exists()), key=lambda path: path.stat().st_mtime)
+    return Run(newest.parent)
+
+
+def compare(*runs: "str | Path | Run", to: float | None = None, price: float | None = None) -> Comparison:
+    """Runs side by side, in relation to the first."""
+    found = _comparing.compare(_reading.named_apart([Run(run) for run in runs]), to, price)
+    return Comparison(**vars(found))
+
+
+def _words(overrides: dict[str, Any]) -> list[str]:
+    return [word for key, value in overrides.items() for word in (f"--{key.replace('__', '.')}", str(value))]

@@ -1,0 +1,38 @@
+"""The example notebook, executed as it is, and the functions it uses."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import paceline
+from paceline.errors import UserError
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "one_node_or_two.ipynb"
+
+
+def test_the_example_tells_the_whole_story(tmp_path: Path) -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [
+        output["data"].get("text/html", output["data"].get("text/plain", ""))
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if output.output_type == "execute_result"
+    ]
+    assert sum("<svg" in text for text in shown) == 3
+    assert any("The same experiment" in text for text in shown)
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert (tmp_path / "logbook" / "index.md").exists()
+
+
+def test_mistakes_are_exceptions_with_the_same_words(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="optim.lrr=1: no such field"):
+        paceline.load_recipe("digits", optim__lrr=1)
+    with pytest.raises(UserError, match="there is no such run"):
+        paceline.Run("nowhere")
+    with pytest.raises(AttributeError):
+        paceline.nothing  # noqa: B018
