@@ -1,15 +1,17 @@
 import math
+import threading
 from pathlib import Path
 
 import pytest
 
 from paceline.base.files import FolderLock, replacing
+from paceline.base.logs import log
 from paceline.config.recipe import Recipe, Train
 from paceline.config.timeline import Timeline
 from paceline.engine.interval import Interval
 from paceline.errors import UserError
 from paceline.track.records import JsonLines, RunFolder
-from paceline.track.sinks import Guarded, TensorBoard
+from paceline.track.sinks import Guarded, InBackground, TensorBoard, WeightsAndBiases
 
 
 def test_records_after_a_kill_and_a_resume_count_once(tmp_path: Path) -> None:
@@ -132,3 +134,51 @@ def test_intervals_in_steps_and_seconds() -> None:
             due.append(second)
         pending = wish
     assert due == [4, 8]
+
+
+class Slow:
+    """A tracker whose server does not answer."""
+
+    def __init__(self, release: threading.Event):
+        self.release, self.records = release, []
+
+    def write(self, record: dict) -> None:
+        self.release.wait(60)
+        self.records.append(record)
+
+    def close(self) -> None: ...
+
+
+def test_a_slow_tracker_holds_nobody_up(caplog) -> None:
+    log.propagate = True
+    release = threading.Event()
+    slow = Slow(release)
+    sink = InBackground(lambda: slow, "Slow", patience=0.1)
+    for step in range(1100):
+        sink.write({"kind": "train", "step": step})
+    sink.close()
+    assert "Slow did not end within 0.1 s" in caplog.text
+    assert "Slow was too slow for" in caplog.text
+    release.set()
+
+
+def test_a_tracker_that_fails_is_given_up(caplog) -> None:
+    log.propagate = True
+
+    def make() -> Slow:
+        raise RuntimeError("no server")
+
+    sink = InBackground(make, "Absent", patience=5)
+    sink.write({"kind": "train", "step": 1})
+    sink.close()
+    assert "Absent stopped: no server" in caplog.text
+
+
+def test_weights_and_biases_offline(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    sink = WeightsAndBiases(tmp_path, "run", "project", {"seed": 1})
+    sink.write({"kind": "eval", "step": 5, "epoch": 1.0, "loss": 0.5, "top1": 0.75, "top5": 0.9, "seconds": 1.0})
+    sink.close()
+    (written,) = tmp_path.rglob("*.wandb")
+    assert b"Accuracy/val" in written.read_bytes()

@@ -195,6 +195,10 @@ class Log:
     """How often; the only steps on which the loop waits for the device."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
+    wandb: bool = False
+    """Also log to Weights & Biases (pip install 'paceline[wandb]'); WANDB_MODE=offline needs no network."""
+    project: str = "paceline"
+    """Project in Weights & Biases."""
 
 
 @dataclass(frozen=True)

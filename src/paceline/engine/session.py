@@ -32,7 +32,7 @@ from paceline.optim.schedules import lr_at
 from paceline.track import environment
 from paceline.track.progress import Bar, Display, Lines
 from paceline.track.records import JsonLines, RunFolder, largest_batch
-from paceline.track.sinks import Fan, Guarded, Sink, TensorBoard
+from paceline.track.sinks import Fan, Guarded, InBackground, Sink, TensorBoard, WeightsAndBiases
 from paceline.track.telemetry import HostSampler
 
 
@@ -225,9 +225,20 @@ def _sinks(folder: RunFolder, setup: Setup, first_step: int, resumed: bool) -> l
     if resumed:
         lines.write({"kind": "resume", "step": first_step, "ranks": setup.world.size})
     sinks: list[Sink] = [Guarded(lines, persistent=True)]
-    if setup.recipe.log.tensorboard:
-        sinks.append(Guarded(TensorBoard(folder.tensorboard, first_step)))
+    settings, recipe = setup.recipe.log, setup.recipe
+    if settings.tensorboard:
+        sinks.append(Guarded(TensorBoard(folder.tensorboard, first_step, dump_recipe(recipe), _examples(setup))))
+    if settings.wandb:
+        there = (folder.path, folder.path.name, settings.project, to_tree(recipe))
+        sinks.append(InBackground(lambda: WeightsAndBiases(*there), "Weights & Biases"))
     return sinks
+
+
+def _examples(setup: Setup, count: int = 16) -> torch.Tensor:
+    """Training images as they are, with values from 0 to 1."""
+    images = setup.loader.plain_images(count)[:count].float().cpu()
+    mean, std = (torch.as_tensor(values).cpu().view(1, -1, 1, 1) for values in (setup.loader.mean, setup.loader.std))
+    return (images * std + mean).clamp(0, 1)
 
 
 def _display(world: World, total_steps: int = 0, first_step: int = 0) -> Display:

@@ -1,9 +1,18 @@
 """Where records go besides metrics.jsonl. A sink that fails is dropped with a warning; training goes on."""
 
+import contextlib
+import hashlib
+import queue
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.base.logs import log
+from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Sink(Protocol):
@@ -13,15 +22,25 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    def __init__(self, folder: Path, first_step: int):
+    """Scalars by step, and once more by images seen, which is what runs of different batches have in common."""
+
+    def __init__(self, folder: Path, first_step: int, recipe: str = "", images: "torch.Tensor | None" = None):
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(folder, purge_step=first_step + 1)
+        self._seen = 0
+        if recipe:
+            self._writer.add_text("recipe", f"```\n{recipe}\n```", first_step)
+        if images is not None:
+            self._writer.add_images("examples", images, first_step)
 
     def write(self, record: dict[str, Any]) -> None:
         step = record["step"]
+        self._seen += record.get("images", 0)
         for tag, value in scalars(record):
             self._writer.add_scalar(tag, value, step)
+            if tag.startswith(("Loss", "Accuracy")):
+                self._writer.add_scalar(f"by images/{tag}", value, self._seen)
 
     def close(self) -> None:
         self._writer.close()
@@ -46,6 +65,68 @@ def scalars(record: dict[str, Any]) -> list[tuple[str, float]]:
                 ("Accuracy5/val", record["top5"]),
             ]
     return []
+
+
+class WeightsAndBiases:
+    def __init__(self, folder: Path, name: str, project: str, recipe: dict[str, Any]):
+        try:
+            import wandb
+        except ImportError:
+            raise UserError("log.wandb needs wandb; pip install 'paceline[wandb]', or set log.wandb to false") from None
+
+        # the same run folder is the same run there, however often it is resumed
+        identity = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+        self._run = wandb.init(
+            project=project, name=name, id=identity, resume="allow", dir=str(folder), config=recipe, reinit="create_new"
+        )
+
+    def write(self, record: dict[str, Any]) -> None:
+        if values := dict(scalars(record)):
+            self._run.log(values | {"epoch": record.get("epoch")}, step=record["step"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class InBackground:
+    """Hands records to a sink that may be slow, in a thread of its own: training never waits for it.
+
+    Of a sink that cannot keep up, records are dropped, and one that does not end is left behind; both are said.
+    """
+
+    def __init__(self, make: Callable[[], Sink], name: str, patience: float = 20.0):
+        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=1000)
+        self._make, self._name, self._patience = make, name, patience
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            sink = Guarded(self._make())
+        except Exception as error:
+            log.warning("%s stopped: %s", self._name, error)
+            return
+        while (record := self._queue.get()) is not None:
+            sink.write(record)
+        sink.close()
+
+    def write(self, record: dict[str, Any]) -> None:
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self._dropped += 1
+
+    def close(self) -> None:
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
+        self._thread.join(self._patience)
+        if self._thread.is_alive():
+            log.warning(
+                "%s did not end within %g s; what it has not sent is in metrics.jsonl", self._name, self._patience
+            )
+        if self._dropped:
+            log.warning("%s was too slow for %d records; they are in metrics.jsonl", self._name, self._dropped)
 
 
 class Guarded:
