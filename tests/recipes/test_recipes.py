@@ -83,6 +83,33 @@ PUBLISHED = {
         (13 * 312 + 9 * 714, 224, 1792, 0.04375, 0.004375),
         (13 * 312 + 12 * 714, 288, 1024, 0.0025, 0.00025),
     ],
+    "imagenet-rn50-dawnbench-2": [
+        (0, 128, 4096, 1.5, 3.0),
+        (6 * 312, 128, 8192, 3.0, 3.0),
+        (6 * 312 + 5 * 156, 128, 8192, 3.0, 1.5),
+        (6 * 312 + 7 * 156, 224, 3584, 1.3125, 1.3125),
+        (6 * 312 + 7 * 156 + 3 * 357, 224, 3584, 1.3125, 0.13125),
+        (6 * 312 + 7 * 156 + 10 * 357, 224, 3584, 0.13125, 0.013125),
+        (6 * 312 + 7 * 156 + 15 * 357, 288, 2048, 0.0075, 0.00075),
+    ],
+    "imagenet-rn50-dawnbench-4": [
+        (0, 128, 8192, 2.0, 4.0),
+        (6 * 156, 128, 16384, 4.0, 4.0),
+        (6 * 156 + 5 * 78, 128, 16384, 4.0, 2.0),
+        (6 * 156 + 7 * 78, 224, 7168, 1.75, 1.75),
+        (6 * 156 + 7 * 78 + 3 * 178, 224, 7168, 1.75, 0.175),
+        (6 * 156 + 7 * 78 + 10 * 178, 224, 7168, 0.175, 0.0175),
+        (6 * 156 + 7 * 78 + 15 * 178, 288, 4096, 0.01, 0.001),
+    ],
+    "imagenet-rn50-dawnbench-16": [
+        (0, 128, 8192, 1.88, 3.76),
+        (6 * 156, 128, 16384, 3.76, 3.76),
+        (6 * 156 + 10 * 78, 224, 8192, 1.88, 1.88),
+        (9 * 156 + 10 * 78, 224, 24576, 0.564, 0.564),
+        (9 * 156 + 10 * 78 + 12 * 52, 224, 24576, 0.0564, 0.0564),
+        (9 * 156 + 10 * 78 + 18 * 52, 288, 16384, 0.0376, 0.0376),
+        (9 * 156 + 11 * 78 + 18 * 52, 288, 16384, 0.00376, 0.00376),
+    ],
     "imagenet-rn50-dawnbench-8": [
         (0, 128, 8192, 1.88, 3.76),
         (6 * 156, 128, 16384, 3.76, 3.76),
@@ -118,6 +145,27 @@ def test_ffcv_s_resolutions_and_learning_rates(epochs: int) -> None:
         assert timeline.stage_at(epoch * 312).size == theirs
         assert lr_at(epoch * 312, plan) == pytest.approx(np.interp(epoch, [0, 2, epochs], [1.7e-4, 1.7, 0]))
     assert timeline.total == epochs * 312
+
+
+# epochs and learning rate there; steps an epoch come from the batch
+EDGES = {
+    "imagenet-rn50-torchvision-v1": (5004, [(0, 0.1), (29.9, 0.1), (30, 0.01), (60, 0.001), (89.9, 0.001)]),
+    "imagenet-rn50-torchvision-v2": (1251, [(0, 0.005), (5, 0.5), (302.5, 0.25), (600, 0.0)]),
+    "imagenet-rn50-a3": (625, [(0, 1.25e-4 * 8e-3), (5, 8e-3), (52.5, 4e-3), (100, 0.0)]),
+    "imagenet-rn18-ffcv-16ep": (1251, [(0, 0.5e-4), (2, 0.5), (9, 0.25), (16, 0.0)]),
+    "imagenet-rn18-ffcv-88ep": (1251, [(0, 0.5e-4), (2, 0.5), (45, 0.25), (88, 0.0)]),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_learning_rates_at_the_published_edges(name: str) -> None:
+    per_epoch, edges = EDGES[name]
+    recipe = load_recipe(name)
+    timeline = Timeline.of(recipe, IMAGENET)
+    plan = LrPlan.of(recipe.optim, timeline)
+    assert timeline.stages[0].steps_per_epoch == per_epoch
+    for epoch, lr in edges:
+        assert lr_at(round(epoch * per_epoch), plan) == pytest.approx(lr, rel=1e-3, abs=1e-9)
 
 
 def test_the_list_shows_all_of_them(paceline) -> None:

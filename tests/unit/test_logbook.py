@@ -13,6 +13,7 @@ from paceline.errors import UserError
 from paceline.logbook.book import write_logbook
 from paceline.logbook.charts import line_chart, thinned, ticks
 from paceline.logbook.compare import as_csv, as_json, compare, fairness, markdown, table
+from paceline.logbook.live import snapshot
 from paceline.logbook.page import report
 from paceline.logbook.read import Run, read
 from paceline.logbook.verdict import verdict
@@ -252,3 +253,23 @@ def test_ticks_are_round_numbers() -> None:
     assert ticks(3, 3) == [3]
     assert line_chart("empty", "x", {"nothing": []}) == ""
     assert isinstance(Run("x", Path()).seconds, dict)
+
+
+def test_a_run_is_watched_from_the_ends_of_its_files(tmp_path: Path, capsys) -> None:
+    folder = make_run(tmp_path, "two", ranks=2, every=5, steps=2000, status="running")
+    (folder / "summary.json").write_text(json.dumps({"status": "running", "total_steps": 4000}))
+    now = snapshot(folder)  # host-0 is another machine, and has just written
+    assert (now.status, now.step, now.ranks) == ("running", 2000, 2)
+    assert now.seconds_left == pytest.approx(2000 * 0.108)
+    assert main(["watch", str(folder), "--once"]) == 0
+    text = capsys.readouterr().out
+    assert "step 2,000 of 4,000 (50%)" in text
+    assert "time left about 0:03:36" in text
+    assert "host-0  50 %  1.0 GB" in text
+    assert "rank 1: data 1.0 ms, compute 100.0 ms, sync 5.0 ms, optimizer 2.0 ms" in text
+    assert main(["watch", str(tmp_path)]) == 1
+    assert "is no run folder" in capsys.readouterr().err
+    os.utime(folder / "metrics.jsonl", (0, 0))
+    os.utime(folder / "telemetry" / "host-0.jsonl", (0, 0))
+    assert snapshot(folder).status == "killed"
+    assert main(["watch", str(folder)]) == 0  # it ends with the run
