@@ -109,7 +109,7 @@ def export(arguments: list[str]) -> int:
     if options.to.suffix != ".safetensors":
         raise UserError(f"--to {options.to}: weights are written as .safetensors; choose such a name")
     from paceline.checkpoint.store import export_weights
-    from paceline.engine.session import find_save
+    from paceline.engine.saved import find_save
 
     save = find_save(options.source, "last" if options.last else "best")
     print(export_weights(save, options.to, options.raw))
@@ -136,7 +136,7 @@ def evaluate(arguments: list[str]) -> int:
     if not under_launcher(os.environ) and _needs_agent(options):
         return _start_ranks(["evaluate", *arguments], options)
     _enter_rank(options)
-    from paceline.engine.session import evaluate_path
+    from paceline.engine.saved import evaluate_path
 
     label, metrics = evaluate_path(Path(source), "last" if options.last else "best", overrides)
     if metrics:

@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from paceline.config.recipe import Recipe, problems
+from paceline.config.problems import problems
+from paceline.config.recipe import Recipe
 from paceline.errors import ConfigError, UserError
 
 _ADAPTER = TypeAdapter(Recipe)

@@ -5,8 +5,7 @@ Ranks other than the leader go through the same motions with null objects, so th
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 
 from paceline.base import logs
-from paceline.base.clock import Clock
 from paceline.base.device import peak_memory
 from paceline.base.files import write_json
 from paceline.base.logs import log
@@ -22,60 +20,11 @@ from paceline.base.world import World
 from paceline.checkpoint import store
 from paceline.config.io import fingerprint
 from paceline.engine.build import Setup
+from paceline.engine.window import SPLIT, Window
 from paceline.errors import UserError
 from paceline.track.progress import Display
 from paceline.track.records import RunFolder, split_seconds
 from paceline.track.sinks import Sink
-
-_SPLIT = ("data", "compute", "sync", "optimizer")
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a step did; its tensors are still on the device, its times are known when that is done."""
-
-    loss: torch.Tensor
-    correct: torch.Tensor
-    sync_seconds: Callable[[], float]
-    optimizer_seconds: Callable[[], float]
-
-
-class Window:
-    """What happened since the last log record. Tensors stay on the device until somebody looks."""
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.images = 0
-        self.clock = Clock()
-        self.restart()
-
-    def restart(self) -> None:
-        self._begin = time.perf_counter()
-
-    @contextmanager
-    def waiting_for_data(self) -> Iterator[None]:
-        with self.clock.part("data"):
-            yield
-
-    def add(self, step: Step, images: int) -> None:
-        self.steps.append(step)
-        self.images += images
-
-    def take(self) -> torch.Tensor:
-        """This rank's [steps, loss, correct, first bad step or -1, images, seconds as split]; then anew."""
-        losses = torch.stack([step.loss for step in self.steps]).double().cpu()  # waits for the device: when logging
-        bad = (~losses.isfinite()).nonzero()
-        wall = time.perf_counter() - self._begin
-        data = self.clock.take().get("data", 0.0)
-        sync = sum(step.sync_seconds() for step in self.steps)
-        optimizer = sum(step.optimizer_seconds() for step in self.steps)
-        rest = wall - data - optimizer - (0.0 if math.isnan(sync) else sync)
-        correct = torch.stack([step.correct for step in self.steps]).sum().item()
-        first_bad = bad[0].item() if len(bad) else -1
-        figures = [len(losses), losses.sum().item(), correct, first_bad, self.images, data, rest, sync, optimizer]
-        self.steps, self.images = [], 0
-        self.restart()
-        return torch.tensor(figures, dtype=torch.float64)
 
 
 @dataclass
@@ -107,7 +56,7 @@ class Run:
         more = [self.setup.loader.damaged, peak_memory(self._world.device)]
         own = torch.cat([self.window.take(), torch.tensor(more, dtype=torch.float64)])
         ranks = torch.stack(self._world.gather(own))
-        split = {name: times for name, times in zip(_SPLIT, ranks[:, 5:-2].T.tolist(), strict=True) if _known(times)}
+        split = {name: times for name, times in zip(SPLIT, ranks[:, 5:-2].T.tolist(), strict=True) if _known(times)}
         steps = int(ranks[0, 0])
         if (ranks[:, 3] >= 0).any():
             first = step - steps + 1 + int(ranks[ranks[:, 3] >= 0, 3].min())

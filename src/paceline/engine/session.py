@@ -1,9 +1,7 @@
 """One start of the program: find the run folder, build the experiment, train or evaluate it."""
 
-import dataclasses
 import shutil
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +13,16 @@ from paceline.base.logs import console, log
 from paceline.base.world import World
 from paceline.checkpoint import store
 from paceline.config.batch import memory_key
-from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, recipe_from_tree, split_overrides, to_tree
+from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
-from paceline.config.timeline import Timeline, columns, phase_table
-from paceline.data.load.source import fetch, open_source
-from paceline.engine import precision
-from paceline.engine.build import Setup, build, build_model, load_weights
-from paceline.engine.evaluate import evaluate
+from paceline.config.timeline import columns, phase_table
+from paceline.data.load.source import fetch
+from paceline.engine.build import Setup, build
 from paceline.engine.run import Run
 from paceline.engine.train import train
 from paceline.errors import ConfigError, UserError
 from paceline.logbook.read import read
 from paceline.logbook.verdict import verdict
-from paceline.model import zoo
 from paceline.optim.schedules import lr_at
 from paceline.track import environment
 from paceline.track.progress import Bar, Display, Lines
@@ -202,7 +197,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
         setup,
         Fan(_sinks(folder, setup, first_step, resumed=folder.metrics.exists()) if world.is_leader else []),
         store.Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_leader else store.NoWriter(),
-        _display(world, setup.total_steps, first_step),
+        display_of(world, setup.total_steps, first_step),
         first_step,
         best=(-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None,
     )
@@ -241,67 +236,7 @@ def _examples(setup: Setup, count: int = 16) -> torch.Tensor:
     return (images * std + mean).clamp(0, 1)
 
 
-def _display(world: World, total_steps: int = 0, first_step: int = 0) -> Display:
+def display_of(world: World, total_steps: int = 0, first_step: int = 0) -> Display:
     if not world.is_leader:
         return Display()
     return Bar(total_steps, first_step) if console.is_terminal else Lines()
-
-
-def find_save(path: Path, which: str) -> Path:
-    """The save a path means: itself, or a run's best or last one."""
-    if (path / "COMMIT").exists():
-        return path
-    folder = RunFolder(path)
-    if not folder.exists and not folder.checkpoints.is_dir():
-        raise UserError(f"{path} is neither a run folder (with recipe.yaml) nor a checkpoint (with COMMIT)")
-    newest = next(store.committed(folder.checkpoints), None)
-    if newest is None:
-        raise UserError(f"{path} has no complete checkpoint; let it train to its first save")
-    if which == "last":
-        return newest
-    metric = load_recipe(str(folder.recipe)).checkpoint.best
-    best = store.best(folder.checkpoints, metric)
-    return best.folder if best else newest
-
-
-def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str, dict[str, float]]:
-    """Evaluate a save with its own recipe, some fields overridden; what it was, and (on the leader) its metrics."""
-    # only the leader need see the folder, so a device other than the default has to come from the command line
-    world = World.from_env("".join(dict(split_overrides(overrides)).get("device", [])) or "auto")
-    with world.connected():
-        logs.set_up(world.rank, world.size)
-        # the run may be going on, and replace its saves: the leader's choice counts
-        save, parts = world.on_leader(lambda: store.read(find_save(path, which)))
-        folder = save.folder
-        recipe = _saved_recipe(parts, str(folder), overrides)
-        source = open_source(recipe)
-        if (channels := len(parts["progress"]["normalisation"]["mean"])) != source.channels:
-            raise UserError(
-                f"{folder} was trained on images of {channels} channels, {source.name} has {source.channels}; "
-                "evaluate it on data of the same kind"
-            )
-        # the save brings all the weights: nothing is to be fetched
-        plain = dataclasses.replace(recipe, model=zoo.untrained(recipe.model))
-        timeline = Timeline.of(recipe, source.num_train)
-        model = build_model(plain, source, timeline, world)
-        load_weights(model, parts["ema"] or parts["model"], str(folder))
-        resolved = precision.resolve(recipe.precision, world.device)
-        batches = source.evaluator(timeline.stages[-1], world.rank, world.size, world.device)
-        with closing(_display(world)) as display, display.evaluating(batches) as advance:
-            metrics = evaluate(
-                model,
-                batches,
-                world,
-                lambda: precision.autocast(resolved, world.device),
-                recipe.evaluate.views,
-                advance,
-            )
-    label = f"{folder} (step {save.step}), {recipe.data.name}, views {recipe.evaluate.views}"
-    return label, metrics if world.is_leader else {}
-
-
-def _saved_recipe(parts: dict[str, Any], origin: str, overrides: Sequence[str]) -> Recipe:
-    """The recipe of a save; images are normalised as in training, whatever data they come from."""
-    tree = parts["progress"]["recipe"]
-    tree["data"] = tree["data"] | parts["progress"]["normalisation"]
-    return recipe_from_tree(tree, origin, overrides)

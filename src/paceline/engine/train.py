@@ -31,8 +31,9 @@ from paceline.data.load.order import step_seed
 from paceline.engine.build import Setup
 from paceline.engine.evaluate import evaluate
 from paceline.engine.interval import Interval
-from paceline.engine.run import Run, Step
+from paceline.engine.run import Run
 from paceline.engine.stop import Agreement, Signals
+from paceline.engine.window import Step
 from paceline.errors import Stopped
 from paceline.optim.groups import set_lr
 from paceline.optim.schedules import lr_at

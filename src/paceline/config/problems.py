@@ -1,0 +1,59 @@
+"""What is wrong with a recipe beyond the type and range of single fields."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from paceline.config.duration import parse
+from paceline.config.phases import problems as phase_problems
+from paceline.config.phases import ramp_problems
+from paceline.config.recipe import Recipe, near_multiples
+
+
+def problems(recipe: Recipe) -> Iterator[str]:
+    """What is wrong with a recipe beyond the type and range of single fields."""
+    train, schedule = recipe.train, recipe.optim.schedule
+    if train.global_batch % train.accumulation:
+        yield (
+            f"train.accumulation={train.accumulation} does not divide train.global_batch={train.global_batch}; "
+            f"try {' or '.join(map(str, near_multiples(train.global_batch, train.accumulation)))} for the batch"
+        )
+    if len(recipe.data.mean) != len(recipe.data.std):
+        yield f"data.mean has {len(recipe.data.mean)} values, data.std {len(recipe.data.std)}; give both or neither"
+    if schedule.name == "piecewise" and not schedule.points:
+        yield "optim.schedule.points is empty; a piecewise schedule needs e.g. [{at: 0ep, factor: 1.0}]"
+    if schedule.name != "piecewise" and schedule.points:
+        yield f"optim.schedule.points is only read by a piecewise schedule, not by {schedule.name!r}; remove one"
+    for name in ("crop_scale", "crop_ratio"):
+        low, high = getattr(recipe.data.augment, name)
+        if low > high:
+            yield f"data.augment.{name}={low}, {high}: the first is larger than the second; swap them"
+    if recipe.data.name in ("imagenet", "shards", "folder"):
+        if recipe.data.augment.translate:
+            yield f"data.augment.translate is for images in memory, and {recipe.data.name} is not; set it to 0"
+    elif recipe.data.augment.policy != "none" or recipe.data.augment.jitter:
+        yield f"data.augment.policy and jitter are for photographs, and {recipe.data.name} is none; set none and 0"
+    yield from _out_of_order("optim.schedule.points", [point.at for point in schedule.points])
+    length = parse(train.duration)
+    yield from phase_problems(recipe.phases, length.value if length.unit == "ep" else 0.0, train.global_batch)
+    yield from ramp_problems(recipe.ramp)
+    if recipe.ramp.sizes[1] and recipe.phases:
+        yield "ramp and phases both say when images change their size; remove one"
+    if recipe.ramp.sizes[1] and length.unit != "ep":
+        yield f"ramp needs a training in epochs, and train.duration={train.duration}; write e.g. 16ep"
+    epochs = [epoch for epoch, _ in recipe.curve.points]
+    if any(begin >= end for begin, end in pairwise(epochs)):
+        yield f"curve.points are not in order of time: {', '.join(f'{epoch:g}' for epoch in epochs)}"
+    if recipe.exchange.powersgd_rank and recipe.strategy == "fsdp":
+        yield "exchange.powersgd_rank needs whole gradients, which fsdp does not have; use strategy ddp, or 0"
+    if recipe.exchange.powersgd_rank and recipe.exchange.dtype != "fp32":
+        yield f"exchange.dtype={recipe.exchange.dtype} and exchange.powersgd_rank both compress; use one of them"
+    if recipe.exchange.through == "memory" and recipe.strategy == "fsdp":
+        yield "exchange.through=memory is for ddp; fsdp exchanges over the network: use auto"
+
+
+def _out_of_order(path: str, times: list[str]) -> Iterator[str]:
+    amounts = [parse(time) for time in times]
+    if len({amount.unit for amount in amounts}) > 1:
+        yield f"{path} mixes ep and ba ({', '.join(times)}); use one unit"
+    elif amounts != sorted(amounts):
+        yield f"{path} are not in order of time: {', '.join(times)}"

@@ -1,0 +1,82 @@
+"""What a finished or a running run left: find a save, and evaluate it."""
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from paceline.base import logs
+from paceline.base.world import World
+from paceline.checkpoint import store
+from paceline.config.io import load_recipe, recipe_from_tree, split_overrides
+from paceline.config.recipe import Recipe
+from paceline.config.timeline import Timeline
+from paceline.data.load.source import open_source
+from paceline.engine import precision
+from paceline.engine.build import build_model, load_weights
+from paceline.engine.evaluate import evaluate
+from paceline.engine.session import display_of
+from paceline.errors import UserError
+from paceline.model import zoo
+from paceline.track.records import RunFolder
+
+
+def find_save(path: Path, which: str) -> Path:
+    """The save a path means: itself, or a run's best or last one."""
+    if (path / "COMMIT").exists():
+        return path
+    folder = RunFolder(path)
+    if not folder.exists and not folder.checkpoints.is_dir():
+        raise UserError(f"{path} is neither a run folder (with recipe.yaml) nor a checkpoint (with COMMIT)")
+    newest = next(store.committed(folder.checkpoints), None)
+    if newest is None:
+        raise UserError(f"{path} has no complete checkpoint; let it train to its first save")
+    if which == "last":
+        return newest
+    metric = load_recipe(str(folder.recipe)).checkpoint.best
+    best = store.best(folder.checkpoints, metric)
+    return best.folder if best else newest
+
+
+def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str, dict[str, float]]:
+    """Evaluate a save with its own recipe, some fields overridden; what it was, and (on the leader) its metrics."""
+    # only the leader need see the folder, so a device other than the default has to come from the command line
+    world = World.from_env("".join(dict(split_overrides(overrides)).get("device", [])) or "auto")
+    with world.connected():
+        logs.set_up(world.rank, world.size)
+        # the run may be going on, and replace its saves: the leader's choice counts
+        save, parts = world.on_leader(lambda: store.read(find_save(path, which)))
+        folder = save.folder
+        recipe = _saved_recipe(parts, str(folder), overrides)
+        source = open_source(recipe)
+        if (channels := len(parts["progress"]["normalisation"]["mean"])) != source.channels:
+            raise UserError(
+                f"{folder} was trained on images of {channels} channels, {source.name} has {source.channels}; "
+                "evaluate it on data of the same kind"
+            )
+        # the save brings all the weights: nothing is to be fetched
+        plain = dataclasses.replace(recipe, model=zoo.untrained(recipe.model))
+        timeline = Timeline.of(recipe, source.num_train)
+        model = build_model(plain, source, timeline, world)
+        load_weights(model, parts["ema"] or parts["model"], str(folder))
+        resolved = precision.resolve(recipe.precision, world.device)
+        batches = source.evaluator(timeline.stages[-1], world.rank, world.size, world.device)
+        with closing(display_of(world)) as display, display.evaluating(batches) as advance:
+            metrics = evaluate(
+                model,
+                batches,
+                world,
+                lambda: precision.autocast(resolved, world.device),
+                recipe.evaluate.views,
+                advance,
+            )
+    label = f"{folder} (step {save.step}), {recipe.data.name}, views {recipe.evaluate.views}"
+    return label, metrics if world.is_leader else {}
+
+
+def _saved_recipe(parts: dict[str, Any], origin: str, overrides: Sequence[str]) -> Recipe:
+    """The recipe of a save; images are normalised as in training, whatever data they come from."""
+    tree = parts["progress"]["recipe"]
+    tree["data"] = tree["data"] | parts["progress"]["normalisation"]
+    return recipe_from_tree(tree, origin, overrides)
