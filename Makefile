@@ -8,7 +8,7 @@ READY := .venv/.ready
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-demo: $(READY)  ## train the embedded digits on one process, then on two
+demo: $(READY)  ## train the embedded digits on one process and on two, compare, write logbook and report
 	$(BIN)/paceline demo
 
 test: $(READY)  ## run all tests

@@ -124,9 +124,12 @@ def test_a_finished_run_is_left_alone_and_the_next_one_gets_a_number(here, tmp_p
 def test_the_demo(paceline, tmp_path: Path) -> None:
     answer = paceline("demo")
     assert answer.returncode == 0, answer.stderr
-    runs = sorted((tmp_path / "runs").iterdir())
+    runs = sorted((tmp_path / "runs").glob("demo-*"))
     accuracies = [_final(run)["final"]["top1"] for run in runs]
     assert [_final(run)["ranks"] for run in runs] == [1, 2]
     assert min(accuracies) > 0.97
     assert "What it cannot show" in answer.stdout
+    assert "the same experiment" in answer.stdout
+    assert (tmp_path / "runs" / "report.html").exists()
+    assert (tmp_path / "runs" / "logbook" / runs[0].name / "README.md").exists()
     assert all(str(run.name) in answer.stdout.replace("\n", "") for run in runs)

@@ -67,6 +67,8 @@ def test_the_same_experiment_on_more_ranks_is_a_speed_up(tmp_path: Path) -> None
     assert json.loads(as_json(comparison))["same_experiment"] is True
     assert as_csv(comparison).count("\n") == 3
     assert "| speed-up | - | 1.78x |" in markdown(comparison)
+    two.status = "killed"
+    assert not compare([one, two]).speedup_counts  # half a run proves nothing
 
 
 def test_what_matters_makes_another_experiment_of_it(tmp_path: Path) -> None:

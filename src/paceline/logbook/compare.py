@@ -105,7 +105,9 @@ class Comparison:
 
     @property
     def speedup_counts(self) -> bool:
-        return self.fairness.same and not self.fairness.unknown
+        """Of whole runs of one experiment only."""
+        whole = all(run.status in ("finished", "imported") for run in self.runs)
+        return whole and self.fairness.same and not self.fairness.unknown
 
 
 def compare(runs: Sequence[Run], target: float | None = None, price: float | None = None) -> Comparison:
