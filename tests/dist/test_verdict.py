@@ -1,9 +1,17 @@
 """What limits a run, provoked in real runs: the verdict has to name it."""
 
+import contextlib
+import os
+import re
+import shutil
+import subprocess
 import time
 from pathlib import Path
 
+import pytest
+from conftest import command, environment
 from processes import run_ranks
+from strategies import limit, namespaces
 
 from paceline.logbook.read import read
 from paceline.logbook.verdict import Finding, verdict
@@ -59,6 +67,37 @@ def test_a_slow_loader_on_one_rank(tmp_path: Path) -> None:
     found = _verdict(tmp_path, 2, *SMALL, before=_slow_loader_on_rank_1)
     assert found.cause == "data on one rank"
     assert found.text.startswith("rank 1 on ")
+
+
+def _can_limit_links() -> bool:
+    if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
+        return False
+    with contextlib.suppress(subprocess.CalledProcessError), namespaces() as (nodes, _):
+        limit(nodes, 100)
+        return True
+    return False
+
+
+@pytest.mark.skipif(
+    not _can_limit_links(), reason="network namespaces need root and Debian's iproute2; run the tests as root there"
+)
+def test_a_limited_link(tmp_path: Path) -> None:
+    """Two machines, as far as the network goes, with 20 Mbit/s between them."""
+    words = (*WORDS, "--model.options", "{widths: [64, 128], norm: group}", "--nodes", 2)
+    with namespaces() as (nodes, address):
+        limit(nodes, 20)
+        machines = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", node, *command(*words, "--rendezvous", f"{address}:29400", "--node-rank", rank)],
+                cwd=tmp_path,
+                env=environment(),
+            )
+            for rank, node in enumerate(nodes)
+        ]
+        assert [machine.wait(timeout=120) for machine in machines] == [0, 0]
+    found = verdict(read(tmp_path / "runs" / "digits"))[0]
+    assert found.cause == "exchange"
+    assert re.search(r"at 0\.0(1[5-9]|2\d*) Gbit/s; accumulate", found.text), found.text
 
 
 def test_a_tiny_batch(tmp_path: Path) -> None:
