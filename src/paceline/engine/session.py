@@ -27,7 +27,7 @@ from paceline.optim.schedules import lr_at
 from paceline.track import environment
 from paceline.track.progress import Bar, Display, Lines
 from paceline.track.records import JsonLines, RunFolder, largest_batch
-from paceline.track.sinks import Fan, Guarded, InBackground, Sink, TensorBoard, WeightsAndBiases
+from paceline.track.sinks import Fan, Guarded, InBackground, Sink, TensorBoard, WeightsAndBiases, started
 from paceline.track.telemetry import HostSampler
 
 
@@ -222,15 +222,18 @@ def _sinks(folder: RunFolder, setup: Setup, first_step: int, resumed: bool) -> l
     sinks: list[Sink] = [Guarded(lines, persistent=True)]
     settings, recipe = setup.recipe.log, setup.recipe
     if settings.tensorboard:
-        sinks.append(Guarded(TensorBoard(folder.tensorboard, first_step, dump_recipe(recipe), _examples(setup))))
+        board = (folder.tensorboard, first_step, dump_recipe(recipe))
+        sinks.append(started(lambda: TensorBoard(*board, _examples(setup)), "TensorBoard"))
     if settings.wandb:
         there = (folder.path, folder.path.name, settings.project, to_tree(recipe))
         sinks.append(InBackground(lambda: WeightsAndBiases(*there), "Weights & Biases"))
     return sinks
 
 
-def _examples(setup: Setup, count: int = 16) -> torch.Tensor:
-    """Training images as they are, with values from 0 to 1."""
+def _examples(setup: Setup, count: int = 16) -> torch.Tensor | None:
+    """Training images as they are, with values from 0 to 1; none of data that are no pictures."""
+    if setup.source.channels not in (1, 3):
+        return None
     images = setup.loader.plain_images(count)[:count].float().cpu()
     mean, std = (torch.as_tensor(values).cpu().view(1, -1, 1, 1) for values in (setup.loader.mean, setup.loader.std))
     return (images * std + mean).clamp(0, 1)

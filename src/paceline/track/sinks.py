@@ -102,11 +102,7 @@ class InBackground:
         self._thread.start()
 
     def _work(self) -> None:
-        try:
-            sink = Guarded(self._make())
-        except Exception as error:
-            log.warning("%s stopped: %s", self._name, error)
-            return
+        sink = started(self._make, self._name)
         while (record := self._queue.get()) is not None:
             sink.write(record)
         sink.close()
@@ -155,6 +151,15 @@ class Guarded:
                 self._sink.close()
             except Exception as error:
                 log.warning("%s did not close: %s", type(self._sink).__name__, error)
+
+
+def started(make: Callable[[], Sink], name: str) -> Sink:
+    """The sink, guarded; one that cannot even start is said, and takes nothing."""
+    try:
+        return Guarded(make())
+    except Exception as error:
+        log.warning("%s stopped: %s", name, error)
+        return Fan([])
 
 
 class Fan:
