@@ -152,13 +152,52 @@ def test_what_is_no_run_is_named_and_the_rest_is_shown(tmp_path: Path, capsys) -
     with pytest.raises(UserError, match=r"poem.txt is neither a run folder nor a log that can be imported; known are"):
         read(tmp_path / "poem.txt")
     good = make_run(tmp_path, "good")
-    assert main(["compare", str(tmp_path / "nothing"), str(good), str(tmp_path / "poem.txt")]) == 0
+    assert main(["compare", str(good), str(tmp_path / "nothing"), str(tmp_path / "poem.txt")]) == 0
     printed = capsys.readouterr()
     assert "left out: " in printed.err
     assert "there is no such run" in printed.err
     assert "poem.txt" in printed.err
     assert "good" in printed.out
-    assert main(["compare", str(tmp_path / "nothing")]) == 1
+    assert main(["compare", str(tmp_path / "nothing"), str(good)]) == 1  # nothing to compare with
+    with pytest.raises(SystemExit, match="0"):
+        main(["compare", "--help"])
+
+
+def test_missing_records_and_missing_settings_are_no_speed_up(tmp_path: Path) -> None:
+    one = make_run(tmp_path, "one")
+    holes = make_run(tmp_path, "holes", ranks=2, seconds={"compute": 0.05})
+    lines = (holes / "metrics.jsonl").read_text().splitlines()
+    (holes / "metrics.jsonl").write_text("\n".join(["garbage", *lines[3:]]) + "\n")
+    found = compare([read(one), read(holes)])
+    assert not found.speedup_counts
+    assert any("records are missing" in note for note in found.runs[1].notes)
+    other = make_run(tmp_path, "other", "--model.options", "{}")
+    assert "model.options" in fairness([read(one), read(other)]).sentence
+
+
+def test_damaged_records_are_one_clear_line(tmp_path: Path, capsys) -> None:
+    good = make_run(tmp_path, "good")
+    for name, text in (("metrics.jsonl", '{"kind": "train", "step": 1, "seconds": "x"}\n'), ("environment.json", "[]")):
+        bad = make_run(tmp_path, f"bad-{name}")
+        (bad / name).write_text(text)
+        assert main(["compare", str(good), str(bad)]) == 0
+    (tmp_path / "binary").mkdir()
+    (tmp_path / "binary" / "recipe.yaml").write_bytes(b"\xff\xfe\x00")
+    assert main(["doctor", str(tmp_path / "binary")]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_two_runs_of_one_name_have_pages_of_their_own(tmp_path: Path) -> None:
+    book = tmp_path / "book"
+    first, second = make_run(tmp_path / "a", "same"), make_run(tmp_path / "b", "same")
+    page = write_logbook([read(first)], book)[0]
+    page.write_text(page.read_text().replace("again -->\n", "again --> \nMine: <!-- end of notes --> and more.\n"))
+    other = write_logbook([read(second)], book)[0]
+    write_logbook([read(first)], book)
+    assert other != page
+    assert "and more." in page.read_text()
+    assert "Mine" not in other.read_text()
+    assert (book / "index.md").read_text().count("README.md") == 2
 
 
 CASES = {

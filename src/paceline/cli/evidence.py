@@ -53,8 +53,8 @@ def _share(text: str) -> float:
     return value
 
 
-def _read(paths: Sequence[Path]) -> "list[Run]":
-    """All that can be read; what cannot is named, and only fatal if nothing is left."""
+def _read(paths: Sequence[Path], relative: bool = False) -> "list[Run]":
+    """All that can be read; what cannot is named, and fatal if nothing is left, or if all is relative to the first."""
     from paceline.logbook.read import named_apart, read
 
     runs, complaints = [], []
@@ -63,15 +63,15 @@ def _read(paths: Sequence[Path]) -> "list[Run]":
             runs.append(read(path))
         except UserError as error:
             complaints.append(str(error))
-    if not runs:
-        raise UserError("; ".join(complaints))
+    if not runs or (complaints and runs[0].origin != paths[0] and relative):
+        raise UserError("; ".join(complaints))  # without the first run there is nothing to compare with
     for complaint in complaints:
         print(f"paceline: left out: {complaint}", file=sys.stderr)
     return named_apart(runs)
 
 
 def compare(arguments: list[str]) -> int:
-    parser = _runs_parser("compare", "RUN RUN [RUN ...] [--to 93%] [--price 3.06] [--out DIR]", _COMPARE)
+    parser = _runs_parser("compare", "RUN RUN [RUN ...] [--to 0.93] [--price 3.06] [--out DIR]", _COMPARE)
     _add_comparison(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="also write comparison.md, .json, .csv and charts there"
@@ -79,7 +79,7 @@ def compare(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     from paceline.logbook.compare import compare as compared
 
-    comparison = compared(_read(options.runs), options.to, options.price)
+    comparison = compared(_read(options.runs, relative=True), options.to, options.price)
     _show(comparison)
     if options.out:
         _write(comparison, options.out)
@@ -90,24 +90,25 @@ def _show(comparison: "Comparison") -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from paceline.logbook.compare import listing, table
 
     screen = Console()
     if len(comparison.runs) > 1:
-        screen.print(comparison.fairness.sentence, style="bold", highlight=False, soft_wrap=True)
+        screen.print(comparison.fairness.sentence, style="bold", highlight=False, soft_wrap=True, markup=False)
         for line in listing(comparison.fairness):
-            screen.print(f"  {line}", highlight=False, soft_wrap=True)
+            screen.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
     head, *rows = table(comparison)
     shown = Table(box=box.SIMPLE)
     for number, cell in enumerate(head):
-        shown.add_column(cell, justify="right" if number else "left", overflow="fold")
+        shown.add_column(Text(cell), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        shown.add_row(*row)
+        shown.add_row(*map(Text, row))
     screen.print(shown)
     for run in comparison.runs:
         for note in run.notes:
-            screen.print(f"{run.name}: {note}", highlight=False, soft_wrap=True)
+            screen.print(f"{run.name}: {note}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _write(comparison: "Comparison", out: Path) -> None:

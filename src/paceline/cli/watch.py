@@ -123,6 +123,7 @@ def _screen(now: "Snapshot") -> "Group":
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
+    from rich.text import Text
 
     figures = Table(box=None, show_header=False)
     for label, value in _figures(now):
@@ -134,4 +135,4 @@ def _screen(now: "Snapshot") -> "Group":
     for row in _ranks(now):
         ranks.add_row(*row)
     bar = ProgressBar(total=now.total_steps or 1, completed=now.step, width=60)
-    return Group(now.name, bar, figures, hosts, *([ranks] if ranks.row_count else []))
+    return Group(Text(now.name), bar, figures, hosts, *([ranks] if ranks.row_count else []))

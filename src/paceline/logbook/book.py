@@ -17,7 +17,7 @@ from paceline.logbook.read import PARTS, Run
 from paceline.logbook.verdict import verdict
 
 _OPEN, _CLOSE = "<!-- notes: yours; kept when this page is written again -->", "<!-- end of notes -->"
-_NOTES = re.compile(re.escape(_OPEN) + r"\n(.*?)" + re.escape(_CLOSE), re.DOTALL)
+_NOTES = re.compile(re.escape(_OPEN) + r"[ \t\r]*\n(.*)" + re.escape(_CLOSE), re.DOTALL)
 _WORDS = {
     "data": "waiting for data",
     "compute": "forward and backward",
@@ -35,9 +35,19 @@ def write_logbook(runs: Sequence[Run], out: Path) -> list[Path]:
         comparison = compare(runs)
         write_text(out / "comparison.md", f"# Comparison\n\n{markdown(comparison)}")
         pages.append(out / "comparison.md")
-    entries = sorted((json.loads(path.read_text(encoding="utf-8")) for path in out.glob("*/facts.json")), key=_when)
+    entries = sorted(_entries(out), key=_when)
     write_text(out / "index.md", _index(entries, (out / "comparison.md").exists()))
     return [*pages, out / "index.md"]
+
+
+def _entries(out: Path) -> Iterator[dict[str, Any]]:
+    for path in out.glob("*/facts.json"):
+        try:
+            entry = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(entry, dict) and {"run", "folder"} <= entry.keys():
+                yield entry
+        except (OSError, ValueError):
+            continue  # somebody else's file
 
 
 def _when(entry: dict[str, Any]) -> str:
@@ -45,19 +55,28 @@ def _when(entry: dict[str, Any]) -> str:
 
 
 def _write_page(run: Run, out: Path) -> Path:
-    folder = out / _file_name(run.name)
+    folder = _folder_of(run, out)
     page = folder / "README.md"
     folder.mkdir(parents=True, exist_ok=True)
-    kept = _NOTES.search(page.read_text(encoding="utf-8")) if page.exists() else None
+    kept = _NOTES.search(page.read_text(encoding="utf-8", errors="replace")) if page.exists() else None
     charts = list(_charts(run))
     for name, svg in charts:
         write_text(folder / name, svg)
     write_text(folder / "dawnbench.tsv", _dawnbench(run))
-    facts = _facts(run)
+    facts = _facts(run) | {"folder": folder.name}
     write_text(folder / "facts.json", json.dumps(facts, indent=2, default=str) + "\n")
     text = "\n".join(_page(run, facts, [name for name, _ in charts]))
     write_text(page, f"{text}\n## Notes\n\n{_OPEN}\n{kept[1] if kept else ''}{_CLOSE}\n")
     return page
+
+
+def _folder_of(run: Run, out: Path) -> Path:
+    """Its own from the last time, or one that no other run has."""
+    origin, plain = str(run.origin.resolve()), _file_name(run.name)
+    taken = {entry["folder"]: entry.get("origin") for entry in _entries(out)}
+    mine = next((folder for folder, owner in taken.items() if owner == origin), None)
+    names = [plain, *(f"{plain}-{number}" for number in range(2, len(taken) + 3))]
+    return out / (mine or next(name for name in names if name not in taken))
 
 
 def _file_name(name: str) -> str:
@@ -69,7 +88,7 @@ def _facts(run: Run) -> dict[str, Any]:
     row = compare([run]).rows[0]
     start = run.starts[0] if run.starts else {}
     return row | {
-        "folder": _file_name(run.name),
+        "origin": str(run.origin.resolve()),
         "recipe": run.recipe.get("name"),
         "model": run.recipe.get("model", {}).get("name") or run.facts.get("model.name"),
         "started": start.get("started"),
@@ -79,7 +98,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _page(run: Run, facts: dict[str, Any], charts: list[str]) -> Iterator[str]:
-    yield f"# {run.name}\n"
+    yield f"# {_plain(run.name)}\n"
     for note in run.notes:
         yield f"> {note}\n"
     yield from _table("What", _what(run))
@@ -94,6 +113,11 @@ def _page(run: Run, facts: dict[str, Any], charts: list[str]) -> Iterator[str]:
         yield ""
     yield from _use(run)
     yield from _again(run)
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown and HTML leave alone."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
 
 
 def _table(title: str, rows: list[tuple[str, Any]]) -> Iterator[str]:
@@ -228,7 +252,7 @@ def _index(entries: list[dict[str, Any]], compared: bool) -> str:
     lines += ["|---|---|---|---|---|---|---|---|"]
     for entry in entries:
         cells = [
-            f"[{entry['run']}]({entry['folder']}/README.md)",
+            f"[{_plain(entry['run'])}]({entry['folder']}/README.md)",
             entry.get("model") or "",
             str(entry.get("ranks") or ""),
             f"{entry['top1']:.2%}" if entry.get("top1") is not None else "",

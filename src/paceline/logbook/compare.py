@@ -13,6 +13,7 @@ from paceline.logbook.read import Run
 _CONDITIONS = {
     "hardware": "hardware",
     "torch": "torch",
+    "commit": "commit of the folder one worked in",
     "threads of a rank": "threads of a rank",
     "strategy": "strategy",
     "data.threads": "threads that load data",
@@ -88,8 +89,12 @@ def fairness(runs: Sequence[Run]) -> Fairness:
         if any(value != known[0] for value in known):
             label = _DECIDING.get(name) or _CONDITIONS.get(name) or name
             differences.append(Difference(label, values, matters=name not in _CONDITIONS))
-        elif len(known) < len(values) and name in _DECIDING:
-            unknown.append(_DECIDING[name])
+        elif len(known) < len(values):
+            ours = all(run.kind == "paceline" for run in runs)
+            if name in _DECIDING:
+                unknown.append(_DECIDING[name])
+            elif ours and name not in _CONDITIONS:  # a recipe has every field, and options of models differ
+                differences.append(Difference(name, values, matters=True))
     nobody_tells = [label for name, label in _DECIDING.items() if all(each.get(name) is None for each in facts)]
     ordered = sorted(differences, key=lambda difference: not difference.matters)
     return Fairness(tuple(ordered), tuple(unknown + nobody_tells))
@@ -106,7 +111,7 @@ class Comparison:
     @property
     def speedup_counts(self) -> bool:
         """Of whole runs of one experiment only."""
-        whole = all(run.status in ("finished", "imported") for run in self.runs)
+        whole = all(run.status in ("finished", "imported") and run.complete for run in self.runs)
         return whole and self.fairness.same and not self.fairness.unknown
 
 
@@ -132,6 +137,7 @@ def _row(run: Run, target: float | None, price: float | None) -> dict[str, Any]:
         "ranks": run.ranks,
         "hosts": hosts,
         "devices": run.devices,
+        "hardware": run.facts.get("hardware"),
         "global_batch": run.global_batch,
         "images_per_second": run.images_per_second,
         "train_seconds": run.train_seconds,
@@ -156,9 +162,8 @@ def _relation(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
         ratio = base["train_seconds"] / row["train_seconds"]
     elif row["images_per_second"] and base["images_per_second"]:
         ratio = row["images_per_second"] / base["images_per_second"]
-    elif row["train_seconds"] and base["train_seconds"]:
-        ratio = base["train_seconds"] / row["train_seconds"]
-    more = row["devices"] / base["devices"] if row["devices"] and base["devices"] else None
+    alike = row["hardware"] == base["hardware"]
+    more = row["devices"] / base["devices"] if row["devices"] and base["devices"] and alike else None
     difference = noise = None
     if row["top1"] is not None and base["top1"] is not None:
         difference = row["top1"] - base["top1"]

@@ -38,7 +38,7 @@ def snapshot(path: Path) -> Snapshot:
     folder = RunFolder(path)
     summary, starts = folder.read_summary(), folder.read_starts()
     status = summary.get("status", "starting")
-    if status == "running" and not folder.in_use:
+    if status in ("running", "starting") and not folder.in_use:
         status = "killed"
     found = Snapshot(path.resolve().name, status, summary.get("total_steps", 0))
     found.ranks = starts[-1].get("ranks", 0) if starts else 0

@@ -33,6 +33,8 @@ class Run:
     records: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     """What identifies the experiment, by name."""
+    complete: bool = True
+    """Whether its times are those of one whole training on the same ranks."""
     notes: list[str] = field(default_factory=list)
     """What a reader has to know: what is missing, odd or partial."""
 
@@ -174,7 +176,7 @@ class Run:
             for before, after in pairwise(samples):
                 gap = after["time"] - before["time"]
                 watts = [gpu["watts"] for gpu in after.get("gpus", []) if gpu.get("watts") is not None]
-                if watts and gap < 60:  # longer: the run was not running
+                if watts and 0 < gap < 60:  # longer: the run was not running
                     total, known = total + gap * sum(watts), True
         return total if known else None
 
@@ -197,7 +199,24 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
 def read(path: Path) -> Run:
     """A run folder, or a log or folder of another program."""
     if RunFolder(path).exists:
-        return _from_folder(RunFolder(path))
+        try:
+            run = _from_folder(RunFolder(path))
+            _ = (
+                run.seconds,
+                run.seconds_per_rank,
+                run.telemetry,
+                run.device_use(),
+                run.energy(),
+                run.best,
+                run.devices,
+            )
+            _ = (run.images_per_second, run.peak_memory, run.global_batch, run.hosts)
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+            reason = " ".join(str(error).split())[:120]
+            raise UserError(
+                f"{path}: its records are damaged ({type(error).__name__}: {reason}); mend or leave it out"
+            ) from None
+        return run
     if not path.exists():
         raise UserError(f"{path}: there is no such run; give run folders, or logs of other programs")
     from paceline.logbook.importers import read_foreign
@@ -217,7 +236,7 @@ def _from_folder(folder: RunFolder) -> Run:
     run = Run(folder.path.resolve().name, folder.path, summary=folder.read_summary())
     try:
         run.recipe = yaml.safe_load(folder.recipe.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         run.notes.append(f"recipe.yaml cannot be read ({type(error).__name__})")
     if not isinstance(run.recipe, dict):
         run.recipe = {}
@@ -234,6 +253,17 @@ def _from_folder(folder: RunFolder) -> Run:
         run.notes.append(f"partial: the run {words[run.status]}{reason}")
     if not run.trained:
         run.notes.append("no training step was recorded")
+    recorded = sum(record.get("steps", 0) for record in run.trained)
+    if run.trained and recorded != run.trained[-1]["step"]:
+        run.complete = False
+        last = run.trained[-1]["step"]
+        run.notes.append(
+            f"partial: metrics.jsonl tells of {recorded} steps, and ends at step {last}: records are missing"
+        )
+    if len({start.get("ranks") for start in run.starts}) > 1:
+        run.complete = False
+        ranks = ", then ".join(str(start.get("ranks")) for start in run.starts)
+        run.notes.append(f"resumed on another number of ranks: {ranks}")
     if not run.evaluated:
         run.notes.append("no evaluation was recorded")
     if not any((folder.telemetry).glob("*.jsonl")):
@@ -262,10 +292,11 @@ def _facts(run: Run) -> dict[str, Any]:
         if not any(key == name or key.startswith(f"{name}.") for name in _NOT_THE_EXPERIMENT)
     }
     last = run.starts[-1] if run.starts else {}
-    found["precision"] = last.get("precision", found.get("precision"))
+    found["precision"] = last.get("precision")
     found["data"] = last.get("data")
     packages = last.get("packages", {})
     found["code"] = packages.get("paceline")
+    found["commit"] = (last.get("code") or {}).get("commit")
     found["torch"] = packages.get("torch")
     hardware = last.get("hardware", {})
     found["hardware"] = hardware.get("gpu") or hardware.get("cpu")

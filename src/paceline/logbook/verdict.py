@@ -28,11 +28,9 @@ def verdict(run: Run) -> list[Finding]:
     found = sorted(_findings(run), key=lambda finding: -finding.share)
     if not found:
         share = run.seconds["compute"] / run.total_seconds
-        found = [
-            Finding(
-                "compute", share, f"limited by computing: {share:.0%} of the time is forward and backward{_speed(run)}"
-            )
-        ]
+        with_exchange = "sync" not in run.seconds and (run.ranks or 1) > 1
+        words = "forward and backward, the exchange in them not measured" if with_exchange else "forward and backward"
+        found = [Finding("compute", share, f"limited by computing: {share:.0%} of the time is {words}{_speed(run)}")]
     return found
 
 
@@ -102,9 +100,7 @@ def _data(run: Run) -> Iterator[Finding]:
 def _exchange(run: Run, straggler: Finding | None) -> Iterator[Finding]:
     """The exchange itself: what even the rank that came last spends in it. Waiting for a slow rank is not that."""
     ranks = run.seconds_per_rank.get("sync", [])
-    if not ranks:
-        return
-    own = min(ranks) if straggler else statistics.fmean(ranks)
+    own = min(ranks) if ranks and straggler else run.seconds.get("sync", 0.0)
     train = run.train_seconds or 1.0
     if own < 0.2 * train:
         return
