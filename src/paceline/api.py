@@ -8,6 +8,7 @@ paceline.Run("runs/one").curve("top1")            # points of a curve
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -83,10 +84,9 @@ def train(
             print(line, end="", flush=True)
     if process.returncode:
         raise UserError(lines[-1].removeprefix("paceline: ") if lines else f"it ended with status {process.returncode}")
-    # a finished run of that name was left alone, and this one got a number
-    summaries = [Path(runs) / name / "summary.json", *Path(runs).glob(f"{name}-*/summary.json")]
-    newest = max((path for path in summaries if path.exists()), key=lambda path: path.stat().st_mtime)
-    return Run(newest.parent)
+    # a finished run of that name was left alone, and this one got a number: it says which
+    told = [match[1] for match in (re.search(r"finished: .*images/s; (.+)$", line) for line in lines) if match]
+    return Run(told[-1] if told else Path(runs) / name)
 
 
 def compare(*runs: "str | Path | Run", to: float | None = None, price: float | None = None) -> Comparison:

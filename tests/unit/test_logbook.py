@@ -127,6 +127,18 @@ def test_other_programs_logs(tmp_path: Path) -> None:
     )
     lightning = read(tmp_path / "lightning")
     assert (lightning.trained[0]["loss"], lightning.final["top1"]) == (2.0, 0.4)
+    (tmp_path / "percent.csv").write_text("epoch,step,val_acc\n0,1,0.9\n1,2,93.5\n")
+    assert [record["top1"] for record in read(tmp_path / "percent.csv").evaluated] == pytest.approx([0.009, 0.935])
+    (tmp_path / "odd.log").write_text(
+        "# ranks: two\nEpoch: [0][0/0]\tTime 1.0 (1.0)\nEpoch: [0][1/2]\tTime 0.5.3 (0.5)\n * Acc@1 5.0\n"
+    )
+    assert any("# ranks: two is no number" in note for note in read(tmp_path / "odd.log").notes)
+    (tmp_path / "other.csv").write_text("name,stepmother,loss\na,b,1\n")
+    with pytest.raises(UserError, match="neither a run folder nor a log"):
+        read(tmp_path / "other.csv")
+    make_run(tmp_path / "many", "one")
+    with pytest.raises(UserError, match=r"many holds runs \(one\); give them by name"):
+        read(tmp_path / "many")
     (tmp_path / "both.log").write_text(
         "Epoch: [0][9/10]\tTime 1.0 (1.0)\n * Acc@1 90.0 Acc@5 99.0\n * Val Acc@1 60.0 Acc@5 80.0\n"
     )

@@ -7,6 +7,7 @@ figures do not: `# ranks: 2`, `# global_batch: 1024`.
 
 import ast
 import csv
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +17,14 @@ from paceline.errors import UserError
 from paceline.logbook.read import Run
 
 _STEP = re.compile(r"Epoch:\s*\[(\d+)\]\s*\[\s*(\d+)/\s*(\d+)\]")
-_METER = re.compile(
-    r"(Time|Data|Loss|Acc@1|Acc@5|Prec@1|Prec@5)\s+(-?[\d.]+(?:e[+-]?\d+)?)\s*\(\s*(-?[\d.]+(?:e[+-]?\d+)?)\)"
+_NUMBER = r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d.])"
+_METER = re.compile(rf"(Time|Data|Loss|Acc@1|Acc@5|Prec@1|Prec@5)\s+{_NUMBER}\s*\(\s*{_NUMBER}\)")
+_RESULT = re.compile(
+    rf"^\s*\*\s*(Val\s+)?(?:Acc|Prec)@1:?\s+{_NUMBER}(?:.*?(?:Acc|Prec)@5:?\s+{_NUMBER})?", re.MULTILINE
 )
-_RESULT = re.compile(r"^\s*\*\s*(Val\s+)?(?:Acc|Prec)@1:?\s+([\d.]+)(?:.*?(?:Acc|Prec)@5:?\s+([\d.]+))?", re.MULTILINE)
 _COMPLETE = re.compile(r"Training complete in:?\s+(?:(\d+) days?, )?(\d+):(\d+):(\d+)")
 _TOLD = re.compile(r"^#\s*([\w.]+)\s*:\s*(.+)$")
+_FIGURES = ("ranks", "nodes", "global_batch", "seconds")
 _ARGUMENTS = {"batch_size": "global_batch", "workers": "data.threads", "arch": "model.name", "lr": "optim.lr"}
 _KNOWN = (
     "known are run folders, lines of PyTorch's ImageNet example (`Epoch: [0][10/1252] Time ...`), DAWNBench's TSV "
@@ -53,9 +56,10 @@ def _lines(path: Path) -> list[str]:
 
 def _number(text: str | None) -> float | None:
     try:
-        return float(text) if text not in (None, "") else None
+        value = float(text) if text else math.nan
     except ValueError:
-        return None
+        value = math.nan
+    return value if math.isfinite(value) else None
 
 
 def _example(path: Path, run: Run) -> None:
@@ -67,15 +71,19 @@ def _example(path: Path, run: Run) -> None:
     both = any(result[1] for result in results)  # then those without `Val` are of the training set
     for line in lines:
         if told := _TOLD.match(line):
-            run.facts[told[1]] = _value(told[2])
+            value = _value(told[2])
+            if told[1] in _FIGURES and not isinstance(value, int | float):
+                run.notes.append(f"# {told[1]}: {told[2]} is no number, and left out")
+            else:
+                run.facts[told[1]] = value
         elif "Namespace(" in line:
             run.facts |= dict(_arguments(line))
         elif place := _STEP.search(line):
             meters = {name: (float(now), float(mean)) for name, now, mean in _METER.findall(line)}
-            if not meters:
+            epoch, done, count = int(place[1]), int(place[2]) + 1, int(place[3])
+            if not meters or not count:
                 unread += 1
                 continue
-            epoch, done, count = int(place[1]), int(place[2]) + 1, int(place[3])
             epochs[epoch] = {"batches": min(done, count), "of": count, "meters": meters}
             run.facts["steps per epoch"] = count
         elif (result := _RESULT.match(line)) and (result[1] or not both):
@@ -178,6 +186,17 @@ def _lightning(path: Path, run: Run) -> None:
                 }
                 if any(value is not None for value in found.values()):
                     run.records.append({"kind": kind, "step": int(step), "epoch": epoch, "steps": 1} | found)
+    _as_shares(run)
+
+
+def _as_shares(run: Run) -> None:
+    """Accuracies of a log are all shares or all per cent."""
+    for kind in ("train", "eval"):
+        for metric in ("top1", "top5"):
+            own = [record for record in run.records if record["kind"] == kind and record.get(metric) is not None]
+            if any(record[metric] > 1 for record in own):
+                for record in own:
+                    record[metric] /= 100
 
 
 _TAGS = {
@@ -201,16 +220,20 @@ def _tensorboard(path: Path, run: Run) -> None:
             kind, metric = _TAGS[tag]
             for event in events.Scalars(tag):
                 place = {"kind": kind, "step": event.step, "steps": 1, "time": event.wall_time}
-                value = event.value / 100 if metric.startswith("top") and event.value > 1 else event.value
-                records.setdefault((kind, event.step), place)[metric] = value
+                records.setdefault((kind, event.step), place)[metric] = event.value
     run.records = sorted(records.values(), key=lambda record: (record["step"], record["kind"] == "eval"))
+    _as_shares(run)
     if unknown := [tag for tag in tags if tag not in _TAGS]:
         run.notes.append(f"tags without a counterpart here: {', '.join(unknown[:5])}{' ...' if unknown[5:] else ''}")
 
 
+def _is_lightning(path: Path) -> bool:
+    return path.suffix == ".csv" and {"epoch", "step"} <= set(_head(path).partition("\n")[0].strip().split(","))
+
+
 _FORMATS: tuple[tuple[str, Callable[[Path], bool], Callable[[Path, Run], None]], ...] = (
     ("TensorBoard events", lambda path: "events.out.tfevents" in path.name, _tensorboard),
-    ("Lightning metrics.csv", lambda path: path.suffix == ".csv" and "step" in _head(path)[:1000], _lightning),
+    ("Lightning metrics.csv", _is_lightning, _lightning),
     ("DAWNBench TSV", lambda path: _head(path).lstrip().startswith("epoch\thours"), _dawnbench),
     ("PyTorch ImageNet example", lambda path: bool(_STEP.search(_head(path)) or _RESULT.search(_head(path))), _example),
 )  # fmt: skip

@@ -72,7 +72,8 @@ class Run:
 
     @property
     def total_seconds(self) -> float | None:
-        return sum(self.seconds.values()) if self.seconds else self.facts.get("seconds")
+        told: float | None = self.facts.get("seconds")  # of another program's log, which says it itself
+        return told or (sum(self.seconds.values()) if self.seconds else None)
 
     @property
     def images(self) -> int:
@@ -219,6 +220,8 @@ def read(path: Path) -> Run:
         return run
     if not path.exists():
         raise UserError(f"{path}: there is no such run; give run folders, or logs of other programs")
+    if inside := sorted(folder.parent.name for folder in path.glob("*/recipe.yaml")):
+        raise UserError(f"{path} holds runs ({', '.join(inside[:5])}{' ...' if inside[5:] else ''}); give them by name")
     from paceline.logbook.importers import read_foreign
 
     return read_foreign(path)
