@@ -12,7 +12,7 @@ import argparse
 import statistics
 from dataclasses import dataclass
 
-from turns import Group, generated, work
+from turns import Group, make_parser, stock_ddp, work
 
 
 @dataclass(frozen=True)
@@ -37,24 +37,13 @@ CONTESTANTS = (
 
 def compete(contestant: Contestant, options: argparse.Namespace) -> None:
     words = ["--precision", options.precision, "--exchange.dtype", contestant.exchange]
-    each = options.batch * contestant.threads
-    work(
-        lambda world: generated(options.model, options.size, each * world.size, *words),
-        contestant.threads,
-        options.steps,
-        contestant.stock,
-    )
+    stock = stock_ddp if contestant.stock else None
+    work(options, options.batch * contestant.threads, *words, threads=contestant.threads, stock=stock)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=32, help="images a rank")
+    parser = make_parser(__doc__, batch=32, steps=4, rounds=9)
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--steps", type=int, default=4, help="steps a turn")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--contestant", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contestant is not None:
         compete(CONTESTANTS[options.contestant], options)

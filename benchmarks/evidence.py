@@ -1,4 +1,4 @@
-"""How long comparison and report take for a long run on many ranks, and how large the page is.
+"""How long comparison and report take for a long run on many ranks, how large the page is, and what the sampler costs.
 
     python benchmarks/evidence.py [--records 100000] [--ranks 64]
 
@@ -16,6 +16,7 @@ from paceline.config.io import dump_recipe, load_recipe
 from paceline.logbook.compare import compare, table
 from paceline.logbook.page import report
 from paceline.logbook.read import read
+from paceline.track.telemetry import HostSampler
 
 
 def generate(folder: Path, records: int, ranks: int) -> None:
@@ -53,10 +54,21 @@ def generate(folder: Path, records: int, ranks: int) -> None:
                 )
 
 
+def sampler_cost(folder: Path, seconds: float) -> float:
+    """Share of a core, of a process that does nothing else; sampled faster than in a run, and counted back."""
+    often = 20
+    begin = time.process_time()
+    sampler = HostSampler(folder / "telemetry", interval=1 / often)
+    time.sleep(seconds)
+    sampler.stop()
+    return (time.process_time() - begin) / seconds / often
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long the sampler is watched")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         folders = [Path(root) / name for name in ("a", "b")]
@@ -69,9 +81,11 @@ def main() -> None:
         compared = time.perf_counter()
         page = report(comparison, "benchmark")
         written = time.perf_counter()
+        sampler = sampler_cost(Path(root), options.seconds)
     print(f"two runs of {options.records:,} records and {options.ranks} ranks, {size / 1e6:,.0f} MB")
     print(f"  read and compared in {compared - begin:.1f} s, report in {written - compared:.1f} s more")
     print(f"  page of {len(page.encode()) / 1e6:.2f} MB")
+    print(f"the sampler of a host takes {sampler:.2%} of a core")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,12 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from turns import Group, generated, work
+from turns import Group, Step, make_parser, stock_ddp, stock_powersgd, work
+
+from paceline.engine.build import Setup
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Contestant:
     ranks: int
     precision: str = "fp32"
     words: tuple[str, ...] = ()
-    stock: bool = False
+    stock: Callable[[Setup], Step] | None = None
     accumulation: int = 1
 
 
@@ -47,7 +49,8 @@ def here(precision: str) -> tuple[Contestant, ...]:
 
 
 APART = (
-    Contestant("DDP as it comes from torch", 2, stock=True),
+    Contestant("DDP as it comes from torch", 2, stock=stock_ddp),
+    Contestant("the same, torch's PowerSGD rank 2", 2, stock=stock_powersgd),
     Contestant("DDP", 2),
     Contestant("DDP, bf16 exchange", 2, words=BF16),
     Contestant("DDP, fp16 exchange", 2, words=FP16),
@@ -61,25 +64,13 @@ APART = (
 def compete(contestant: Contestant, options: argparse.Namespace) -> None:
     words = ["--precision", contestant.precision, *contestant.words]
     words += ["--train.accumulation", str(contestant.accumulation)]
-    each = options.batch * contestant.accumulation
-    work(
-        lambda world: generated(options.model, options.size, each * world.size, *words),
-        1,
-        options.steps,
-        contestant.stock,
-    )
+    work(options, options.batch * contestant.accumulation, *words, stock=contestant.stock)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=16, help="images a rank and micro-batch")
-    parser.add_argument("--steps", type=int, default=2, help="steps a turn")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = make_parser(__doc__, batch=16, steps=2, rounds=5)
     parser.add_argument("--precisions", type=_words, default=["fp32", "bf16", "fp16"], metavar="NAME,...")
     parser.add_argument("--links", type=_rates, default=[], metavar="MBIT,...", help="rates between two namespaces")
-    parser.add_argument("--contestant", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     contestants = APART if options.links else [each for name in options.precisions for each in here(name)]
     if options.contestant is not None:

@@ -4,6 +4,7 @@ Every contestant is one or more ranks with their data and models ready; whoever 
 of them meet the same weather of a noisy machine, and ratios are taken within a round.
 """
 
+import argparse
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,29 +36,59 @@ def generated(model: str, size: int, batch: int, *overrides: str) -> Recipe:
     return load_recipe("cifar10-resnet18", [*words, "--train.duration", "100000ba", *overrides])
 
 
-def work(recipe_for: Callable[[World], Recipe], threads: int, steps: int, stock: bool = False) -> None:
-    """One rank: for every line on standard input, run some steps and answer with their time and the memory so far."""
+def make_parser(description: str | None, batch: int, steps: int, rounds: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=batch, help="images a rank and micro-batch")
+    parser.add_argument("--steps", type=int, default=steps, help="steps a turn")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--contestant", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def work(
+    options: argparse.Namespace,
+    images: int,
+    *overrides: str,
+    threads: int = 1,
+    stock: Callable[[Setup], Step] | None = None,
+) -> None:
+    """One rank: for every line on standard input, run some steps and answer with their time and the memory so far.
+
+    `images` are those of a rank and step; `stock` makes another step than the engine's own.
+    """
     world = World.from_env("cpu")
     with world.connected():
         keep_freed_memory()
         torch.set_num_threads(threads)
-        setup = build(recipe_for(world), world)
-        step = stock_step(setup) if stock else lambda batches: train_step(setup, batches, 0, 0.01)
+        setup = build(generated(options.model, options.size, images * world.size, *overrides), world)
+        step = stock(setup) if stock else lambda batches: train_step(setup, batches, 0, 0.01)
         batches = setup.loader.steps()
         for _ in sys.stdin:
             world.barrier()
             begin = time.perf_counter()
-            for _ in range(steps):
+            for _ in range(options.steps):
                 step(next(batches))
             seconds = time.perf_counter() - begin
             print(json.dumps({"seconds": seconds, "peak": peak_bytes()}), flush=True)
     os._exit(0)
 
 
-def stock_step(setup: Setup) -> Step:
+def stock_ddp(setup: Setup) -> Step:
     """A bare loop around torch's DDP as it comes."""
-    model = DistributedDataParallel(setup.replica.module)
+    return _bare_loop(setup, DistributedDataParallel(setup.replica.module))
 
+
+def stock_powersgd(setup: Setup) -> Step:
+    """The same with torch's own hook, in one bucket: it ends the process under gloo when there are several."""
+    model = DistributedDataParallel(setup.replica.module, bucket_cap_mb=1 << 20)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return _bare_loop(setup, model)
+
+
+def _bare_loop(setup: Setup, model: DistributedDataParallel) -> Step:
     def step(batches: list[Batch]) -> None:
         with setup.autocast():
             logits = model(batches[0].images)

@@ -21,6 +21,9 @@ class Bucket:
     def index(self) -> int:
         return 0
 
+    def is_last(self) -> bool:
+        return True
+
     def buffer(self) -> torch.Tensor:
         return self._buffer
 

@@ -25,20 +25,20 @@ class PowerSgd:
     def __init__(self, world: World, rank: int, after: int):
         self._world, self._rank = world, rank
         self._whole_steps = max(2, after)  # DDP forms its buckets anew in the second step
-        self._seen: dict[int, int] = {}
+        self._steps = 0
         self._factors: dict[int, _Factors] = {}
         self._last_sent: Any = 0.0
 
     def average(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         self._last_sent = now(self._world.device)
         index, buffer = bucket.index(), bucket.buffer()
-        self._seen[index] = self._seen.get(index, 0) + 1
-        if self._seen[index] <= self._whole_steps:
+        if self._steps < self._whole_steps:
             dist.all_reduce(buffer.div_(self._world.size))
         else:
             if index not in self._factors:
                 self._factors[index] = _Factors(bucket, self._rank)
             self._factors[index].average(bucket, self._world.size)
+        self._steps += bucket.is_last()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(buffer)
         return future
@@ -75,7 +75,9 @@ class _Factors:
     def average(self, bucket: GradBucket, ranks: int) -> None:
         """In place."""
         bucket.buffer().add_(self._missed)
-        pairs = list(zip(bucket.gradients(), self._split(self._missed, bucket), self._shapes, strict=True))
+        gradients = bucket.gradients()
+        missed_parts = self._missed.split([gradient.numel() for gradient in gradients])
+        pairs = list(zip(gradients, missed_parts, self._shapes, strict=True))
         matrices = [(gradient.view(shape), missed.view(shape)) for gradient, missed, shape in pairs if shape]
         vectors = [gradient for gradient, _, shape in pairs if shape is None]  # too small to be worth it: sent whole
         ps = [matrix @ q.T for (matrix, _), q in zip(matrices, self._qs, strict=True)]
@@ -97,10 +99,6 @@ class _Factors:
         draw = torch.Generator(self._missed.device).manual_seed(self._index)  # the same on all ranks
         for q in self._qs:
             q.normal_(generator=draw)
-
-    @staticmethod
-    def _split(flat: torch.Tensor, bucket: GradBucket) -> tuple[torch.Tensor, ...]:
-        return flat.split([gradient.numel() for gradient in bucket.gradients()])
 
 
 def _average(tensors: list[torch.Tensor], ranks: int) -> None:
