@@ -67,13 +67,14 @@ def _figures(now: "Snapshot") -> list[tuple[str, str]]:
         rows.append(("step", f"{now.step:,} of {now.total_steps:,} ({now.step / now.total_steps:.0%})"))
     if train:
         rows += [
-            ("epoch", f"{train['epoch']:.2f}"),
-            ("loss", f"{train['loss']:.4f}" if train.get("loss") is not None else "not finite"),
-            ("training top-1", f"{train['top1']:.2%}"),
-            ("images/s", f"{train['images_per_second']:,.0f}"),
+            ("epoch", _known(train.get("epoch"), "{:.2f}")),
+            ("loss", _known(train.get("loss"), "{:.4f}") or "not finite"),
+            ("training top-1", _known(train.get("top1"), "{:.2%}")),
+            ("images/s", _known(train.get("images_per_second"), "{:,.0f}")),
         ]
     if evaluated:
-        rows.append(("validation top-1", f"{evaluated['top1']:.2%} (epoch {evaluated['epoch']:.2f})"))
+        place = _known(evaluated.get("epoch"), " (epoch {:.2f})")
+        rows.append(("validation top-1", _known(evaluated.get("top1"), "{:.2%}") + place))
     if now.seconds_left is not None and now.status == "running":
         rows.append(("time left", f"about {duration(now.seconds_left)}"))
     return rows

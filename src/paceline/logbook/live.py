@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
-
-from paceline.track.records import RunFolder
+from paceline.logbook.folder import sound_records, sound_samples, sound_starts, sound_summary
+from paceline.track.records import RunFolder, json_lines
 
 _TAIL = 1 << 18
 
@@ -36,23 +35,23 @@ class Snapshot:
 
 def snapshot(path: Path) -> Snapshot:
     folder = RunFolder(path)
-    summary, starts = folder.read_summary(), folder.read_starts()
+    summary, starts = sound_summary(folder), sound_starts(folder)
     status = summary.get("status", "starting")
     if status in ("running", "starting") and not folder.in_use:
         status = "killed"
     found = Snapshot(path.resolve().name, status, summary.get("total_steps", 0))
     found.ranks = starts[-1].get("ranks", 0) if starts else 0
-    records = _tail(folder.metrics)
-    found.train = next((record for record in reversed(records) if record.get("kind") == "train"), {})
-    found.evaluated = next((record for record in reversed(records) if record.get("kind") == "eval"), {})
+    lines = json_lines(_tail(folder.metrics))
+    records = sound_records(record for record in lines if {"kind", "step"} <= record.keys())
+    found.train = next((record for record in reversed(records) if record["kind"] == "train"), {})
+    found.evaluated = next((record for record in reversed(records) if record["kind"] == "eval"), {})
     for file in sorted(folder.telemetry.glob("*.jsonl")):
-        samples = [sample for sample in _tail(file) if sample.get("kind") == "sample"]
-        if samples:
+        if samples := sound_samples(_tail(file)):
             found.hosts[file.stem] = samples[-1]
     return found
 
 
-def _tail(path: Path) -> list[dict[str, Any]]:
+def _tail(path: Path) -> list[bytes]:
     """Whole lines at the end of a file."""
     try:
         with path.open("rb") as file:
@@ -61,12 +60,4 @@ def _tail(path: Path) -> list[dict[str, Any]]:
             lines = file.read().splitlines()
     except OSError:
         return []
-    found = []
-    for line in lines[1:] if size > _TAIL else lines:
-        try:
-            record = from_json(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            found.append(record)
-    return found
+    return lines[1:] if size > _TAIL else lines

@@ -1,22 +1,16 @@
 """A run as its readers see it: from a run folder, or from somebody else's log. No torch, nothing written."""
 
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic_core import from_json
-
-from paceline.config.io import leaves
 from paceline.errors import UserError
 from paceline.track.records import RunFolder, split_seconds
 
 PARTS = ("data", "compute", "sync", "optimizer", "evaluate", "checkpoint")
-_PER_RANK_RECORDS = 2000
 
 
 @dataclass
@@ -33,6 +27,8 @@ class Run:
     records: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     """What identifies the experiment, by name."""
+    telemetry: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Samples of each host."""
     complete: bool = True
     """Whether its times are those of one whole training on the same ranks."""
     notes: list[str] = field(default_factory=list)
@@ -151,15 +147,9 @@ class Run:
         reached = (place for place, value in self.curve("top1", across="seconds") if value >= top1)
         return next(reached, None) if self.seconds else None
 
-    @cached_property
-    def telemetry(self) -> dict[str, list[dict[str, Any]]]:
-        """Samples of each host."""
-        paths = sorted((self.origin / "telemetry").glob("*.jsonl")) if self.kind == "paceline" else []
-        return {path.stem: list(_json_lines(path)) for path in paths}
-
     def device_use(self) -> float | None:
         """Mean use of the devices, a share: of the GPUs where there are some, else of the hosts' processors."""
-        samples = [sample for lines in self.telemetry.values() for sample in lines if sample.get("kind") == "sample"]
+        samples = [sample for lines in self.telemetry.values() for sample in lines]
         gpus = [
             gpu["use_percent"]
             for sample in samples
@@ -172,8 +162,7 @@ class Run:
     def energy(self) -> float | None:
         """Joules of the GPUs, from their power at every sample."""
         total, known = 0.0, False
-        for lines in self.telemetry.values():
-            samples = [line for line in lines if line.get("kind") == "sample"]
+        for samples in self.telemetry.values():
             for before, after in pairwise(samples):
                 gap = after["time"] - before["time"]
                 watts = [gpu["watts"] for gpu in after.get("gpus", []) if gpu.get("watts") is not None]
@@ -187,37 +176,12 @@ def _duration(record: dict[str, Any]) -> float:
     return sum(seconds.values()) if isinstance(seconds, dict) else seconds
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_bytes().splitlines():
-        try:
-            record = from_json(line)
-        except ValueError:
-            continue  # half written
-        if isinstance(record, dict):
-            yield record
-
-
 def read(path: Path) -> Run:
     """A run folder, or a log or folder of another program."""
     if RunFolder(path).exists:
-        try:
-            run = _from_folder(RunFolder(path))
-            _ = (
-                run.seconds,
-                run.seconds_per_rank,
-                run.telemetry,
-                run.device_use(),
-                run.energy(),
-                run.best,
-                run.devices,
-            )
-            _ = (run.images_per_second, run.peak_memory, run.global_batch, run.hosts)
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
-            reason = " ".join(str(error).split())[:120]
-            raise UserError(
-                f"{path}: its records are damaged ({type(error).__name__}: {reason}); mend or leave it out"
-            ) from None
-        return run
+        from paceline.logbook.folder import read_folder
+
+        return read_folder(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such run; give run folders, or logs of other programs")
     if inside := sorted(folder.parent.name for folder in path.glob("*/recipe.yaml")):
@@ -233,77 +197,3 @@ def named_apart(runs: list[Run]) -> list[Run]:
         if names.count(run.name) > 1:
             run.name = f"{run.name} ({number})"
     return runs
-
-
-def _from_folder(folder: RunFolder) -> Run:
-    run = Run(folder.path.resolve().name, folder.path, summary=folder.read_summary())
-    try:
-        run.recipe = yaml.safe_load(folder.recipe.read_text(encoding="utf-8")) or {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        run.notes.append(f"recipe.yaml cannot be read ({type(error).__name__})")
-    if not isinstance(run.recipe, dict):
-        run.recipe = {}
-    run.starts = folder.read_starts()
-    run.records = list(folder.records(per_rank=_PER_RANK_RECORDS))
-    run.status = run.summary.get("status", "unknown")
-    run.facts = _facts(run)
-    if run.status == "running" and not folder.in_use:
-        run.status = "killed"
-        run.notes.append("partial: the run was killed, or its machine was lost; figures end at its last record")
-    elif run.status in ("running", "interrupted", "failed"):
-        words = {"running": "is still going on", "interrupted": "was stopped", "failed": "failed"}
-        reason = f" ({run.summary['message']})" if run.summary.get("message") else ""
-        run.notes.append(f"partial: the run {words[run.status]}{reason}")
-    if not run.trained:
-        run.notes.append("no training step was recorded")
-    recorded = sum(record.get("steps", 0) for record in run.trained)
-    if run.trained and recorded != run.trained[-1]["step"]:
-        run.complete = False
-        last = run.trained[-1]["step"]
-        run.notes.append(
-            f"partial: metrics.jsonl tells of {recorded} steps, and ends at step {last}: records are missing"
-        )
-    if len({start.get("ranks") for start in run.starts}) > 1:
-        run.complete = False
-        ranks = ", then ".join(str(start.get("ranks")) for start in run.starts)
-        run.notes.append(f"resumed on another number of ranks: {ranks}")
-    if not run.evaluated:
-        run.notes.append("no evaluation was recorded")
-    if not any((folder.telemetry).glob("*.jsonl")):
-        run.notes.append("no telemetry: use of devices is unknown")
-    return run
-
-
-_NOT_THE_EXPERIMENT = (
-    "name",
-    "about",
-    "log",
-    "checkpoint",
-    "curve",
-    "data.path",
-    "data.threads",
-    "data.max_damaged",
-    "device",
-)
-
-
-def _facts(run: Run) -> dict[str, Any]:
-    """The recipe's fields, data and code, by name."""
-    found = {
-        key: value
-        for key, value in leaves(run.recipe)
-        if not any(key == name or key.startswith(f"{name}.") for name in _NOT_THE_EXPERIMENT)
-    }
-    last = run.starts[-1] if run.starts else {}
-    found["precision"] = last.get("precision")
-    found["data"] = last.get("data")
-    packages = last.get("packages", {})
-    found["code"] = packages.get("paceline")
-    found["commit"] = (last.get("code") or {}).get("commit")
-    found["torch"] = packages.get("torch")
-    hardware = last.get("hardware", {})
-    found["hardware"] = hardware.get("gpu") or hardware.get("cpu")
-    if hardware.get("device") == "cpu":
-        found["threads of a rank"] = hardware.get("threads_per_process")
-    found["data.threads"] = run.recipe.get("data", {}).get("threads")
-    return {key: value for key, value in found.items() if value is not None}

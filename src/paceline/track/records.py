@@ -15,7 +15,7 @@ import math
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +79,25 @@ class RunFolder:
         kept: list[dict[str, Any]] = []
         lines = self.metrics.read_bytes().splitlines()
         every = max(1, len(lines) // per_rank) if per_rank else 1
-        for number, line in enumerate(lines):
-            try:
-                record = from_json(_PER_RANK.sub(b"", line) if number % every else line)
-            except ValueError:
-                continue
-            if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
+        kept_lines = (_PER_RANK.sub(b"", line) if number % every else line for number, line in enumerate(lines))
+        for record in json_lines(kept_lines):
+            if not {"kind", "step"} <= record.keys():
                 continue
             if record["kind"] == "resume":
                 kept = [old for old in kept if old["step"] <= record["step"]]
             kept.append(record)
         yield from kept
+
+
+def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The records of lines; one that was cut off by a kill, or is none, is left out."""
+    for line in lines:
+        try:
+            record = from_json(line, allow_inf_nan=False)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record
 
 
 def split_seconds(trained: list[dict[str, Any]]) -> dict[str, float]:
