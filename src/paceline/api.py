@@ -89,9 +89,14 @@ def train(
     return Run(told[-1] if told else Path(runs) / name)
 
 
-def compare(*runs: "str | Path | Run", to: float | None = None, price: float | None = None) -> Comparison:
-    """Runs side by side, in relation to the first."""
-    found = _comparing.compare(_reading.named_apart([Run(run) for run in runs]), to, price)
+def compare(*runs: "str | Path | Run", to: "str | float | None" = None, price: float | None = None) -> Comparison:
+    """Side by side, in relation to the first; `to`: an accuracy (0.93 or "93%"), `price`: of a host for an hour."""
+    if not runs:
+        raise UserError("compare needs runs: compare('runs/one', 'runs/two')")
+    if price is not None and not price > 0:
+        raise UserError(f"price={price!r} is no price of a host for an hour; write e.g. 3.06")
+    target = None if to is None else _comparing.share(to)
+    found = _comparing.compare(_reading.named_apart([Run(run) for run in runs]), target, price)
     return Comparison(**vars(found))
 
 

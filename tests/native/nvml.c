@@ -17,6 +17,10 @@ int nvmlDeviceGetName(void *device, char *name, unsigned length) {
     snprintf(name, length, "Stand-in %d", NUMBER(device));
     return 0;
 }
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
+    snprintf(uuid, length, "GPU-0000-%d", NUMBER(device));
+    return 0;
+}
 int nvmlDeviceGetUtilizationRates(void *device, utilization *rates) {
     rates->gpu = 90 + NUMBER(device);
     rates->memory = 10;

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from made_runs import make_run
 
+import paceline
 from paceline.cli.main import main
 from paceline.errors import UserError
 from paceline.logbook.book import write_logbook
@@ -87,78 +88,6 @@ def test_what_matters_makes_another_experiment_of_it(tmp_path: Path) -> None:
     assert any("not a speed-up" in line[0] for line in table(compare(runs)))
 
 
-ONE_VM = """# global_batch: 1024
-# data.threads: 1
-Epoch: [0][1200/1252]\tTime  6.123 ( 6.500)\tData  5.50 ( 5.930)\tLoss 4.1e+00 (5.2e+00)\tAcc@1  20.00 ( 12.00)
-Test: [ 10/49]\tTime  1.0 ( 1.0)\tLoss 3.0 (3.0)\tAcc@1 30.0 (30.0)\tAcc@5 55.0 (55.0)
- * Acc@1 35.120 Acc@5 60.500
-Epoch: [1][1251/1252]\tTime  6.100 ( 6.500)\tData  5.50 ( 5.930)\tLoss 3.1e+00 (3.2e+00)\tAcc@1  38.00 ( 36.00)
-Epoch: [1][12
- * Acc@1 46.854 Acc@5 72.586
-Training complete in: 4:42:47
-"""
-TWO_VMS = ONE_VM.replace("1024", "512").replace("threads: 1", "threads: 2").replace("/1252]", "/1251]")
-TWO_VMS = TWO_VMS.replace("46.854", "51.552").replace("72.586", "77.380").replace("4:42:47", "1:16:49")
-
-
-def test_published_logs_of_one_and_two_machines_are_not_the_same_experiment(tmp_path: Path) -> None:
-    for name, text in (("one.log", ONE_VM), ("two.log", TWO_VMS)):
-        (tmp_path / name).write_text(text)
-    runs = [read(tmp_path / name) for name in ("one.log", "two.log")]
-    assert (runs[0].final["top1"], runs[0].final["top5"]) == pytest.approx((0.46854, 0.72586))
-    assert runs[0].facts["seconds"] == 4 * 3600 + 42 * 60 + 47
-    assert runs[0].seconds["data"] / runs[0].train_seconds == pytest.approx(5.93 / 6.5)
-    comparison = compare(runs)
-    assert "not the same experiment: global batch" in comparison.fairness.sentence
-    assert not comparison.speedup_counts
-    assert "91% of training is waiting for data" in verdict(runs[0])[0].text
-
-
-def test_other_programs_logs(tmp_path: Path) -> None:
-    (tmp_path / "dawn.tsv").write_text(
-        "epoch\thours\ttop1Accuracy\ttop5Accuracy\n1\t0.5\t40.5\t65.0\n2\t1.0\t50.0\t75.0\n3\t1."
-    )
-    dawn = read(tmp_path / "dawn.tsv")
-    assert dawn.curve("top5") == [(1.0, 0.65), (2.0, 0.75)]
-    assert dawn.seconds_to(0.5) == pytest.approx(3600)
-    (tmp_path / "lightning").mkdir()
-    (tmp_path / "lightning" / "metrics.csv").write_text(
-        "epoch,step,train_loss,val_loss,val_acc\n0,9,2.0,,\n0,10,,1.5,0.4\n"
-    )
-    lightning = read(tmp_path / "lightning")
-    assert (lightning.trained[0]["loss"], lightning.final["top1"]) == (2.0, 0.4)
-    (tmp_path / "percent.csv").write_text("epoch,step,val_acc\n0,1,0.9\n1,2,93.5\n")
-    assert [record["top1"] for record in read(tmp_path / "percent.csv").evaluated] == pytest.approx([0.009, 0.935])
-    (tmp_path / "odd.log").write_text(
-        "# ranks: two\nEpoch: [0][0/0]\tTime 1.0 (1.0)\nEpoch: [0][1/2]\tTime 0.5.3 (0.5)\n * Acc@1 5.0\n"
-    )
-    assert any("# ranks: two is no number" in note for note in read(tmp_path / "odd.log").notes)
-    (tmp_path / "other.csv").write_text("name,stepmother,loss\na,b,1\n")
-    with pytest.raises(UserError, match="neither a run folder nor a log"):
-        read(tmp_path / "other.csv")
-    make_run(tmp_path / "many", "one")
-    with pytest.raises(UserError, match=r"many holds runs \(one\); give them by name"):
-        read(tmp_path / "many")
-    (tmp_path / "both.log").write_text(
-        "Epoch: [0][9/10]\tTime 1.0 (1.0)\n * Acc@1 90.0 Acc@5 99.0\n * Val Acc@1 60.0 Acc@5 80.0\n"
-    )
-    assert [record["top1"] for record in read(tmp_path / "both.log").evaluated] == [0.6]
-
-
-def test_tensorboard_events(tmp_path: Path) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(tmp_path / "tb") as writer:
-        for step in range(3):
-            writer.add_scalar("Loss/train", 2.0 - step, step)
-            writer.add_scalar("Accuracy/val", 50.0 + step, step)
-            writer.add_scalar("something/else", 1.0, step)
-    run = read(tmp_path / "tb")
-    assert run.curve("loss", "train", "step") == [(0, 2.0), (1, 1.0), (2, 0.0)]
-    assert run.final["top1"] == pytest.approx(0.52)
-    assert any("something/else" in note for note in run.notes)
-
-
 def test_what_is_no_run_is_named_and_the_rest_is_shown(tmp_path: Path, capsys) -> None:
     (tmp_path / "poem.txt").write_text("roses are red\n")
     with pytest.raises(UserError, match=r"poem.txt is neither a run folder nor a log that can be imported; known are"):
@@ -197,6 +126,37 @@ def test_damaged_records_are_one_clear_line(tmp_path: Path, capsys) -> None:
     (tmp_path / "binary" / "recipe.yaml").write_bytes(b"\xff\xfe\x00")
     assert main(["doctor", str(tmp_path / "binary")]) == 0
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_many_runs_stay_readable(tmp_path: Path, capsys) -> None:
+    runs = [str(make_run(tmp_path, f"run-{number:02d}-with-a-name", "--seed", str(number))) for number in range(12)]
+    assert main(["compare", *runs, "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines() if " s " in line) <= 80
+    assert all(f"run-{number:02d}-with-a-name" in printed for number in range(12))  # not one is folded
+    page = (tmp_path / "out" / "comparison.md").read_text()
+    assert "| run-11-with-a-name | finished |" in page
+    svg = (tmp_path / "out" / "loss.svg").read_text()
+    assert svg.count("<polyline") == 24
+    height = float(re.search(r'viewBox="0 0 640 (\d+)"', svg)[1])
+    assert all(float(level) <= height for level in re.findall(r' y="([\d.]+)"', svg))
+
+
+def test_chance_and_targets_are_told_as_they_are(tmp_path: Path) -> None:
+    runs = [read(make_run(tmp_path, name)) for name in ("one", "two")]
+    for run in runs:
+        run.final["top1"] = 1.0
+    comparison = compare(runs, target=0.8765)
+    assert comparison.rows[1]["top1_standard_error"] == pytest.approx(0.0039, abs=1e-4)
+    assert "time to 87.65% top-1" in [line[0] for line in table(comparison)]
+    for run in runs:
+        run.summary, run.recipe = {}, {}
+    assert fairness(runs).unknown.count("global batch") == 1
+    with pytest.raises(UserError, match="compare needs runs"):
+        paceline.compare()
+    with pytest.raises(UserError, match=r"'93' is no accuracy; write e\.g\. 0\.93 or 93%"):
+        paceline.compare(tmp_path / "one", to="93")
+    assert paceline.compare(tmp_path / "one", to="70%").target == pytest.approx(0.7)
 
 
 def test_two_runs_of_one_name_have_pages_of_their_own(tmp_path: Path) -> None:
@@ -266,6 +226,7 @@ def test_notes_in_the_logbook_survive_and_the_index_grows(tmp_path: Path) -> Non
     assert "[first](first/README.md)" in index
     assert "[second](second/README.md)" in index
     assert "Not the same experiment: optim.lr differ" in (book / "comparison.md").read_text()
+    assert f"paceline train {tmp_path / 'first'}/recipe.yaml --name first-again" in page.read_text()
     assert (book / "first" / "loss.svg").read_text().startswith("<svg")
     tsv = (book / "first" / "dawnbench.tsv").read_text().splitlines()
     assert tsv[0] == "epoch\thours\ttop1Accuracy\ttop5Accuracy"

@@ -15,7 +15,7 @@ SAMPLE = """
 import json, sys, time
 from pathlib import Path
 from paceline.track.telemetry import HostSampler
-sampler = HostSampler(Path(sys.argv[1]), interval=0.01)
+sampler = HostSampler(Path(sys.argv[1]), interval=0.01, gpus=sys.argv[2:] or None)
 time.sleep(0.2)
 sampler.stop()
 """
@@ -61,3 +61,14 @@ def test_gpus_are_sampled_through_nvml(tmp_path: Path, library: Path) -> None:
     assert "250 / 250 W" in text
     assert "90 / 90 %" in text
     assert len({len(line) for line in text.splitlines()[1:]}) == 1  # the table is straight
+
+
+def test_only_the_gpus_of_the_run_are_sampled(tmp_path: Path, library: Path) -> None:
+    environment = os.environ | {"LD_LIBRARY_PATH": str(library)}
+    subprocess.run([sys.executable, "-c", SAMPLE, str(tmp_path), "0000-1"], env=environment, check=True)
+    host, first, *_ = _lines(tmp_path)
+    assert [gpu["name"] for gpu in host["gpus"]] == ["Stand-in 1"]
+    assert [gpu["use_percent"] for gpu in first["gpus"]] == [91]
+    sampler = HostSampler(tmp_path / "cpu", gpus=[])  # ranks on processors, whatever else the host has
+    sampler.stop()
+    assert "GPU" not in next((tmp_path / "cpu").glob("*.txt")).read_text()

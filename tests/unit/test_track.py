@@ -12,7 +12,7 @@ from paceline.config.timeline import Timeline
 from paceline.engine.interval import Interval
 from paceline.errors import UserError
 from paceline.track.records import JsonLines, RunFolder
-from paceline.track.sinks import Guarded, InBackground, TensorBoard, WeightsAndBiases
+from paceline.track.sinks import Guarded, InBackground, MLflow, TensorBoard, WeightsAndBiases
 
 
 def test_records_after_a_kill_and_a_resume_count_once(tmp_path: Path) -> None:
@@ -173,6 +173,24 @@ def test_a_tracker_that_fails_is_given_up(caplog) -> None:
     sink.write({"kind": "train", "step": 1})
     sink.close()
     assert "Absent stopped: no server" in caplog.text
+
+
+def test_mlflow_goes_on_with_a_resumed_run(tmp_path: Path, monkeypatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for step, loss in ((1, 0.5), (2, 0.25)):
+        sink = MLflow(tmp_path / "run", "run", "project", {"seed": step, "optim": {"lr": 0.1}})
+        sink.write({"kind": "eval", "step": step, "epoch": 1.0, "loss": loss, "top1": 0.75, "top5": 0.9})
+        sink.close()
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("project")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.params == {"seed": "1", "optim.lr": "0.1"}
+    assert run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "Loss/val")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 0.5), (2, 0.25)]
 
 
 def test_weights_and_biases_offline(tmp_path: Path, monkeypatch) -> None:

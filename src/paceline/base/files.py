@@ -77,7 +77,10 @@ LOCK_NAME = ".lock"
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether some process of this machine holds the folder's lock; asking must not hold it, even for a moment."""
+    """Whether some process of this machine holds the folder's lock; asking must not hold it, even for a moment.
+
+    Of the place only the inode is compared: layered file systems tell another device number there than to stat.
+    """
     try:
         inode = (folder / LOCK_NAME).stat().st_ino
         lines = Path("/proc/locks").read_text().splitlines()

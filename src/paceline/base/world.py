@@ -137,6 +137,13 @@ class World:
         """Host name of every rank."""
         return self.from_all(socket.gethostname())
 
+    def gpus_here(self) -> list[str]:
+        """Identifiers of the GPUs that ranks on this host compute on."""
+        cuda = self.device.type == "cuda"
+        own = str(torch.cuda.get_device_properties(self.device).uuid) if cuda else ""
+        host = socket.gethostname()
+        return [gpu for there, gpu in self.from_all((host, own)) if there == host and gpu]
+
 
 def _device(wanted: str, local_rank: int) -> torch.device:
     available = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,13 +44,12 @@ def _add_comparison(parser: argparse.ArgumentParser) -> None:
 
 
 def _share(text: str) -> float:
+    from paceline.logbook.compare import share
+
     try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no accuracy; write e.g. 0.93 or 93%")
-    return value
+        return share(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _read(paths: Sequence[Path], relative: bool = False) -> "list[Run]":
@@ -99,16 +98,31 @@ def _show(comparison: "Comparison") -> None:
         screen.print(comparison.fairness.sentence, style="bold", highlight=False, soft_wrap=True, markup=False)
         for line in listing(comparison.fairness):
             screen.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
-    head, *rows = table(comparison)
-    shown = Table(box=box.SIMPLE)
-    for number, cell in enumerate(head):
-        shown.add_column(Text(cell), justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        shown.add_row(*map(Text, row))
-    screen.print(shown)
+    labels, *columns = zip(*table(comparison), strict=True)
+    for some in _fitting(labels, columns, screen.width):
+        shown = Table(box=box.SIMPLE)
+        for number, (head, *_) in enumerate((labels, *some)):
+            shown.add_column(Text(head), justify="right" if number else "left", overflow="fold")
+        for row in list(zip(labels, *some, strict=True))[1:]:
+            shown.add_row(*map(Text, row))
+        screen.print(shown)
     for run in comparison.runs:
         for note in run.notes:
             screen.print(f"{run.name}: {note}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _fitting(labels: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequence[str]]]:
+    """Columns in groups that fit beside their labels; with many runs, tables below each other."""
+    used = max(map(len, labels)) + 4
+    left, some = width - used, list[Sequence[str]]()
+    for column in columns:
+        needed = max(map(len, column)) + 2
+        if some and needed > left:
+            yield some
+            left, some = width - used, []
+        some.append(column)
+        left -= needed
+    yield some
 
 
 def _write(comparison: "Comparison", out: Path) -> None:

@@ -195,8 +195,10 @@ class Log:
     """Write TensorBoard event files."""
     wandb: bool = False
     """Also log to Weights & Biases (pip install 'paceline[wandb]'); WANDB_MODE=offline needs no network."""
+    mlflow: bool = False
+    """Also log to MLflow (pip install 'paceline[mlflow]'), to the server that MLFLOW_TRACKING_URI names."""
     project: str = "paceline"
-    """Project in Weights & Biases."""
+    """Project in Weights & Biases, experiment in MLflow."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from paceline.optim.schedules import lr_at
 from paceline.track import environment
 from paceline.track.progress import Bar, Display, Lines
 from paceline.track.records import JsonLines, RunFolder, largest_batch
-from paceline.track.sinks import Fan, Guarded, InBackground, Sink, TensorBoard, WeightsAndBiases, started
+from paceline.track.sinks import Fan, Guarded, InBackground, MLflow, Sink, TensorBoard, WeightsAndBiases, started
 from paceline.track.telemetry import HostSampler
 
 
@@ -47,8 +47,9 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
         _announce(setup)
         saved = world.on_leader(lambda: store.last(folder.checkpoints))
         run = _open_run(folder, setup, saved)
+        gpus = world.gpus_here()
         if world.local_rank == 0:
-            cleanup.callback(ignoring_a_full_disk(HostSampler(folder.telemetry).stop))
+            cleanup.callback(ignoring_a_full_disk(HostSampler(folder.telemetry, gpus=gpus).stop))
         cleanup.callback(run.display.close)
         try:
             summary = train(setup, run)
@@ -224,9 +225,11 @@ def _sinks(folder: RunFolder, setup: Setup, first_step: int, resumed: bool) -> l
     if settings.tensorboard:
         board = (folder.tensorboard, first_step, dump_recipe(recipe))
         sinks.append(started(lambda: TensorBoard(*board, _examples(setup)), "TensorBoard"))
+    there = (folder.path, folder.path.name, settings.project, to_tree(recipe))
     if settings.wandb:
-        there = (folder.path, folder.path.name, settings.project, to_tree(recipe))
         sinks.append(InBackground(lambda: WeightsAndBiases(*there), "Weights & Biases"))
+    if settings.mlflow:
+        sinks.append(InBackground(lambda: MLflow(*there), "MLflow"))
     return sinks
 
 

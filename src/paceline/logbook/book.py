@@ -230,9 +230,14 @@ def _use(run: Run) -> Iterator[str]:
 
 
 def _again(run: Run) -> Iterator[str]:
+    if not run.recipe:
+        return
+    several = ["--procs", str(run.ranks)] if len(run.hosts) == 1 and (run.ranks or 1) > 1 else []
+    words = ["train", str(run.origin / "recipe.yaml"), *several, "--name", f"{run.name}-again"]
+    yield f"## Again\n\n```\npaceline {shlex.join(words)}\n```\n"
     commands = [start["command"] for start in run.starts if start.get("command")]
     if commands:
-        yield "## Again\n\n```"
+        yield "It was started with\n\n```"
         yield from ("paceline " + shlex.join(map(str, command[1:])) for command in commands)
         yield "```\n"
 

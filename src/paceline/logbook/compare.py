@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.errors import UserError
 from paceline.logbook.read import Run
 
 _CONDITIONS = {
@@ -26,6 +27,7 @@ _CONDITIONS = {
     "fsdp.offload": "fsdp.offload",
 }
 """Facts that do not change what is computed, but how fast."""
+_MOST_COLUMNS = 6
 _ELSEWHERE = (
     "train.global_batch",
     "seconds",
@@ -91,7 +93,7 @@ def fairness(runs: Sequence[Run]) -> Fairness:
             differences.append(Difference(label, values, matters=name not in _CONDITIONS))
         elif len(known) < len(values):
             ours = all(run.kind == "paceline" for run in runs)
-            if name in _DECIDING:
+            if name in _DECIDING and known:
                 unknown.append(_DECIDING[name])
             elif ours and name not in _CONDITIONS:  # a recipe has every field, and options of models differ
                 differences.append(Difference(name, values, matters=True))
@@ -113,6 +115,17 @@ class Comparison:
         """Of whole runs of one experiment only."""
         whole = all(run.status in ("finished", "imported") and run.complete for run in self.runs)
         return whole and self.fairness.same and not self.fairness.unknown
+
+
+def share(value: "str | float") -> float:
+    """An accuracy as people write it: 0.93 or 93%."""
+    try:
+        number = float(str(value).removesuffix("%")) / (100 if str(value).endswith("%") else 1)
+    except ValueError:
+        number = math.nan
+    if not 0 < number <= 1:
+        raise UserError(f"{value!r} is no accuracy; write e.g. 0.93 or 93%")
+    return number
 
 
 def compare(runs: Sequence[Run], target: float | None = None, price: float | None = None) -> Comparison:
@@ -168,7 +181,7 @@ def _relation(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     if row["top1"] is not None and base["top1"] is not None:
         difference = row["top1"] - base["top1"]
         if row["samples"] and base["samples"]:
-            noise = math.sqrt(sum(each["top1"] * (1 - each["top1"]) / each["samples"] for each in (row, base)))
+            noise = math.sqrt(sum(_variance(each["top1"], each["samples"]) for each in (row, base)))
     return {
         "time_ratio": ratio,
         "efficiency": ratio / more if ratio and more and more != 1 else None,
@@ -177,11 +190,17 @@ def _relation(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _variance(share: float, samples: int) -> float:
+    """Of a share that was seen: a hit and a miss are added (Agresti and Caffo), so that 100 % has one too."""
+    share = (share * samples + 1) / (samples + 2)
+    return share * (1 - share) / (samples + 2)
+
+
 def table(comparison: Comparison) -> list[list[str]]:
     """Rows of text, the first one the heads: one line per figure, one column per run."""
     rows, counts = comparison.rows, comparison.speedup_counts
     word = "speed-up" if counts else "ratio of times (not a speed-up)"
-    target = f"time to {comparison.target:.1%} top-1" if comparison.target is not None else ""
+    target = f"time to {100 * comparison.target:.5g}% top-1" if comparison.target is not None else ""
     lines = [
         ("status", [row["status"] for row in rows]),
         ("ranks (hosts)", [_places(row) for row in rows]),
@@ -249,8 +268,14 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
 
 
+def page_table(comparison: Comparison) -> list[list[str]]:
+    """The table as pages show it: of many runs, one line per run."""
+    rows = table(comparison)
+    return rows if len(comparison.runs) <= _MOST_COLUMNS else [list(column) for column in zip(*rows, strict=True)]
+
+
 def markdown(comparison: Comparison) -> str:
-    head, *rows = table(comparison)
+    head, *rows = page_table(comparison)
     lines = [_cells(head), _cells(["---"] * len(head)), *map(_cells, rows)]
     return "\n".join([_capital(comparison.fairness.sentence) + ".", "", *lines, "", *listing(comparison.fairness), ""])
 

@@ -84,6 +84,13 @@ def _example(path: Path, run: Run) -> None:
             if not meters or not count:
                 unread += 1
                 continue
+            known = epochs.get(epoch, {"batches": 0})
+            # ranks that print in turns may be a step apart
+            if done == 1 and (known["batches"] > 2 or any(later > epoch for later in epochs)):
+                epochs = {number: old for number, old in epochs.items() if number < epoch}
+                run.records = [record for record in run.records if record["epoch"] <= epoch]
+                run.notes.append(f"it was restarted at epoch {epoch}; what was done twice is left out, its time too")
+                run.complete = False
             epochs[epoch] = {"batches": min(done, count), "of": count, "meters": meters}
             run.facts["steps per epoch"] = count
         elif (result := _RESULT.match(line)) and (result[1] or not both):

@@ -9,7 +9,7 @@ from string import Template
 from typing import Any
 
 from paceline.logbook.charts import COLOURS, thinned
-from paceline.logbook.compare import Comparison, table
+from paceline.logbook.compare import Comparison, page_table
 from paceline.logbook.read import Run
 from paceline.logbook.verdict import verdict
 
@@ -50,7 +50,7 @@ def fairness_html(comparison: Comparison) -> str:
 
 
 def table_html(comparison: Comparison) -> str:
-    head, *rows = table(comparison)
+    head, *rows = page_table(comparison)
     cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "".join(
         f'<tr><th scope="row">{escape(label)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in own)}</tr>'
@@ -161,9 +161,8 @@ _HOST_FIGURES: tuple[tuple[str, bool, dict[str, Any]], ...] = (
 
 
 def _telemetry(run: Run, figures: dict[str, Any]) -> Iterator[tuple[str, list[list[Any]]]]:
-    begin = min((lines[0]["time"] for lines in run.telemetry.values() if lines and "time" in lines[0]), default=0.0)
-    for host, lines in run.telemetry.items():
-        samples = [line for line in lines if line.get("kind") == "sample"]
+    begin = min((samples[0]["time"] for samples in run.telemetry.values() if samples), default=0.0)
+    for host, samples in run.telemetry.items():
         gpus = max((len(sample.get("gpus", [])) for sample in samples), default=0)
         sources = [(f"{host} GPU {number}", "gpu", number) for number in range(gpus)] or [(host, "host", 0)]
         for name, kind, number in sources:

@@ -1,13 +1,16 @@
 """NVIDIA GPUs of this host through NVML. No driver, no GPUs: then there is nothing to sample, and nothing fails."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
 class Gpus:
-    def __init__(self) -> None:
+    def __init__(self, wanted: Sequence[str] | None = None) -> None:
+        """Those with these identifiers (as NVIDIA's UUIDs end), or all."""
         self.described: list[dict[str, Any]] = []
         self._handles: list[Any] = []
+        if wanted is not None and not wanted:
+            return
         try:
             import pynvml
 
@@ -15,10 +18,14 @@ class Gpus:
         except Exception:  # no driver, or one that answers with something unheard of
             return
         self._nvml = pynvml
-        self._handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        every = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        endings = tuple(wanted or ("",))
+        chosen = [handle for handle in every if (self._ask(self._identifier, handle) or "").endswith(endings)]
+        self._handles = chosen or every  # slices of a GPU have identifiers that NVML tells otherwise
         self.described = [
             {
                 "name": self._ask(lambda h: _text(pynvml.nvmlDeviceGetName(h)), handle) or "GPU",
+                "uuid": self._ask(self._identifier, handle),
                 "memory_total_bytes": self._ask(lambda h: int(pynvml.nvmlDeviceGetMemoryInfo(h).total), handle) or 0,
             }
             for handle in self._handles
@@ -37,6 +44,9 @@ class Gpus:
             "megahertz": lambda h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM),
         }
         return [{name: self._ask(figure, handle) for name, figure in figures.items()} for handle in self._handles]
+
+    def _identifier(self, handle: Any) -> str:
+        return _text(self._nvml.nvmlDeviceGetUUID(handle))
 
     @staticmethod
     def _ask(question: Callable[[Any], Any], handle: Any) -> Any:

@@ -4,11 +4,13 @@ import contextlib
 import hashlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.base.logs import log
+from paceline.config.io import leaves
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,10 +76,14 @@ class WeightsAndBiases:
         except ImportError:
             raise UserError("log.wandb needs wandb; pip install 'paceline[wandb]', or set log.wandb to false") from None
 
-        # the same run folder is the same run there, however often it is resumed
-        identity = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
         self._run = wandb.init(
-            project=project, name=name, id=identity, resume="allow", dir=str(folder), config=recipe, reinit="create_new"
+            project=project,
+            name=name,
+            id=_identity(folder),
+            resume="allow",
+            dir=str(folder),
+            config=recipe,
+            reinit="create_new",
         )
 
     def write(self, record: dict[str, Any]) -> None:
@@ -86,6 +92,43 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+class MLflow:
+    """Writes to the server that MLFLOW_TRACKING_URI names."""
+
+    def __init__(self, folder: Path, name: str, project: str, recipe: dict[str, Any]):
+        try:
+            from mlflow import MlflowClient
+            from mlflow.entities import Metric, Param
+        except ImportError:
+            raise UserError("log.mlflow needs it; pip install 'paceline[mlflow]', or set log.mlflow to false") from None
+
+        self._client, self._metric = MlflowClient(), Metric
+        known = self._client.get_experiment_by_name(project)
+        experiment = known.experiment_id if known else self._client.create_experiment(project)
+        tags = {"paceline.folder": _identity(folder)}
+        same = self._client.search_runs([experiment], f"tags.`paceline.folder` = '{tags['paceline.folder']}'")
+        self._run = (same[0] if same else self._client.create_run(experiment, run_name=name, tags=tags)).info.run_id
+        if same:
+            self._client.update_run(self._run, "RUNNING")
+            return  # parameters are written once there
+        settings = [Param(key, str(value)) for key, value in leaves(recipe)]
+        for begin in range(0, len(settings), most := 100):
+            self._client.log_batch(self._run, params=settings[begin : begin + most])
+
+    def write(self, record: dict[str, Any]) -> None:
+        now = int(1000 * time.time())
+        if values := [self._metric(tag, value, now, record["step"]) for tag, value in scalars(record)]:
+            self._client.log_batch(self._run, metrics=values)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+def _identity(folder: Path) -> str:
+    """The same run folder is the same run of a tracker, however often it is resumed."""
+    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
 
 
 class InBackground:

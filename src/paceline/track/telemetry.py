@@ -1,4 +1,4 @@
-"""A light sampler of the host and its GPUs: one thread per host, one line per second.
+"""A light sampler of the host and the GPUs a run uses there: one thread per host, one line per second.
 
 telemetry/<host>.jsonl begins with what the host has (again at every start), then one sample a line; counters of disk
 and network count from the machine's start. telemetry/<host>.txt is a table in the manner of nvidia-smi, for people.
@@ -9,6 +9,8 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,13 @@ from paceline.track.devices import Gpus
 class HostSampler:
     """Writes use of processor, memory, disk, network and GPUs until it is stopped."""
 
-    def __init__(self, folder: Path, interval: float = 1.0):
+    def __init__(self, folder: Path, interval: float = 1.0, gpus: Sequence[str] | None = None):
+        """Of these GPUs, or of all the host has."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{socket.gethostname()}.jsonl"
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
         self._interval, self._stop = interval, threading.Event()
-        self._gpus = Gpus()
+        self._gpus = Gpus(gpus)
         self._totals = Totals()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
@@ -75,7 +78,8 @@ class Totals:
 
     def __init__(self) -> None:
         self._samples = 0
-        self._sums: dict[str, float] = {}
+        self._told: Counter[str] = Counter()
+        self._sums: Counter[str] = Counter()
         self._peaks: dict[str, float] = {}
 
     def add(self, sample: dict[str, Any]) -> None:
@@ -84,13 +88,14 @@ class Totals:
         for number, gpu in enumerate(sample.get("gpus", [])):
             figures |= {f"{name}{number}": value for name, value in gpu.items() if value is not None}
         for name, value in figures.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+            self._told[name] += 1
+            self._sums[name] += value
             self._peaks[name] = max(self._peaks.get(name, value), value)
 
     def _text(self, name: str, form: str, scale: float = 1.0) -> str:
         if name not in self._sums:
             return "N/A"
-        mean = self._sums[name] / self._samples
+        mean = self._sums[name] / self._told[name]
         return f"{mean / scale:{form}} / {self._peaks[name] / scale:{form}}"
 
     def table(self, gpus: list[dict[str, Any]]) -> str:
