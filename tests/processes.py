@@ -7,11 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
-import pytest
 from conftest import command, environment
 
 from paceline.cli.main import main
@@ -19,7 +17,7 @@ from paceline.track.records import RunFolder
 
 # Ranks fork from a process that has imported everything and done nothing, which saves seconds at every start.
 _ready = multiprocessing.get_context("forkserver")
-_ready.set_forkserver_preload(["preloaded"])
+_ready.set_forkserver_preload(["paceline.engine.preload"])
 
 
 def start(folder: Path, *words: object) -> subprocess.Popen[str]:
@@ -37,10 +35,6 @@ def run_ranks(
         probe.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1], "GLOO_SOCKET_IFNAME": "lo"}
     processes = []
-    with pytest.MonkeyPatch.context() as patch:
-        # before 3.13, what is preloaded does not see this process's path
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        forkserver.ensure_running()
     for rank in range(procs):
         place = {"RANK": rank, "WORLD_SIZE": procs, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": procs} if procs > 1 else {}
         variables = environment() | {key: str(value) for key, value in (meeting | place).items()}
@@ -81,4 +75,6 @@ def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
 
 
 def ranks(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return [child for child in psutil.Process(process.pid).children(recursive=True) if "paceline" in child.cmdline()]
+    """In order of their numbers."""
+    named = {child.name(): child for child in psutil.Process(process.pid).children(recursive=True)}
+    return [named[name] for name in sorted(named) if name.startswith("paceline-rank-")]

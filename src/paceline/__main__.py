@@ -2,4 +2,5 @@ import sys
 
 from paceline.cli.main import main
 
-sys.exit(main())
+if __name__ == "__main__":  # ranks that fork from it import it under another name
+    sys.exit(main())

@@ -1,6 +1,9 @@
-"""torchrun's agent, run inside this process: starts the local ranks, watches them, ends with one clear message."""
+"""torchrun's agent, run inside this process: starts the local ranks, watches them, ends with one clear message.
 
-import contextlib
+Its place among the machines of a job comes from torchrun's own arguments (launch/local.py writes them). With
+--max-restarts it goes on when ranks or machines are lost, and when machines leave or join; see base/ranks.py.
+"""
+
 import logging
 import os
 import signal
@@ -10,76 +13,72 @@ import time
 from pathlib import Path
 from types import FrameType
 
-import psutil
 from torch.distributed import DistError
 from torch.distributed import run as torchrun
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
-from torch.distributed.launcher.api import elastic_launch
 
 from paceline.base.files import write_json
 from paceline.base.logs import announce_stop
+from paceline.base.ranks import Agent, Entry
 from paceline.base.world import LOST_RANK
 from paceline.config.launched import AGENT
 from paceline.errors import UserError
 
 
-def run(arguments: list[str]) -> int:
-    """Run torchrun with these arguments; the exit status, or the first failed rank's message as an error.
+def run(arguments: list[str], entry: Entry) -> int:
+    """Run torchrun with these arguments, every rank calling `entry`; the exit status, or why ranks failed as an error.
 
     A first SIGINT or SIGTERM is passed on to the ranks, which save and end by themselves (torchrun's own handling would
     print a traceback); a second one ends them at once.
     """
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its account of a failure hides the cause
-    received: list[int] = []
+    config, _, command = torchrun.config_from_args(torchrun.get_args_parser().parse_args(arguments))
+    with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
+        os.environ[AGENT] = scratch
+        agent = Agent(config, entry, command[command.index("paceline") + 1 :], Path(scratch))
 
-    def pass_on(signum: int, _frame: FrameType | None) -> None:
-        received.append(signum)
-        if len(received) == 1:
-            announce_stop(signum)
-        ranks = psutil.Process().children()
-        for rank in ranks:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                rank.send_signal(signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
-        if len(received) > 1 or not ranks:  # before there are ranks nothing can be lost
-            os._exit(128 + signum)
+        def pass_on(signum: int, _frame: FrameType | None) -> None:
+            agent.received.append(signum)
+            if len(agent.received) == 1:
+                announce_stop(signum)
+            reached = agent.signal(signal.SIGTERM if len(agent.received) == 1 else signal.SIGKILL)
+            if len(agent.received) > 1 or not reached:  # before there are ranks nothing can be lost
+                os._exit(128 + signum)
 
-    previous = {signum: signal.signal(signum, pass_on) for signum in (signal.SIGINT, signal.SIGTERM)}
-    config, command, command_arguments = torchrun.config_from_args(
-        torchrun.get_args_parser().parse_args(["--signals-to-handle", "SIGQUIT", *arguments])
-    )
-    try:
-        with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
-            os.environ[AGENT] = str(note := Path(scratch) / "stopped")
-            elastic_launch(config, command)(*command_arguments)
-            stopped = received or ([int(note.read_text())] if note.exists() else [])
-            return 128 + stopped[0] if stopped else 0
-    except ChildFailedError as error:
+        previous = {signum: signal.signal(signum, pass_on) for signum in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            result = agent.run()
+        except (DistError, RendezvousError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"the machines did not meet ({reason}); check that the same --nodes and --rendezvous are given on "
+                "each, that every --node-rank is used once, and that node 0's port can be reached"
+            ) from None
+        finally:
+            agent.leave()
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)
+        received = agent.received
         # ranks that had not begun yet die of the signal that was passed on
-        if received and all(failure.exitcode == -signal.SIGTERM for failure in error.failures.values()):
-            print("paceline: interrupted", file=sys.stderr)
+        if received and all(failure.exitcode == -signal.SIGTERM for failure in result.failures.values()):
+            if result.failures:
+                print("paceline: interrupted", file=sys.stderr)
             return 128 + received[0]
-        raise UserError(_first_failure(error)) from None
-    except (DistError, RendezvousError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"the machines did not meet ({reason}); check that the same --nodes and --rendezvous are given on each, "
-            "that every --node-rank is used once, and that node 0's port can be reached"
-        ) from None
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+        if result.is_failed():
+            raise UserError(first_failure(result.failures))
+        return 128 + agent.stopped if agent.stopped else 0
 
 
-def _first_failure(error: ChildFailedError) -> str:
+def first_failure(failures: dict[int, ProcessFailure]) -> str:
     # a rank that was killed is the cause, those that lost it or were ended by the agent are not
     def cause_first(rank: int) -> tuple[bool, bool, bool, int]:
-        failure = error.failures[rank]
+        failure = failures[rank]
         lost = LOST_RANK in str(failure.error_file_data.get("message"))
         return failure.exitcode != -signal.SIGKILL, lost, failure.exitcode < 0, failure.timestamp
 
-    rank = min(error.failures, key=cause_first)
-    failure = error.failures[rank]
+    rank = min(failures, key=cause_first)
+    failure = failures[rank]
     if failure.exitcode == -signal.SIGKILL:
         return f"rank {rank} was killed (out of memory?); start the same command again to go on from the last save"
     if failure.exitcode < 0:
@@ -90,7 +89,7 @@ def _first_failure(error: ChildFailedError) -> str:
 
 def report_stop(signum: int) -> None:
     """From a rank that a signal reached, perhaps only it: let the agent end with the status that says so."""
-    Path(os.environ[AGENT]).write_text(str(signum))
+    (Path(os.environ[AGENT]) / "stopped").write_text(str(signum))
 
 
 def report(message: str) -> bool:

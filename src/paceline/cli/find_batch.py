@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from paceline.cli.options import count, make_parser, with_recipe
+from paceline.cli.ranks import start_ranks
 from paceline.config.launched import under_launcher
 from paceline.errors import UserError
 from paceline.launch.batch_finder import Trial, as_records, attempt, outcome, search
@@ -134,13 +135,7 @@ def try_batch(arguments: list[str]) -> int:
     parser.add_argument("--result", type=Path, required=True)
     options = parser.parse_args(arguments)
     if options.procs > 1 and not under_launcher(os.environ):
-        from paceline.launch.local import plan
-
-        planned = plan(["try-batch", *arguments], options.procs, 1, 0, "")
-        os.environ.update(planned.environment)
-        from paceline.base import agent
-
-        return agent.run(planned.arguments)
+        return start_ranks(["try-batch", *arguments], options.procs)
     from paceline.config.io import load_recipe
     from paceline.engine.trial import try_batch as trial
 

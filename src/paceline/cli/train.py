@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.cli.options import add_scaling, count, make_parser, split_source
+from paceline.cli.ranks import calm_openmp, start_ranks
 from paceline.config.launched import under_launcher
 from paceline.errors import UserError
 
@@ -165,14 +166,10 @@ def _enter_rank(options: argparse.Namespace) -> None:
         )
     if options.threads:
         os.environ["PACELINE_THREADS"] = str(options.threads)
-    # OpenMP's threads spin a long time for each other by default, which makes small steps many times slower beside
-    # another busy process. Read when torch is loaded, so set before.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    calm_openmp()
 
 
 def _start_ranks(command: list[str], options: argparse.Namespace) -> int:
-    from paceline.launch.local import plan
-
     place = (options.nodes, options.node_rank, options.rendezvous, options.meet_within)
     meeting = f"node {options.node_rank} of {options.nodes}, meeting at {options.rendezvous}: "
     procs = options.procs or 1
@@ -180,11 +177,7 @@ def _start_ranks(command: list[str], options: argparse.Namespace) -> int:
         f"{meeting if options.nodes > 1 else ''}starting {procs} process{'es' if procs > 1 else ''} ...",
         file=sys.stderr,
     )
-    planned = plan(command, procs, *place)
-    os.environ.update(planned.environment)
-    from paceline.base import agent
-
-    return agent.run(planned.arguments)
+    return start_ranks(command, procs, *place)
 
 
 def _help_with_fields(

@@ -87,7 +87,7 @@ def _legend(names: Sequence[str], width: float) -> Iterator[str]:
     most = int((width / columns - 32) / 6.5)  # letters of about this width
     for number, name in enumerate(names):
         row, column = divmod(number, columns)
-        x, y = _LEFT + column * width / columns, _HEIGHT + 4 + _LEGEND_LINE * row
+        x, y = _LEFT + column * width / columns, _HEIGHT + 8 + _LEGEND_LINE * row
         yield f'<line x1="{x:.1f}" x2="{x + 18:.1f}" y1="{y}" y2="{y}" {_stroke(number)[1]} stroke-width="3"/>'
         yield _text(x + 24, y + 4, name if len(name) <= most else f"{name[: most - 1]}…", "start")
 

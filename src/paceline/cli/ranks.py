@@ -1,0 +1,26 @@
+"""From a verb to the ranks that do its work."""
+
+import os
+
+
+def calm_openmp() -> None:
+    """OpenMP's threads spin a long time for each other by default, which makes small steps many times slower beside
+    another busy process. It is read when torch is loaded.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
+def start_ranks(
+    command: list[str], procs: int, nodes: int = 1, node_rank: int = 0, rendezvous: str = "", meet_within: int = 300
+) -> int:
+    """Run a command as `procs` ranks of this machine, alone or as one of several; the exit status."""
+    from paceline.launch.local import plan
+
+    planned = plan(command, procs, nodes, node_rank, rendezvous, meet_within)
+    os.environ.update(planned.environment)
+    calm_openmp()
+    from paceline.base import agent, ranks
+    from paceline.cli.main import main
+
+    ranks.preload("paceline.engine.preload")
+    return agent.run(planned.arguments, main)

@@ -1,0 +1,10 @@
+"""Imported once by the process that ranks fork from: what is slow to import. It starts no threads."""
+
+from paceline.base.compat import allow_torchvision
+
+allow_torchvision()
+import timm  # noqa: E402, F401
+
+import paceline.engine.session  # noqa: E402
+import paceline.engine.sharded  # noqa: E402
+import paceline.engine.trial  # noqa: E402, F401

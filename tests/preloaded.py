@@ -1,9 +1,0 @@
-"""Imported once by the process that tests fork ranks from: what is slow to import and starts no threads."""
-
-from paceline.base.compat import allow_torchvision
-
-allow_torchvision()
-import timm  # noqa: E402, F401
-
-import paceline.engine.session  # noqa: E402
-import paceline.engine.sharded  # noqa: E402, F401
