@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 from paceline.config.io import dump_recipe, load_recipe
-from paceline.logbook.compare import compare, table
+from paceline.logbook.compare import compare
 from paceline.logbook.page import report
 from paceline.logbook.read import read
+from paceline.logbook.tables import table
 from paceline.track.telemetry import HostSampler
 
 

@@ -20,10 +20,14 @@ from paceline.config.io import dump_recipe
 from paceline.config.io import load_recipe as _load
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
-from paceline.logbook import book, charts, page
+from paceline.logbook import charts, entry, page
 from paceline.logbook import compare as _comparing
 from paceline.logbook import read as _reading
+from paceline.logbook.tables import markdown
 from paceline.logbook.verdict import verdict
+
+# ranks of a launcher, and colours that notebooks ask for: progress bars would flood a cell
+_NOT_PASSED_ON = ("RANK", "WORLD_SIZE", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
 class Run(_reading.Run):
@@ -41,7 +45,7 @@ class Run(_reading.Run):
 
 class Comparison(_comparing.Comparison):
     def __repr__(self) -> str:
-        return _comparing.markdown(self)
+        return markdown(self)
 
     def _repr_html_(self) -> str:
         return _html(self, f"<p>{page.fairness_html(self)}</p>")
@@ -50,10 +54,12 @@ class Comparison(_comparing.Comparison):
 def _html(comparison: _comparing.Comparison, head: str) -> str:
     drawn = [
         charts.line_chart(title, axis, lines, percent)
-        for _, title, axis, lines, percent in book.charts_of(comparison.runs)
+        for _, title, axis, lines, percent in entry.charts_of(comparison.runs)
     ]
     figures = "".join(f'<div style="width:420px">{svg}</div>' for svg in drawn if svg)
-    return f'{head}{page.table_html(comparison)}<div style="display:flex;flex-wrap:wrap;gap:8px">{figures}</div>'
+    notes = "".join(f"<li>{escape(run.name)}: {escape(note)}</li>" for run in comparison.runs for note in run.notes)
+    side_by_side = f'<div style="display:flex;flex-wrap:wrap;gap:8px">{figures}</div>'
+    return f"{head}{page.table_html(comparison)}<ul>{notes}</ul>{side_by_side}"
 
 
 def load_recipe(source: "str | Path", **overrides: Any) -> Recipe:
@@ -67,13 +73,13 @@ def train(
     """Train in processes of their own, as `paceline train` does, and show its lines; the run."""
     if isinstance(recipe, Recipe):
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-            path = Path(folder) / f"{recipe.name}.yaml"
+            path = Path(folder) / "recipe.yaml"
             path.write_text(dump_recipe(recipe), encoding="utf-8")
             return train(path, procs, runs, name or recipe.name, **overrides)
     name = name or load_recipe(recipe, **overrides).name
     words = ["train", str(recipe), "--procs", str(procs), "--runs", str(runs), "--name", name, *_words(overrides)]
     # what a notebook's own kernel was started with must not make ranks of it
-    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    environment = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
     with subprocess.Popen(
         [sys.executable, "-m", "paceline", *words], stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
@@ -86,14 +92,16 @@ def train(
         raise UserError(lines[-1].removeprefix("paceline: ") if lines else f"it ended with status {process.returncode}")
     # a finished run of that name was left alone, and this one got a number: it says which
     told = [match[1] for match in (re.search(r"finished: .*images/s; (.+)$", line) for line in lines) if match]
-    return Run(told[-1] if told else Path(runs) / name)
+    if not told:
+        raise UserError("it ended well, but did not say where its run folder is; see the lines above")
+    return Run(told[-1])
 
 
 def compare(*runs: "str | Path | Run", to: "str | float | None" = None, price: float | None = None) -> Comparison:
     """Side by side, in relation to the first; `to`: an accuracy (0.93 or "93%"), `price`: of a host for an hour."""
     if not runs:
         raise UserError("compare needs runs: compare('runs/one', 'runs/two')")
-    if price is not None and not price > 0:
+    if price is not None and not (isinstance(price, int | float) and price > 0):
         raise UserError(f"price={price!r} is no price of a host for an hour; write e.g. 3.06")
     target = None if to is None else _comparing.share(to)
     found = _comparing.compare(_reading.named_apart([Run(run) for run in runs]), target, price)
@@ -101,4 +109,7 @@ def compare(*runs: "str | Path | Run", to: "str | float | None" = None, price: f
 
 
 def _words(overrides: dict[str, Any]) -> list[str]:
-    return [word for key, value in overrides.items() for word in (f"--{key.replace('__', '.')}", str(value))]
+    def text(value: Any) -> str:
+        return "null" if value is None else str(value)
+
+    return [word for key, value in overrides.items() for word in (f"--{key.replace('__', '.')}", text(value))]

@@ -97,7 +97,7 @@ def test_a_limited_link(tmp_path: Path) -> None:
         assert [machine.wait(timeout=120) for machine in machines] == [0, 0]
     found = verdict(read(tmp_path / "runs" / "digits"))[0]
     assert found.cause == "exchange"
-    assert re.search(r"at 0\.0(1[5-9]|2\d*) Gbit/s; accumulate", found.text), found.text
+    assert re.search(r"at 0\.0(1[5-9]|2\d*) Gbit/s or less; accumulate", found.text), found.text
 
 
 def test_a_tiny_batch(tmp_path: Path) -> None:

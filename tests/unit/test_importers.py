@@ -82,6 +82,37 @@ def test_tensorboard_events(tmp_path: Path) -> None:
     assert any("something/else" in note for note in run.notes)
 
 
+def test_every_epoch_counts_and_to_its_end(tmp_path: Path) -> None:
+    lines = [f"Epoch: [{epoch}][{batch}/110]\tTime 1.0 (1.0)\n" for epoch in (1, 2, 3) for batch in (0, 50, 100)]
+    (tmp_path / "sparse.log").write_text("# global_batch: 10\n" + "".join(lines) + " * Acc@1 50.0 Acc@5 70.0\n")
+    run = read(tmp_path / "sparse.log")
+    assert run.train_seconds == pytest.approx(330)
+    assert run.images_per_second == pytest.approx(10)
+    assert [record["epoch"] for record in run.records] == [1, 2, 3, 3]
+    assert compare([run, run]).rows[0]["whole"] is False  # nobody measured evaluation
+
+
+def test_torchvisions_lines(tmp_path: Path) -> None:
+    (tmp_path / "tv.log").write_text(
+        "Epoch: [0]  [ 10/100]  eta: 0:01:00  lr: 0.5  img/s: 300.0  loss: 6.9536 (6.9611)  acc1: 0.0000 (0.2137)  "
+        "acc5: 0.7812 (0.9000)  time: 0.5000  data: 0.1000  max mem: 7000\n"
+        "Epoch: [0] Total time: 0:00:55\nTest:  Acc@1 12.500 Acc@5 30.000\n"
+    )
+    run = read(tmp_path / "tv.log")
+    assert (run.trained[0]["loss"], run.final["top1"], run.final["top5"]) == (6.9611, 0.125, 0.3)
+    assert run.seconds == pytest.approx({"data": 10.0, "compute": 45.0})
+
+
+def test_little_told_is_not_the_same_experiment(tmp_path: Path) -> None:
+    told = "# global_batch: 10\n# data: d\n# precision: fp32\n# code: 1\n# seed: 0\n"
+    for name, more in (("one", "Namespace(arch='resnet18', lr=0.1, momentum=0.9)\n"), ("two", "")):
+        (tmp_path / f"{name}.log").write_text(f"{told}{more}Epoch: [0][9/10]\tTime 1.0 (1.0)\n * Acc@1 5.0\n")
+    found = compare([read(tmp_path / "one.log"), read(tmp_path / "two.log")])
+    assert not found.speedup_counts
+    assert "model, learning rate, optim.momentum not known of every run" in found.sentence
+    assert all(row["cost"] is None for row in compare(found.runs, price=3.0).rows)  # on how many hosts?
+
+
 def test_a_log_with_a_restart_in_it(tmp_path: Path) -> None:
     def epoch(number: int, accuracy: float, batches: tuple[int, ...] = (0, 5, 9)) -> str:
         steps = [f"Epoch: [{number}][{batch}/10]\tTime 1.0 (1.0)\tData 0.5 (0.5)\n" for batch in batches]
@@ -93,6 +124,7 @@ def test_a_log_with_a_restart_in_it(tmp_path: Path) -> None:
     assert [record["top1"] for record in run.evaluated] == pytest.approx([0.1, 0.21, 0.3])
     assert [record["step"] for record in run.trained] == [10, 20, 30]
     assert run.train_seconds == pytest.approx(30)
+    assert run.images_per_second is None
     assert not run.complete
     assert any("restarted at epoch 1" in note for note in run.notes)
     ranks = "".join(line + "\n" for line in epoch(0, 0.0, (0, 1, 2)).splitlines() for _ in range(2))  # both print

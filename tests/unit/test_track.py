@@ -2,6 +2,7 @@ import math
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,20 +13,24 @@ from paceline.config.timeline import Timeline
 from paceline.engine.interval import Interval
 from paceline.errors import UserError
 from paceline.track.records import JsonLines, RunFolder
-from paceline.track.sinks import Guarded, InBackground, MLflow, TensorBoard, WeightsAndBiases
+from paceline.track.sinks import Guarded, InBackground, MLflow, TensorBoard, WeightsAndBiases, identity
+
+
+def _train(step: int) -> dict[str, Any]:
+    return {"kind": "train", "step": step, "steps": 1, "images": 1, "seconds": {}}
 
 
 def test_records_after_a_kill_and_a_resume_count_once(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     lines = JsonLines(folder.metrics)
     for step in (1, 2, 3):
-        lines.write({"kind": "train", "step": step, "loss": math.nan})
+        lines.write(_train(step) | {"loss": math.nan})
     lines.close()
     with folder.metrics.open("a") as file:
         file.write('{"kind": "train", "st')  # killed in the middle of a line
     again = JsonLines(folder.metrics)
     again.write({"kind": "resume", "step": 2})
-    again.write({"kind": "train", "step": 3, "loss": 0.1 + 0.2})
+    again.write(_train(3) | {"loss": 0.1 + 0.2})
     again.close()
     records = list(folder.records())
     assert [(record["kind"], record["step"]) for record in records] == [
@@ -36,6 +41,10 @@ def test_records_after_a_kill_and_a_resume_count_once(tmp_path: Path) -> None:
     ]
     assert records[0]["loss"] is None
     assert records[-1]["loss"] == 0.3
+    assert folder.damaged == 0
+    folder.metrics.write_text("garbage\n" + folder.metrics.read_text())
+    folder.records()
+    assert folder.damaged == 1
 
 
 def test_a_sink_that_fails_is_dropped_and_training_goes_on() -> None:
@@ -60,7 +69,7 @@ def test_a_sink_that_fails_is_dropped_and_training_goes_on() -> None:
 def test_records_that_found_no_room_are_written_when_there_is_some(tmp_path: Path, monkeypatch) -> None:
     lines = JsonLines(tmp_path / "metrics.jsonl")
     guarded = Guarded(lines, persistent=True)
-    guarded.write({"kind": "train", "step": 1})
+    guarded.write(_train(1))
 
     class Full:
         """Takes five bytes, then none."""
@@ -74,11 +83,11 @@ def test_records_that_found_no_room_are_written_when_there_is_some(tmp_path: Pat
             return file.write(data[:took])
 
     file, lines._file = lines._file, Full()  # type: ignore[assignment]
-    guarded.write({"kind": "train", "step": 2})
-    guarded.write({"kind": "train", "step": 3})
+    guarded.write(_train(2))
+    guarded.write(_train(3))
     assert [record["step"] for record in RunFolder(tmp_path).records()] == [1]
     lines._file = file
-    guarded.write({"kind": "train", "step": 4})
+    guarded.write(_train(4))
     guarded.close()
     assert [record["step"] for record in RunFolder(tmp_path).records()] == [1, 2, 3, 4]
 
@@ -147,7 +156,7 @@ class Slow:
         self.release.wait(60)
         self.records.append(record)
 
-    def close(self) -> None: ...
+    def close(self, status: str = "finished") -> None: ...
 
 
 def test_a_slow_tracker_holds_nobody_up(caplog) -> None:
@@ -181,14 +190,16 @@ def test_mlflow_goes_on_with_a_resumed_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     for step, loss in ((1, 0.5), (2, 0.25)):
-        sink = MLflow(tmp_path / "run", "run", "project", {"seed": step, "optim": {"lr": 0.1}})
+        sink = MLflow(
+            tmp_path / "run", identity(tmp_path / "run", "then"), "project", {"seed": step, "optim": {"lr": 0.1}}
+        )
         sink.write({"kind": "eval", "step": step, "epoch": 1.0, "loss": loss, "top1": 0.75, "top5": 0.9})
-        sink.close()
+        sink.close("finished" if step == 1 else "failed")
     client = MlflowClient()
     experiment = client.get_experiment_by_name("project")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.params == {"seed": "1", "optim.lr": "0.1"}
-    assert run.info.status == "FINISHED"
+    assert run.info.status == "FAILED"
     history = client.get_metric_history(run.info.run_id, "Loss/val")
     assert [(metric.step, metric.value) for metric in history] == [(1, 0.5), (2, 0.25)]
 
@@ -196,7 +207,7 @@ def test_mlflow_goes_on_with_a_resumed_run(tmp_path: Path, monkeypatch) -> None:
 def test_weights_and_biases_offline(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    sink = WeightsAndBiases(tmp_path, "run", "project", {"seed": 1})
+    sink = WeightsAndBiases(tmp_path, "abc", "project", {"seed": 1})
     sink.write({"kind": "eval", "step": 5, "epoch": 1.0, "loss": 0.5, "top1": 0.75, "top5": 0.9, "seconds": 1.0})
     sink.close()
     (written,) = tmp_path.rglob("*.wandb")

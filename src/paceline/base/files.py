@@ -73,6 +73,11 @@ def ignoring_a_full_disk(action: Callable[[], None]) -> Callable[[], None]:
     return attempt
 
 
+def printable(text: str) -> str:
+    """Text for terminals and pages, whatever a file or folder was called."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 LOCK_NAME = ".lock"
 
 

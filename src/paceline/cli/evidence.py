@@ -52,8 +52,11 @@ def _share(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _read(paths: Sequence[Path], relative: bool = False) -> "list[Run]":
-    """All that can be read; what cannot is named, and fatal if nothing is left, or if all is relative to the first."""
+def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[Run], int]":
+    """All that can be read, and the exit status; what cannot is named.
+
+    It is fatal if nothing is left, or if all is relative to the first.
+    """
     from paceline.logbook.read import named_apart, read
 
     runs, complaints = [], []
@@ -66,7 +69,7 @@ def _read(paths: Sequence[Path], relative: bool = False) -> "list[Run]":
         raise UserError("; ".join(complaints))  # without the first run there is nothing to compare with
     for complaint in complaints:
         print(f"paceline: left out: {complaint}", file=sys.stderr)
-    return named_apart(runs)
+    return named_apart(runs), 1 if complaints else 0
 
 
 def compare(arguments: list[str]) -> int:
@@ -78,11 +81,14 @@ def compare(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     from paceline.logbook.compare import compare as compared
 
-    comparison = compared(_read(options.runs, relative=True), options.to, options.price)
+    if len(options.runs) < 2:
+        raise UserError("compare needs two runs or more; `paceline doctor RUN` looks at one")
+    runs, status = _read(options.runs, relative=True)
+    comparison = compared(runs, options.to, options.price)
     _show(comparison)
     if options.out:
         _write(comparison, options.out)
-    return 0
+    return status
 
 
 def _show(comparison: "Comparison") -> None:
@@ -91,11 +97,11 @@ def _show(comparison: "Comparison") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.logbook.compare import listing, table
+    from paceline.logbook.tables import listing, table
 
     screen = Console()
     if len(comparison.runs) > 1:
-        screen.print(comparison.fairness.sentence, style="bold", highlight=False, soft_wrap=True, markup=False)
+        screen.print(comparison.sentence, style="bold", highlight=False, soft_wrap=True, markup=False)
         for line in listing(comparison.fairness):
             screen.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
     labels, *columns = zip(*table(comparison), strict=True)
@@ -111,12 +117,17 @@ def _show(comparison: "Comparison") -> None:
             screen.print(f"{run.name}: {note}", highlight=False, soft_wrap=True, markup=False)
 
 
+_LONG_NAME = 22
+"""Names may be folded beyond that."""
+
+
 def _fitting(labels: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequence[str]]]:
     """Columns in groups that fit beside their labels; with many runs, tables below each other."""
     used = max(map(len, labels)) + 4
     left, some = width - used, list[Sequence[str]]()
     for column in columns:
-        needed = max(map(len, column)) + 2
+        name, *cells = column
+        needed = max(min(len(name), _LONG_NAME), *map(len, cells)) + 2
         if some and needed > left:
             yield some
             left, some = width - used, []
@@ -127,9 +138,9 @@ def _fitting(labels: Sequence[str], columns: Sequence[Sequence[str]], width: int
 
 def _write(comparison: "Comparison", out: Path) -> None:
     from paceline.base.files import write_text
-    from paceline.logbook.book import charts_of
     from paceline.logbook.charts import line_chart
-    from paceline.logbook.compare import as_csv, as_json, markdown
+    from paceline.logbook.entry import charts_of
+    from paceline.logbook.tables import as_csv, as_json, markdown
 
     out.mkdir(parents=True, exist_ok=True)
     texts = {"comparison.md": markdown(comparison), "comparison.json": as_json(comparison)}
@@ -147,13 +158,13 @@ def doctor(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     from paceline.logbook.verdict import verdict
 
-    runs = _read(options.runs)
+    runs, status = _read(options.runs)
     for run in runs:
         if len(runs) > 1:
             print(f"{run.name}:")
         for line in [*run.notes, *(finding.text for finding in verdict(run))]:
             print(f"- {line}")
-    return 0
+    return status
 
 
 def logbook(arguments: list[str]) -> int:
@@ -162,9 +173,10 @@ def logbook(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     from paceline.logbook.book import write_logbook
 
-    for path in write_logbook(_read(options.runs), options.out):
+    runs, status = _read(options.runs)
+    for path in write_logbook(runs, options.out):
         print(path)
-    return 0
+    return status
 
 
 def report(arguments: list[str]) -> int:
@@ -179,9 +191,9 @@ def report(arguments: list[str]) -> int:
     from paceline.logbook.compare import compare as compared
     from paceline.logbook.page import report as page
 
-    runs = _read(options.runs)
+    runs, status = _read(options.runs)
     title = options.title or " and ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else "")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(options.out, page(compared(runs, options.to, options.price), title))
     print(f"{options.out} ({options.out.stat().st_size / 1e6:.2f} MB)")
-    return 0
+    return status

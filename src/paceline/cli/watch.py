@@ -59,7 +59,7 @@ def _follow(options: argparse.Namespace) -> None:
 
 
 def _figures(now: "Snapshot") -> list[tuple[str, str]]:
-    from paceline.logbook.compare import duration
+    from paceline.logbook.tables import duration
 
     train, evaluated = now.train, now.evaluated
     rows = [("status", f"{now.status}, {now.ranks} rank{'s' * (now.ranks != 1)}")]
@@ -128,12 +128,13 @@ def _screen(now: "Snapshot") -> "Group":
 
     figures = Table(box=None, show_header=False)
     for label, value in _figures(now):
-        figures.add_row(label, value)
+        figures.add_row(label, Text(value))
     hosts = Table(*("host", "use", "memory", "power", "temperature"), box=box.SIMPLE)
     for row in _hosts(now):
-        hosts.add_row(*row)
+        hosts.add_row(*map(Text, row))
     ranks = Table("rank", *now.train.get("seconds_per_rank", {}), box=box.SIMPLE, title="a step", title_justify="left")
     for row in _ranks(now):
         ranks.add_row(*row)
     bar = ProgressBar(total=now.total_steps or 1, completed=now.step, width=60)
-    return Group(Text(now.name), bar, figures, hosts, *([ranks] if ranks.row_count else []))
+    # a bar ends without a new line of its own
+    return Group(Text(now.name), bar, Text(""), figures, hosts, *([ranks] if ranks.row_count else []))

@@ -57,7 +57,7 @@ def memory_key(recipe: Recipe, ranks: int) -> dict[str, Any]:
         "size": max(phase.size or recipe.data.size for phase in recipe.all_phases()),
         "classes from": recipe.data.path,
         "precision": recipe.precision,
-        "strategy": _strategy(recipe, ranks),
+        "strategy": strategy(recipe, ranks),
         "sharding": [recipe.fsdp.reshard, recipe.fsdp.offload],
         "optimizer": recipe.optim.name,
         "averaged": bool(recipe.ema.decay),
@@ -69,7 +69,7 @@ def memory_key(recipe: Recipe, ranks: int) -> dict[str, Any]:
     }
 
 
-def _strategy(recipe: Recipe, ranks: int) -> str:
+def strategy(recipe: Recipe, ranks: int) -> str:
     if ranks == 1:
         return "single"
     return "ddp" if recipe.strategy == "auto" else recipe.strategy

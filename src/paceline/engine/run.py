@@ -41,6 +41,7 @@ class Run:
     """Why the run should end after its next save."""
     _evaluation: dict[str, Any] = field(default_factory=dict)
     _scale: float = 0.0
+    _status: str = "running"
 
     @property
     def _world(self) -> World:
@@ -206,6 +207,7 @@ class Run:
             raise UserError(message)
 
     def _summarise(self, status: str, step: int, **more: Any) -> dict[str, Any]:
+        self._status = status
         if not self._world.is_leader:
             return {}
         summary = {"status": status, **more, **self._place(step), "total_steps": self.setup.total_steps}
@@ -219,7 +221,7 @@ class Run:
 
     def close(self) -> None:
         self.display.close()
-        self.sink.close()
+        self.sink.close(self._status)
 
 
 def _known(times: list[float]) -> bool:
@@ -229,7 +231,7 @@ def _known(times: list[float]) -> bool:
 
 def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
     """Results and times of a run, added up from its records."""
-    records = list(folder.records())
+    records = folder.records()
     trained = [record for record in records if record["kind"] == "train"]
     evaluated = [record for record in records if record["kind"] == "eval" and record["loss"] is not None]
     seconds = split_seconds(trained)

@@ -1,5 +1,6 @@
 """One start of the program: find the run folder, build the experiment, train or evaluate it."""
 
+import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ from paceline.base.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, wri
 from paceline.base.logs import console, log
 from paceline.base.world import World
 from paceline.checkpoint import store
-from paceline.config.batch import memory_key
+from paceline.config.batch import memory_key, strategy
 from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
 from paceline.config.timeline import columns, phase_table
@@ -27,7 +28,17 @@ from paceline.optim.schedules import lr_at
 from paceline.track import environment
 from paceline.track.progress import Bar, Display, Lines
 from paceline.track.records import JsonLines, RunFolder, largest_batch
-from paceline.track.sinks import Fan, Guarded, InBackground, MLflow, Sink, TensorBoard, WeightsAndBiases, started
+from paceline.track.sinks import (
+    Fan,
+    Guarded,
+    InBackground,
+    MLflow,
+    Sink,
+    TensorBoard,
+    WeightsAndBiases,
+    identity,
+    started,
+)
 from paceline.track.telemetry import HostSampler
 
 
@@ -191,17 +202,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
         raise UserError(f"{folder.path} is finished at step {first_step}; to train longer, raise --train.duration")
     if saved:
         log.info("resuming from step %d (%s)", first_step, saved[0].folder)
-    metric = recipe.checkpoint.best
-    best = world.on_leader(lambda: store.best(folder.checkpoints, metric))
-    run = Run(
-        folder,
-        setup,
-        Fan(_sinks(folder, setup, first_step, resumed=folder.metrics.exists()) if world.is_leader else []),
-        store.Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_leader else store.NoWriter(),
-        display_of(world, setup.total_steps, first_step),
-        first_step,
-        best=(-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None,
-    )
+    resumed = folder.metrics.exists()
     hosts = world.hosts()
     start = environment.collect(hosts, world.device)
     if world.is_leader:
@@ -210,8 +211,21 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
             start
             | {"ranks": world.size, "host_of_rank": hosts, "precision": setup.precision, "first_step": first_step}
             | {"recipe": fingerprint(recipe), "data": setup.source.fingerprint}
+            | {"strategy": strategy(recipe, world.size), "threads_chosen": "PACELINE_THREADS" in os.environ}
             | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
         )
+    metric = recipe.checkpoint.best
+    best = world.on_leader(lambda: store.best(folder.checkpoints, metric))
+    run = Run(
+        folder,
+        setup,
+        Fan(_sinks(folder, setup, first_step, resumed) if world.is_leader else []),
+        store.Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_leader else store.NoWriter(),
+        display_of(world, setup.total_steps, first_step),
+        first_step,
+        best=(-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None,
+    )
+    if world.is_leader:
         run.begin()
     return run
 
@@ -225,7 +239,8 @@ def _sinks(folder: RunFolder, setup: Setup, first_step: int, resumed: bool) -> l
     if settings.tensorboard:
         board = (folder.tensorboard, first_step, dump_recipe(recipe))
         sinks.append(started(lambda: TensorBoard(*board, _examples(setup)), "TensorBoard"))
-    there = (folder.path, folder.path.name, settings.project, to_tree(recipe))
+    begun = folder.read_starts()[0].get("started", "")
+    there = (folder.path, identity(folder.path, begun), settings.project, to_tree(recipe))
     if settings.wandb:
         sinks.append(InBackground(lambda: WeightsAndBiases(*there), "Weights & Biases"))
     if settings.mlflow:

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, TypeVar
 
+from paceline.base.files import printable
+
 Point = tuple[float, float]
 P = TypeVar("P", bound=Sequence[Any])
 COLOURS = ("#2563eb", "#d9480f", "#2b8a3e", "#7048e8", "#c2255c", "#0b7285", "#946200", "#495057")
@@ -101,4 +103,4 @@ def _stroke(number: int) -> tuple[str, str]:
 
 def _text(x: float, y: float, words: str, anchor: str = "middle", fill: str = "#495057", weight: int = 400) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}" font-weight="{weight}"'
-    return f"<text {place}>{escape(words)}</text>"
+    return f"<text {place}>{escape(printable(words))}</text>"

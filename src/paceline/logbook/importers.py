@@ -1,31 +1,45 @@
 """Logs of other programs, so that old runs can stand beside new ones.
 
-Known are the lines of PyTorch's ImageNet example and its descendants, DAWNBench's TSV, Lightning's metrics.csv, and
-TensorBoard's event files. Lines `# key: value` in a text log, and the example's own `Namespace(...)`, tell what the
-figures do not: `# ranks: 2`, `# global_batch: 1024`.
+Known are the lines of PyTorch's ImageNet example and its descendants (torchvision's references among them), DAWNBench's
+TSV, Lightning's metrics.csv, and TensorBoard's event files. Lines `# key: value` in a text log, and the example's own
+`Namespace(...)`, tell what the figures do not: `# ranks: 2`, `# global_batch: 1024`.
 """
 
 import ast
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.base.files import printable
 from paceline.errors import UserError
 from paceline.logbook.read import Run
 
 _STEP = re.compile(r"Epoch:\s*\[(\d+)\]\s*\[\s*(\d+)/\s*(\d+)\]")
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d.])"
-_METER = re.compile(rf"(Time|Data|Loss|Acc@1|Acc@5|Prec@1|Prec@5)\s+{_NUMBER}\s*\(\s*{_NUMBER}\)")
-_RESULT = re.compile(
-    rf"^\s*\*\s*(Val\s+)?(?:Acc|Prec)@1:?\s+{_NUMBER}(?:.*?(?:Acc|Prec)@5:?\s+{_NUMBER})?", re.MULTILINE
+# `Time 0.123 ( 0.456)` of the example, `time: 0.1230` and `acc1: 12.5 (11.0)` of torchvision's
+_METER = re.compile(
+    rf"\b(Time|Data|Loss|Acc@1|Acc@5|Prec@1|Prec@5|acc1|acc5):?\s+{_NUMBER}(?:\s*\(\s*{_NUMBER}\))?", re.IGNORECASE
 )
+_RESULT = re.compile(
+    rf"^\s*(?:\*|Test:)\s*(Val\s+)?(?:Acc|Prec)@1:?\s+{_NUMBER}(?:.*?(?:Acc|Prec)@5:?\s+{_NUMBER})?", re.MULTILINE
+)
+_EPOCH_TIME = re.compile(r"Epoch:\s*\[(\d+)\]\s*Total time:\s+(\d+):(\d+):(\d+)")
 _COMPLETE = re.compile(r"Training complete in:?\s+(?:(\d+) days?, )?(\d+):(\d+):(\d+)")
 _TOLD = re.compile(r"^#\s*([\w.]+)\s*:\s*(.+)$")
 _FIGURES = ("ranks", "nodes", "global_batch", "seconds")
-_ARGUMENTS = {"batch_size": "global_batch", "workers": "data.threads", "arch": "model.name", "lr": "optim.lr"}
+_ARGUMENTS = {
+    "batch_size": "global_batch",
+    "workers": "data.threads",
+    "arch": "model.name",
+    "lr": "optim.lr",
+    "epochs": "train.duration",
+    "momentum": "optim.momentum",
+    "weight_decay": "optim.weight_decay",
+    "seed": "seed",
+}
 _KNOWN = (
     "known are run folders, lines of PyTorch's ImageNet example (`Epoch: [0][10/1252] Time ...`), DAWNBench's TSV "
     "(`epoch hours top1Accuracy top5Accuracy`), Lightning's metrics.csv, and TensorBoard's event files"
@@ -36,8 +50,11 @@ def read_foreign(path: Path) -> Run:
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     for name, claims, convert in _FORMATS:
         if chosen := next((file for file in files if claims(file)), None):
-            run = Run(path.stem if path.is_file() else path.name, path, name, "imported")
-            convert(chosen, run)
+            run = Run(printable(path.stem if path.is_file() else path.name), path, name, "imported")
+            try:
+                convert(chosen, run)
+            except csv.Error as error:
+                raise UserError(f"{chosen} cannot be read as {name}: {error}") from None
             run.notes.append(f"imported from {chosen} ({name})")
             if run.records or "seconds" in run.facts:
                 return run
@@ -62,76 +79,109 @@ def _number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _example(path: Path, run: Run) -> None:
-    """Each `Time` is the seconds of a step and, in brackets, their mean since the epoch began: sums come from that."""
-    epochs: dict[int, dict[str, Any]] = {}
-    unread = 0
-    lines = _lines(path)
-    results = [result for result in map(_RESULT.match, lines) if result]
-    both = any(result[1] for result in results)  # then those without `Val` are of the training set
-    for line in lines:
+class _Example:
+    """Lines of PyTorch's example, one by one.
+
+    Each `Time` is the seconds of a step and, in brackets, their mean since the epoch began: sums come from that.
+    """
+
+    def __init__(self, run: Run, lines: list[str]):
+        self._run, self._unread, self._restarted = run, 0, False
+        self._epochs: dict[int, dict[str, Any]] = {}
+        self._both = any(result[1] for line in lines if (result := _RESULT.match(line)))
+        """Then results without `Val` are of the training set."""
+        numbers = [int(place[1]) for line in lines if (place := _STEP.search(line))]
+        self._first = 1 if numbers and numbers[0] == 1 and 0 not in numbers else 0  # some count epochs from 1
+        for line in lines:
+            self._read(line)
+        self._tell(max(self._epochs, default=0), whole=False)
+        if self._unread:
+            run.notes.append(f"{self._unread} lines were cut off, and left out")
+        if self._restarted:
+            run.facts.pop("seconds", None)  # what the log tells is the time of the last start
+        if self._epochs and "train.duration" not in run.facts:
+            run.facts["train.duration"] = f"{len(self._epochs)}ep"
+
+    def _read(self, line: str) -> None:
+        run = self._run
         if told := _TOLD.match(line):
             value = _value(told[2])
-            if told[1] in _FIGURES and not isinstance(value, int | float):
+            number = isinstance(value, int | float) and math.isfinite(value)
+            if told[1] in _FIGURES and not number:
                 run.notes.append(f"# {told[1]}: {told[2]} is no number, and left out")
             else:
-                run.facts[told[1]] = value
+                run.facts[told[1]] = value if number else str(value)
         elif "Namespace(" in line:
-            run.facts |= dict(_arguments(line))
+            run.facts |= dict(_arguments(line, run.notes))
         elif place := _STEP.search(line):
-            meters = {name: (float(now), float(mean)) for name, now, mean in _METER.findall(line)}
-            epoch, done, count = int(place[1]), int(place[2]) + 1, int(place[3])
-            if not meters or not count:
-                unread += 1
-                continue
-            known = epochs.get(epoch, {"batches": 0})
-            # ranks that print in turns may be a step apart
-            if done == 1 and (known["batches"] > 2 or any(later > epoch for later in epochs)):
-                epochs = {number: old for number, old in epochs.items() if number < epoch}
-                run.records = [record for record in run.records if record["epoch"] <= epoch]
-                run.notes.append(f"it was restarted at epoch {epoch}; what was done twice is left out, its time too")
-                run.complete = False
-            epochs[epoch] = {"batches": min(done, count), "of": count, "meters": meters}
-            run.facts["steps per epoch"] = count
-        elif (result := _RESULT.match(line)) and (result[1] or not both):
-            epoch = max(epochs, default=0)
+            self._step(int(place[1]) - self._first, int(place[2]) + 1, int(place[3]), line)
+        elif whole := _EPOCH_TIME.search(line):
+            self._epochs.get(int(whole[1]) - self._first, {})["seconds"] = _seconds(whole.groups()[1:])
+        elif (result := _RESULT.match(line)) and (result[1] or not self._both):
+            epoch = max(self._epochs, default=0)
+            self._tell(epoch)
             shares = [float(share) / 100 if share else None for share in (result[2], result[3])]
-            run.records += [*_epoch_record(epochs, epoch)]
-            run.records.append(
-                {"kind": "eval", "step": _steps(epochs), "epoch": epoch + 1, "top1": shares[0], "top5": shares[1]}
-            )
+            place_now = {"step": self._steps(), "epoch": float(epoch + 1)}
+            run.records.append({"kind": "eval", **place_now, "top1": shares[0], "top5": shares[1]})
         elif complete := _COMPLETE.search(line):
-            days, *clock = (int(part or 0) for part in complete.groups())
-            run.facts["seconds"] = ((days * 24 + clock[0]) * 60 + clock[1]) * 60 + clock[2]
-    run.records += [*_epoch_record(epochs, max(epochs, default=0))] if epochs else []
-    if unread:
-        run.notes.append(f"{unread} lines were cut off, and left out")
+            run.facts["seconds"] = int(complete[1] or 0) * 86400 + _seconds(complete.groups()[1:])
+
+    def _step(self, epoch: int, done: int, count: int, line: str) -> None:
+        meters = {
+            name.lower().replace("prec@", "acc").replace("acc@", "acc"): float(mean or now)
+            for name, now, mean in _METER.findall(line)
+        }
+        if not meters or not count:
+            self._unread += 1
+            return
+        known, later = self._epochs.get(epoch, {"batches": 0}), any(number > epoch for number in self._epochs)
+        if done == 1 and (known["batches"] > 2 or later):  # ranks that print in turns may be a step apart
+            self._restart(epoch)
+        for number in sorted(self._epochs):
+            if number < epoch:
+                self._tell(number)
+        self._epochs[epoch] = {"batches": min(done, count), "of": count, "meters": meters}
+        self._run.facts["steps per epoch"] = count
+
+    def _restart(self, epoch: int) -> None:
+        run, self._restarted, run.complete = self._run, True, False
+        self._epochs = {number: old for number, old in self._epochs.items() if number < epoch}
+        run.records = [record for record in run.records if record["epoch"] <= epoch]
+        run.notes.append(f"it was restarted at epoch {epoch}; what was done twice is left out, its time too")
+
+    def _steps(self) -> int:
+        return sum(epoch["batches"] for epoch in self._epochs.values())
+
+    def _tell(self, number: int, whole: bool = True) -> None:
+        """One record per epoch, once; an epoch that something follows was done to its end."""
+        epoch = self._epochs.get(number)
+        if epoch is None or epoch.get("told"):
+            return
+        epoch["told"] = True
+        if whole:
+            epoch["batches"] = epoch["of"]
+        meters, batches = epoch["meters"], epoch["batches"]
+        record: dict[str, Any] = {"kind": "train", "step": self._steps(), "epoch": number + batches / epoch["of"]}
+        record |= {"steps": batches, "loss": meters.get("loss")}
+        record["top1"] = meters["acc1"] / 100 if "acc1" in meters else None
+        if isinstance(batch := self._run.facts.get("global_batch"), int):
+            record["images"] = batch * batches
+        if "time" in meters:
+            seconds = epoch.get("seconds", meters["time"] * batches)
+            data = min(seconds, meters.get("data", 0.0) * batches)
+            record["seconds"] = {"data": data, "compute": seconds - data}
+            if batches != epoch["of"]:
+                self._run.notes.append(f"the log ends within epoch {number}")
+        self._run.records.append(record)
 
 
-def _steps(epochs: dict[int, dict[str, Any]]) -> int:
-    return sum(epoch["batches"] for epoch in epochs.values())
+def _seconds(clock: Sequence[str]) -> int:
+    hours, minutes, seconds = map(int, clock)
+    return (hours * 60 + minutes) * 60 + seconds
 
 
-def _epoch_record(epochs: dict[int, dict[str, Any]], number: int) -> Iterator[dict[str, Any]]:
-    """One record per epoch, once."""
-    epoch = epochs.get(number)
-    if epoch is None or epoch.get("told"):
-        return
-    epoch["told"] = True
-    meters, batches = epoch["meters"], epoch["batches"]
-    record: dict[str, Any] = {
-        "kind": "train",
-        "step": _steps(epochs),
-        "epoch": number + batches / epoch["of"],
-        "steps": batches,
-    }
-    record["loss"] = meters["Loss"][1] if "Loss" in meters else None
-    top1 = meters.get("Acc@1") or meters.get("Prec@1")
-    record["top1"] = top1[1] / 100 if top1 else None
-    if "Time" in meters:
-        data = meters.get("Data", (0.0, 0.0))[1]
-        record["seconds"] = {"data": data * batches, "compute": (meters["Time"][1] - data) * batches}
-    yield record
+def _example(path: Path, run: Run) -> None:
+    _Example(run, _lines(path))
 
 
 def _value(text: str) -> Any:
@@ -141,10 +191,15 @@ def _value(text: str) -> Any:
         return text.strip()
 
 
-def _arguments(line: str) -> Iterator[tuple[str, Any]]:
-    for key, text in re.findall(r"(\w+)=('[^']*'|[^,)]+)", line):
-        if key in _ARGUMENTS:
-            yield _ARGUMENTS[key], _value(text)
+def _arguments(line: str, notes: list[str]) -> Iterator[tuple[str, Any]]:
+    given = {key: _value(text) for key, text in re.findall(r"(\w+)=('[^']*'|[^,)]+)", line)}
+    nodes = given.get("world_size", 1)
+    if isinstance(nodes, int) and nodes > 1:
+        given.pop("batch_size", None)
+        notes.append("batch_size is that of a node in this program: say `# global_batch: N`")
+    for key, name in _ARGUMENTS.items():
+        if given.get(key) is not None:
+            yield name, f"{given[key]}ep" if key == "epochs" else given[key]
 
 
 def _dawnbench(path: Path, run: Run) -> None:
@@ -185,6 +240,7 @@ def _lightning(path: Path, run: Run) -> None:
         for row in csv.DictReader(file):
             step, epoch = _number(row.get("step")), _number(row.get("epoch"))
             if step is None:
+                run.notes.append("a line was cut off, and left out")
                 continue
             for kind, names in _LIGHTNING.items():
                 found = {
@@ -198,12 +254,10 @@ def _lightning(path: Path, run: Run) -> None:
 
 def _as_shares(run: Run) -> None:
     """Accuracies of a log are all shares or all per cent."""
-    for kind in ("train", "eval"):
-        for metric in ("top1", "top5"):
-            own = [record for record in run.records if record["kind"] == kind and record.get(metric) is not None]
-            if any(record[metric] > 1 for record in own):
-                for record in own:
-                    record[metric] /= 100
+    told = [(record, name) for record in run.records for name in ("top1", "top5") if record.get(name) is not None]
+    if any(record[name] > 1 for record, name in told):
+        for record, name in told:
+            record[name] /= 100
 
 
 _TAGS = {
@@ -226,8 +280,9 @@ def _tensorboard(path: Path, run: Run) -> None:
         if tag in _TAGS:
             kind, metric = _TAGS[tag]
             for event in events.Scalars(tag):
-                place = {"kind": kind, "step": event.step, "steps": 1, "time": event.wall_time}
-                records.setdefault((kind, event.step), place)[metric] = event.value
+                if math.isfinite(event.value):
+                    place = {"kind": kind, "step": event.step, "steps": 1}
+                    records.setdefault((kind, event.step), place)[metric] = event.value
     run.records = sorted(records.values(), key=lambda record: (record["step"], record["kind"] == "eval"))
     _as_shares(run)
     if unknown := [tag for tag in tags if tag not in _TAGS]:

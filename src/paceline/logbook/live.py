@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.logbook.folder import sound_records, sound_samples, sound_starts, sound_summary
-from paceline.track.records import RunFolder, json_lines
+from paceline.base.files import printable
+from paceline.logbook.read import samples_of
+from paceline.track.records import RunFolder, records_of, without_undone
 
 _TAIL = 1 << 18
 
@@ -35,19 +36,18 @@ class Snapshot:
 
 def snapshot(path: Path) -> Snapshot:
     folder = RunFolder(path)
-    summary, starts = sound_summary(folder), sound_starts(folder)
+    summary, starts = folder.read_summary(), folder.read_starts()
     status = summary.get("status", "starting")
     if status in ("running", "starting") and not folder.in_use:
         status = "killed"
-    found = Snapshot(path.resolve().name, status, summary.get("total_steps", 0))
+    found = Snapshot(printable(path.resolve().name), printable(status), summary.get("total_steps", 0))
     found.ranks = starts[-1].get("ranks", 0) if starts else 0
-    lines = json_lines(_tail(folder.metrics))
-    records = sound_records(record for record in lines if {"kind", "step"} <= record.keys())
+    records = without_undone(records_of(_tail(folder.metrics)))
     found.train = next((record for record in reversed(records) if record["kind"] == "train"), {})
     found.evaluated = next((record for record in reversed(records) if record["kind"] == "eval"), {})
     for file in sorted(folder.telemetry.glob("*.jsonl")):
-        if samples := sound_samples(_tail(file)):
-            found.hosts[file.stem] = samples[-1]
+        if samples := samples_of(_tail(file)):
+            found.hosts[printable(file.stem)] = samples[-1]
     return found
 
 

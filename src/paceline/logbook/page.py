@@ -9,8 +9,9 @@ from string import Template
 from typing import Any
 
 from paceline.logbook.charts import COLOURS, thinned
-from paceline.logbook.compare import Comparison, page_table
+from paceline.logbook.compare import Comparison
 from paceline.logbook.read import Run
+from paceline.logbook.tables import page_table
 from paceline.logbook.verdict import verdict
 
 _AXES = ("epoch", "step", "images", "seconds")
@@ -35,6 +36,7 @@ def report(comparison: Comparison, title: str) -> str:
         script=(assets / "report.js").read_text(encoding="utf-8"),
         data=text,
         fairness=fairness_html(comparison),
+        kind="" if comparison.speedup_counts or len(runs) == 1 else "unfair",
         table=table_html(comparison),
         differences=_differences(comparison),
         verdicts="".join(_verdict(run) for run in runs),
@@ -44,7 +46,7 @@ def report(comparison: Comparison, title: str) -> str:
 def fairness_html(comparison: Comparison) -> str:
     if len(comparison.runs) == 1:
         return f"<strong>{escape(verdict(comparison.runs[0])[0].text)}</strong>"
-    sentence = comparison.fairness.sentence
+    sentence = comparison.sentence
     kind = "" if comparison.speedup_counts else ' class="note"'
     return f"<strong{kind}>{escape(sentence[0].upper() + sentence[1:])}.</strong>"
 

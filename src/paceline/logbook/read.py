@@ -1,15 +1,19 @@
 """A run as its readers see it: from a run folder, or from somebody else's log. No torch, nothing written."""
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any
 
+from paceline.base.files import printable
 from paceline.errors import UserError
-from paceline.track.records import RunFolder, split_seconds
+from paceline.track.checks import Sample, sound
+from paceline.track.records import RunFolder, json_lines, split_seconds
 
+_MOST_SAMPLES = 20_000
 PARTS = ("data", "compute", "sync", "optimizer", "evaluate", "checkpoint")
 
 
@@ -27,12 +31,21 @@ class Run:
     records: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     """What identifies the experiment, by name."""
-    telemetry: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Samples of each host."""
+    telemetry_of: Path | None = None
+    """Folder with the samples of each host."""
     complete: bool = True
     """Whether its times are those of one whole training on the same ranks."""
     notes: list[str] = field(default_factory=list)
     """What a reader has to know: what is missing, odd or partial."""
+
+    @property
+    def telemetry_files(self) -> list[Path]:
+        return sorted(path for path in self.telemetry_of.glob("*.jsonl") if path.is_file()) if self.telemetry_of else []
+
+    @cached_property
+    def telemetry(self) -> dict[str, list[dict[str, Any]]]:
+        """Samples of each host; of long runs evenly thinned ones."""
+        return {printable(path.stem): _samples(path) for path in self.telemetry_files}
 
     @cached_property
     def trained(self) -> list[dict[str, Any]]:
@@ -68,8 +81,8 @@ class Run:
 
     @property
     def total_seconds(self) -> float | None:
-        told: float | None = self.facts.get("seconds")  # of another program's log, which says it itself
-        return told or (sum(self.seconds.values()) if self.seconds else None)
+        told: float = self.facts.get("seconds", 0.0)  # of another program's log, which says it itself
+        return max(told, sum(self.seconds.values())) or None
 
     @property
     def images(self) -> int:
@@ -165,10 +178,21 @@ class Run:
         for samples in self.telemetry.values():
             for before, after in pairwise(samples):
                 gap = after["time"] - before["time"]
-                watts = [gpu["watts"] for gpu in after.get("gpus", []) if gpu.get("watts") is not None]
-                if watts and 0 < gap < 60:  # longer: the run was not running
+                watts = [gpu.get("watts") for gpu in after.get("gpus", [])]
+                if None in watts:
+                    return None  # some of it is not known
+                if watts and 0 < gap < 120:  # longer: the run was not running
                     total, known = total + gap * sum(watts), True
         return total if known else None
+
+
+def _samples(path: Path) -> list[dict[str, Any]]:
+    lines = path.read_bytes().splitlines()
+    return samples_of(lines[:: max(1, len(lines) // _MOST_SAMPLES)])
+
+
+def samples_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    return sound((line for line in json_lines(lines) if line.get("kind") == "sample"), Sample)
 
 
 def _duration(record: dict[str, Any]) -> float:
@@ -193,7 +217,10 @@ def read(path: Path) -> Run:
 
 def named_apart(runs: list[Run]) -> list[Run]:
     names = [run.name for run in runs]
-    for number, run in enumerate(runs, start=1):
+    taken = {name for name in names if names.count(name) == 1}
+    for run in runs:
         if names.count(run.name) > 1:
-            run.name = f"{run.name} ({number})"
+            numbered = (f"{run.name} ({number})" for number in count(1))
+            run.name = next(name for name in numbered if name not in taken)
+            taken.add(run.name)
     return runs

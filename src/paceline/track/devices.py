@@ -18,7 +18,9 @@ class Gpus:
         except Exception:  # no driver, or one that answers with something unheard of
             return
         self._nvml = pynvml
-        every = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        numbers = range(self._ask(lambda _: pynvml.nvmlDeviceGetCount(), None) or 0)
+        found = [self._ask(pynvml.nvmlDeviceGetHandleByIndex, number) for number in numbers]
+        every = [handle for handle in found if handle is not None]  # one that fell off the bus has none
         endings = tuple(wanted or ("",))
         chosen = [handle for handle in every if (self._ask(self._identifier, handle) or "").endswith(endings)]
         self._handles = chosen or every  # slices of a GPU have identifiers that NVML tells otherwise

@@ -22,6 +22,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from paceline.base.files import is_locked, write_json
+from paceline.track.checks import Start, Summary, is_sound, is_sound_record, sound
 
 _MOMENT = 60.0
 _PER_RANK = re.compile(rb', "(?:seconds|memory)_per_rank": (?:\{[^}]*\}|\[[^]]*\])')
@@ -38,13 +39,16 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.summary = path / "summary.json"
+        self.damaged = 0
+        """Lines of the records that were read last which tell nothing."""
 
     @property
     def exists(self) -> bool:
         return self.recipe.is_file()
 
     def read_summary(self) -> dict[str, Any]:
-        return _read_json(self.summary)
+        summary = _read_json(self.summary)
+        return summary if is_sound(summary, Summary) else {}
 
     @property
     def finished(self) -> bool:
@@ -52,7 +56,7 @@ class RunFolder:
 
     def read_starts(self) -> list[dict[str, Any]]:
         starts = _read_json(self.environment).get("starts", [])
-        return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
+        return sound(starts, Start) if isinstance(starts, list) else []
 
     @property
     def in_use(self) -> bool:
@@ -62,39 +66,63 @@ class RunFolder:
         hosts = {host for start in self.read_starts()[-1:] for host in start.get("hosts", {})}
         if socket.gethostname() in hosts:
             return False
-        written = [path.stat().st_mtime for path in (self.metrics, *self.telemetry.glob("*.jsonl")) if path.exists()]
+        files = (self.metrics, self.summary, self.environment, self.recipe, *self.telemetry.glob("*.jsonl"))
+        written = [path.stat().st_mtime for path in files if path.exists()]
         return bool(written) and time.time() - max(written) < _MOMENT
 
     def append_environment(self, start: dict[str, Any]) -> None:
         write_json(self.environment, {"starts": [*self.read_starts(), start]})
 
-    def records(self, per_rank: int = 0) -> Iterator[dict[str, Any]]:
+    def records(self, per_rank: int = 0) -> list[dict[str, Any]]:
         """Records that count: what a killed run wrote beyond the save it was resumed from is left out.
 
-        A last line cut off by a kill is left out as well. With `per_rank`, only about that many of the records keep
-        their figures of single ranks, evenly spread: those of a long run on many ranks take long to read.
+        Lines that were cut off or damaged are left out as well, and counted. With `per_rank`, only about that many of
+        the records keep their figures of single ranks, evenly spread: those of a long run on many ranks take long to
+        read.
         """
-        if not self.metrics.is_file():
-            return
-        kept: list[dict[str, Any]] = []
-        lines = self.metrics.read_bytes().splitlines()
-        every = max(1, len(lines) // per_rank) if per_rank else 1
-        kept_lines = (_PER_RANK.sub(b"", line) if number % every else line for number, line in enumerate(lines))
-        for record in json_lines(kept_lines):
-            if not {"kind", "step"} <= record.keys():
-                continue
-            if record["kind"] == "resume":
-                kept = [old for old in kept if old["step"] <= record["step"]]
-            kept.append(record)
-        yield from kept
+        text = _read(self.metrics)
+        lines = [line for line in text.splitlines() if line.strip()]
+        telling = [number for number, line in enumerate(lines) if b"_per_rank" in line]
+        every = max(1, len(telling) // per_rank) if per_rank else 1
+        for number in set(telling) - set(telling[::-1][::every]):
+            lines[number] = _PER_RANK.sub(b"", lines[number])
+        found = [next(iter(records_of([line])), None) for line in lines]
+        # where a run was killed, a line may be cut off: before it was resumed, or at the very end
+        following = [*found[1:], None if text.endswith(b"\n") else {"kind": "resume"}]
+        self.damaged = sum(
+            record is None and (after is None or after["kind"] != "resume")
+            for record, after in zip(found, following, strict=False)
+        )
+        return without_undone(record for record in found if record is not None)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def records_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    return [record for record in json_lines(lines) if is_sound_record(record)]
+
+
+def without_undone(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a resumed run did again is told once."""
+    kept: list[dict[str, Any]] = []
+    for record in records:
+        if record["kind"] == "resume":
+            kept = [old for old in kept if old["step"] <= record["step"]]
+        kept.append(record)
+    return kept
 
 
 def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The records of lines; one that was cut off by a kill, or is none, is left out."""
+    """The objects of lines; one that was cut off by a kill, or is none, is left out."""
     for line in lines:
         try:
             record = from_json(line, allow_inf_nan=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             yield record
@@ -123,7 +151,7 @@ def largest_batch(root: Path, key: dict[str, Any]) -> dict[str, Any] | None:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -144,7 +172,7 @@ class JsonLines:
         while self._unwritten:
             self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
-    def close(self) -> None:
+    def close(self, status: str = "finished") -> None:
         try:
             self._flush()
         finally:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import queue
 import threading
 import time
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 class Sink(Protocol):
     def write(self, record: dict[str, Any]) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, status: str = "finished") -> None:
+        """`status` is the run's: finished, interrupted or failed."""
 
 
 class TensorBoard:
@@ -44,7 +46,7 @@ class TensorBoard:
             if tag.startswith(("Loss", "Accuracy")):
                 self._writer.add_scalar(f"by images/{tag}", value, self._seen)
 
-    def close(self) -> None:
+    def close(self, status: str = "finished") -> None:
         self._writer.close()
 
 
@@ -70,7 +72,7 @@ def scalars(record: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 class WeightsAndBiases:
-    def __init__(self, folder: Path, name: str, project: str, recipe: dict[str, Any]):
+    def __init__(self, folder: Path, identity: str, project: str, recipe: dict[str, Any]):
         try:
             import wandb
         except ImportError:
@@ -78,8 +80,8 @@ class WeightsAndBiases:
 
         self._run = wandb.init(
             project=project,
-            name=name,
-            id=_identity(folder),
+            name=folder.name,
+            id=identity,
             resume="allow",
             dir=str(folder),
             config=recipe,
@@ -90,14 +92,16 @@ class WeightsAndBiases:
         if values := dict(scalars(record)):
             self._run.log(values | {"epoch": record.get("epoch")}, step=record["step"])
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, status: str = "finished") -> None:
+        self._run.finish(exit_code=1 if status == "failed" else 0)
 
 
 class MLflow:
     """Writes to the server that MLFLOW_TRACKING_URI names."""
 
-    def __init__(self, folder: Path, name: str, project: str, recipe: dict[str, Any]):
+    def __init__(self, folder: Path, identity: str, project: str, recipe: dict[str, Any]):
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            raise UserError("log.mlflow needs the address of a server in MLFLOW_TRACKING_URI")
         try:
             from mlflow import MlflowClient
             from mlflow.entities import Metric, Param
@@ -107,9 +111,9 @@ class MLflow:
         self._client, self._metric = MlflowClient(), Metric
         known = self._client.get_experiment_by_name(project)
         experiment = known.experiment_id if known else self._client.create_experiment(project)
-        tags = {"paceline.folder": _identity(folder)}
-        same = self._client.search_runs([experiment], f"tags.`paceline.folder` = '{tags['paceline.folder']}'")
-        self._run = (same[0] if same else self._client.create_run(experiment, run_name=name, tags=tags)).info.run_id
+        same = self._client.search_runs([experiment], f"tags.`paceline.run` = '{identity}'")
+        made = same or [self._client.create_run(experiment, run_name=folder.name, tags={"paceline.run": identity})]
+        self._run = made[0].info.run_id
         if same:
             self._client.update_run(self._run, "RUNNING")
             return  # parameters are written once there
@@ -122,13 +126,14 @@ class MLflow:
         if values := [self._metric(tag, value, now, record["step"]) for tag, value in scalars(record)]:
             self._client.log_batch(self._run, metrics=values)
 
-    def close(self) -> None:
-        self._client.set_terminated(self._run)
+    def close(self, status: str = "finished") -> None:
+        words = {"finished": "FINISHED", "failed": "FAILED"}
+        self._client.set_terminated(self._run, words.get(status, "KILLED"))
 
 
-def _identity(folder: Path) -> str:
-    """The same run folder is the same run of a tracker, however often it is resumed."""
-    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+def identity(folder: Path, started: str) -> str:
+    """The same run is the same one of a tracker, however often it is resumed; another in its place is not."""
+    return hashlib.sha256(f"{folder.resolve()} {started}".encode()).hexdigest()[:12]
 
 
 class InBackground:
@@ -138,7 +143,7 @@ class InBackground:
     """
 
     def __init__(self, make: Callable[[], Sink], name: str, patience: float = 20.0):
-        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=1000)
+        self._queue: queue.Queue[dict[str, Any] | str] = queue.Queue(maxsize=1000)
         self._make, self._name, self._patience = make, name, patience
         self._dropped = 0
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -146,9 +151,9 @@ class InBackground:
 
     def _work(self) -> None:
         sink = started(self._make, self._name)
-        while (record := self._queue.get()) is not None:
+        while not isinstance(record := self._queue.get(), str):
             sink.write(record)
-        sink.close()
+        sink.close(record)
 
     def write(self, record: dict[str, Any]) -> None:
         try:
@@ -156,9 +161,9 @@ class InBackground:
         except queue.Full:
             self._dropped += 1
 
-    def close(self) -> None:
+    def close(self, status: str = "finished") -> None:
         with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(None)
+            self._queue.put_nowait(status)
         self._thread.join(self._patience)
         if self._thread.is_alive():
             log.warning(
@@ -188,10 +193,10 @@ class Guarded:
                 self._warned = True
                 self._sink = self._sink if self._persistent else None
 
-    def close(self) -> None:
+    def close(self, status: str = "finished") -> None:
         if self._sink:
             try:
-                self._sink.close()
+                self._sink.close(status)
             except Exception as error:
                 log.warning("%s did not close: %s", type(self._sink).__name__, error)
 
@@ -215,6 +220,6 @@ class Fan:
         for sink in self._sinks:
             sink.write(record)
 
-    def close(self) -> None:
+    def close(self, status: str = "finished") -> None:
         for sink in self._sinks:
-            sink.close()
+            sink.close(status)

@@ -18,6 +18,8 @@ import psutil
 
 from paceline.track.devices import Gpus
 
+_PATIENCE = 5.0
+
 
 class HostSampler:
     """Writes use of processor, memory, disk, network and GPUs until it is stopped."""
@@ -42,7 +44,7 @@ class HostSampler:
             "memory_total_bytes": psutil.virtual_memory().total,
             "gpus": self._gpus.described,
         }
-        with contextlib.suppress(OSError):  # a full disk must not disturb training
+        with contextlib.suppress(Exception):  # a full disk, or whatever it is, must not disturb training
             self._file.write(json.dumps(host) + "\n")
             while not self._stop.wait(self._interval):
                 sample = self._sample()
@@ -67,7 +69,9 @@ class HostSampler:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(_PATIENCE)
+        if self._thread.is_alive():
+            return  # a driver that does not answer: the thread dies with the process
         self._file.close()
         self._path.with_suffix(".txt").write_text(self._totals.table(self._gpus.described), encoding="utf-8")
         self._gpus.close()

@@ -102,9 +102,11 @@ class Chart {
     const run = data.runs.find((r, number) => shown.has(number) && r.phases.length > 1);
     if (!run) return;
     run.phases.forEach((phase, number) => {
-      if (number % 2) return;
       const [from, to] = [phase.from[this.axis], phase.to[this.axis]].map(v => this.x(Math.min(Math.max(v, this.range[0]), this.range[1])));
-      if (to > from) this.svg.append(element("rect", { x: from, y: top, width: to - from, height: bottom - top, fill: "var(--band)" }));
+      if (to <= from) return;
+      if (number % 2 === 0) this.svg.append(element("rect", { x: from, y: top, width: to - from, height: bottom - top, fill: "var(--band)" }));
+      if (to - from > 24) this.svg.append(element("text", { x: (from + to) / 2, y: top + 10, "text-anchor": "middle", class: "phase" },
+        to - from > 60 ? `phase ${number}` : String(number)));
     });
   }
 
@@ -120,7 +122,8 @@ class Chart {
     const place = rows.reduce((a, b) => Math.abs(b[1][0] - at) < Math.abs(a[1][0] - at) ? b : a)[1][0];
     this.cursor = place;
     this.tip.replaceChildren(`${this.axisName} ${figure(place)}`, ...rows.map(([line, near]) => {
-      const row = element("div", {}, `${line.name}: ${this.text(near[1])}`);
+      const elsewhere = Math.abs(this.x(near[0]) - this.x(place)) > 3 ? ` (at ${figure(near[0])})` : "";
+      const row = element("div", {}, `${line.name}: ${this.text(near[1])}${elsewhere}`);
       row.style.color = data.runs[line.run].colour;
       return row;
     }));
@@ -133,6 +136,14 @@ class Chart {
   }
 
   leave() { this.tip.hidden = true; this.svg.querySelector(".cursor")?.remove(); }
+
+  /* Zoom out as far as there is something to see. */
+  widen(middle, width) {
+    const xs = this.drawn.flatMap(line => line.points.map(p => p[0]));
+    const low = xs.reduce((a, b) => Math.min(a, b)), high = xs.reduce((a, b) => Math.max(a, b));
+    const range = [Math.max(low, middle - width / 2), Math.min(high, middle + width / 2)];
+    this.setZoom(range[0] <= low && range[1] >= high ? null : range);
+  }
 
   setZoom(range) { this.zoom = range; this.leave(); this.draw(); }
 
@@ -152,7 +163,7 @@ class Chart {
       const [a, b] = this.range, middle = this.cursor ?? (a + b) / 2, width = this.svg.clientWidth;
       if (event.key === "Escape") this.setZoom(null);
       else if (event.key === "+" || event.key === "=") this.setZoom([middle - (b - a) / 4, middle + (b - a) / 4]);
-      else if (event.key === "-") this.setZoom(null);
+      else if (event.key === "-") this.widen(middle, 2 * (b - a));
       else if (event.key === "ArrowRight") this.point(this.x(middle) + width / 40);
       else if (event.key === "ArrowLeft") this.point(this.x(middle) - width / 40);
       else return;
@@ -172,7 +183,7 @@ data.runs.forEach((run, number) => {
   button.addEventListener("click", () => {
     shown.has(number) ? shown.delete(number) : shown.add(number);
     button.setAttribute("aria-pressed", shown.has(number));
-    redraw();
+    charts.forEach(chart => chart.setZoom(chart.zoom));
     ranks();
   });
   document.getElementById("runs").append(button);

@@ -1,0 +1,144 @@
+"""What files of a run folder must look like to be believed: each record is checked once, where it is read."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Required
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+_FAR = 1e15
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
+Count = Annotated[int, Field(ge=0, le=10**18)]
+Positive = Annotated[int, Field(ge=1, le=10**12)]
+NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0, le=_FAR)]
+
+
+def _as_many_of_each(split: dict[str, list[float]]) -> dict[str, list[float]]:
+    if "data" not in split or len({len(times) for times in split.values()}) > 1:
+        raise ValueError("not the same number of ranks in each part")
+    return split
+
+
+class _Place(TypedDict, total=False):
+    step: Required[Count]
+    epoch: NotNegative
+    phase: Count
+
+
+class _Train(_Place, total=False):
+    steps: Required[Positive]
+    images: Required[Count]
+    seconds: Required[dict[str, NotNegative]]
+    seconds_per_rank: Annotated[dict[str, list[NotNegative]], AfterValidator(_as_many_of_each)]
+    memory_per_rank: Annotated[list[Count], Field(min_length=1)]
+    images_per_second: NotNegative
+    top1: Share
+    lr: Finite
+    loss: Finite | None
+
+
+class _Eval(_Place, total=False):
+    top1: Required[Share | None]
+    top5: Required[Share | None]
+    loss: Required[Finite | None]
+    samples: Count
+    seconds: Required[NotNegative]
+
+
+class _Save(_Place, total=False):
+    seconds: Required[NotNegative]
+
+
+class _Hardware(TypedDict, total=False):
+    cpu: str
+    gpu: str
+    device: str
+    cores: Positive
+    threads_per_process: Positive
+    gpus: Count
+
+
+class _LargestBatch(TypedDict):
+    largest: Required[Any]
+    largest_global: Required[Any]
+    fastest: Required[Any]
+    searched: Required[Any]
+
+
+class Start(TypedDict, total=False):
+    started: str
+    ranks: Positive
+    first_step: Count
+    hosts: dict[str, Any]
+    host_of_rank: list[str]
+    hardware: _Hardware
+    packages: dict[str, str]
+    code: dict[str, Any]
+    largest_batch: _LargestBatch | None
+    command: list[str]
+
+
+class Summary(TypedDict, total=False):
+    status: str
+    message: str
+    global_batch: Count
+    parameters: Count
+    total_steps: Count
+
+
+class _Data(TypedDict, total=False):
+    name: str
+    threads: Count
+
+
+class _Training(TypedDict, total=False):
+    global_batch: Count
+
+
+class Recipe(TypedDict, total=False):
+    name: str
+    about: dict[str, Any]
+    data: _Data
+    model: dict[str, Any]
+    train: _Training
+    evaluate: dict[str, Any]
+    checkpoint: dict[str, Any]
+    exchange: dict[str, Any]
+
+
+class _Gpu(TypedDict, total=False):
+    use_percent: Finite | None
+    memory_bytes: Count | None
+    watts: Finite | None
+    celsius: Finite | None
+
+
+class Sample(TypedDict, total=False):
+    time: Required[Finite]
+    cpu_percent: Required[Finite]
+    memory_bytes: Required[Count]
+    gpus: list[_Gpu]
+
+
+_RECORDS: dict[str, type] = {"train": _Train, "eval": _Eval, "save": _Save, "resume": _Place}
+_CHECKS: dict[type, TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (*_RECORDS.values(), Start, Summary, Recipe, Sample)
+}
+
+
+def is_sound(value: object, kind: type) -> bool:
+    try:
+        _CHECKS[kind].validate_python(value, strict=True)
+    except (ValidationError, RecursionError):
+        return False
+    return True
+
+
+def is_sound_record(record: dict[str, Any]) -> bool:
+    kind = record.get("kind")
+    return isinstance(kind, str) and kind in _RECORDS and is_sound(record, _RECORDS[kind])
+
+
+def sound(values: Iterable[Any], kind: type) -> list[Any]:
+    return [value for value in values if is_sound(value, kind)]
