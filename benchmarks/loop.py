@@ -25,6 +25,7 @@ from paceline.checkpoint.store import NoWriter
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.engine.build import Setup, build
+from paceline.engine.mirror import Mirror
 from paceline.engine.run import Run
 from paceline.engine.train import train
 from paceline.track.progress import Display
@@ -69,7 +70,7 @@ def engine_seconds(setup: Setup, folder: Path) -> float:
     watch = Stopwatch()
     run_folder = RunFolder(folder)
     folder.mkdir(parents=True)
-    train(setup, Run(run_folder, setup, JsonLines(run_folder.metrics), NoWriter(), watch))
+    train(setup, Run(run_folder, setup, JsonLines(run_folder.metrics), NoWriter(), watch, Mirror(setup.world, run_folder)))
     return watch.times[-1] - watch.times[0]
 
 

@@ -9,7 +9,7 @@ from paceline.base import world as worlds
 from paceline.base.world import World
 from paceline.config.launched import first_host, under_launcher
 from paceline.errors import UserError
-from paceline.launch.local import plan
+from paceline.launch.local import Meeting, plan
 
 SLURM = {
     "SLURM_JOB_ID": "12345",
@@ -90,7 +90,7 @@ def test_a_gpu_that_is_not_there_is_said(clean) -> None:
 
 def test_one_machine_meets_on_the_loopback(monkeypatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    planned = plan(["train", "digits"], procs=2, nodes=1, node_rank=0, rendezvous="")
+    planned = plan(["train", "digits"], 2, Meeting())
     assert planned.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert planned.environment["GLOO_SOCKET_IFNAME"].startswith("lo")
     assert planned.arguments[-4:] == ["-m", "paceline", "train", "digits"]
@@ -103,13 +103,13 @@ def test_several_machines_meet_at_node_0(monkeypatch) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         place = f"127.0.0.1:{taken.getsockname()[1]}"
-        planned = plan(["train", "digits"], procs=1, nodes=2, node_rank=1, rendezvous=place)
+        planned = plan(["train", "digits"], 1, Meeting(2, place, 1))
         assert "GLOO_SOCKET_IFNAME" not in planned.environment  # the user's own choice stays
         with pytest.raises(UserError, match=r"port \d+ of 127.0.0.1 cannot be used"):
-            plan(["train", "digits"], procs=1, nodes=2, node_rank=0, rendezvous=place)
+            plan(["train", "digits"], 1, Meeting(2, place))
 
 
 @pytest.mark.parametrize("place", ["host", "host:", ":29400", "host:port", "host:99999"])
 def test_meeting_places_that_are_none(place: str) -> None:
     with pytest.raises(UserError, match="write HOST:PORT"):
-        plan(["train", "digits"], procs=1, nodes=2, node_rank=1, rendezvous=place)
+        plan(["train", "digits"], 1, Meeting(2, place, 1))

@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -64,6 +66,8 @@ class Agent(SimpleElasticAgent):
             master_port=int(port) if static else None,
             local_addr=config.local_addr,
         )
+        if config.max_restarts:
+            _wait_for_all(config)
         super().__init__(spec, exit_barrier_timeout=60, shutdown_timeout=config.shutdown_timeout or 30)
         self.received: list[int] = []
         """Signals that ask for the end."""
@@ -179,6 +183,20 @@ class Agent(SimpleElasticAgent):
         """After the end of all ranks the meeting is over; a machine that was told to leave lets the others go on."""
         if not self.received:
             self._worker_group.spec.rdzv_handler.shutdown()
+
+
+def _wait_for_all(config: LaunchConfig) -> None:
+    """Machines start at different speeds: none begins alone that need not. A later one joins what goes on."""
+    host, _, port = config.rdzv_endpoint.rpartition(":")
+    store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30))
+    meeting = PrefixStore(f"arrivals/{config.run_id}", store)
+    if meeting.add("begun", 0):
+        return
+    meeting.add("arrived", 1)
+    deadline = time.monotonic() + float(config.rdzv_configs.get("join_timeout", 300))
+    while meeting.add("arrived", 0) < config.max_nodes and not meeting.add("begun", 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    meeting.add("begun", 1)
 
 
 def _begin(entry: Entry, words: list[str], environment: dict[str, str]) -> None:

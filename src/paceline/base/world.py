@@ -7,7 +7,6 @@ import ctypes
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from paceline.base.files import host_name
 from paceline.config import launched
 from paceline.errors import UserError
 
@@ -28,7 +28,7 @@ _LOST = re.compile("connection (closed|reset) by peer|broken pipe|timed out wait
 # If DDP's reducer held the last reference to the process group, it would end it with the interpreter's lock in its
 # hand, and wait for a thread of gloo's that needs the lock to release its last tensor: now and then a run never ended
 _KEPT: list[object] = []
-_TIMEOUT = timedelta(minutes=10)  # torch's 30 minutes leave users before a hung screen for too long
+_PATIENCE = 600  # seconds; torch's 30 minutes leave users before a hung screen for too long
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class World:
             return
         _die_with_parent()
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=_TIMEOUT)
+        dist.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=_patience())
         try:
             yield self
             self.barrier()
@@ -97,20 +97,24 @@ class World:
         dist.all_gather(parts, tensor)
         return parts
 
-    def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Overwrite with the leader's values."""
+    def broadcast_(self, tensor: torch.Tensor, giver: int = 0) -> torch.Tensor:
+        """Overwrite with another rank's values, the leader's if nothing is said."""
         if self.size > 1:
-            dist.broadcast(tensor, 0)
+            dist.broadcast(tensor, giver)
         return tensor
 
-    def from_leader(self, value: T) -> T:
-        """The leader's value, on every rank."""
+    def from_rank(self, value: T, giver: int) -> T:
+        """That rank's value, on every rank."""
         if self.size == 1:
             return value
         box: list[Any] = [value]
-        dist.broadcast_object_list(box, 0, device=torch.device("cpu"))
-        leaders: T = box[0]
-        return leaders
+        dist.broadcast_object_list(box, giver, device=torch.device("cpu"))
+        given: T = box[0]
+        return given
+
+    def from_leader(self, value: T) -> T:
+        """The leader's value, on every rank."""
+        return self.from_rank(value, 0)
 
     def on_leader(self, action: Callable[[], T]) -> T:
         """Do something on the leader only; its result, or its complaint to the user, reaches every rank."""
@@ -135,13 +139,13 @@ class World:
 
     def hosts(self) -> list[str]:
         """Host name of every rank."""
-        return self.from_all(socket.gethostname())
+        return self.from_all(host_name())
 
     def gpus_here(self) -> list[str]:
         """Identifiers of the GPUs that ranks on this host compute on."""
         cuda = self.device.type == "cuda"
         own = str(torch.cuda.get_device_properties(self.device).uuid) if cuda else ""
-        host = socket.gethostname()
+        host = host_name()
         return [gpu for there, gpu in self.from_all((host, own)) if there == host and gpu]
 
 
@@ -156,6 +160,11 @@ def _device(wanted: str, local_rank: int) -> torch.device:
     if local_rank >= available:
         raise UserError(f"{local_rank + 1} processes on this machine, but {available} GPUs; start at most {available}")
     return torch.device("cuda", local_rank)
+
+
+def _patience() -> timedelta:
+    """How long ranks wait for each other before they take one for lost; launched jobs say it."""
+    return timedelta(seconds=float(os.environ.get("PACELINE_PATIENCE") or _PATIENCE))
 
 
 def threads_per_process(processes: int) -> int:

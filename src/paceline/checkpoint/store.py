@@ -27,7 +27,7 @@ from paceline.base.logs import log
 from paceline.checkpoint.state import flatten, snapshot, unflatten
 from paceline.errors import UserError
 
-_MANIFEST, _COMMIT, _STATE = "manifest.json", "COMMIT", "state.json"
+_MANIFEST, COMMIT, _STATE = "manifest.json", "COMMIT", "state.json"
 
 
 class DamagedCheckpoint(UserError):
@@ -61,7 +61,7 @@ def write(folder: Path, step: int, parts: dict[str, Any], metrics: dict[str, flo
                 os.fsync(file.fileno())
         entries = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
         write_json(temporary / _MANIFEST, entries)
-        write_text(temporary / _COMMIT, _digest(temporary / _MANIFEST))
+        write_text(temporary / COMMIT, _digest(temporary / _MANIFEST))
         replaced = _hide(folder)
         temporary.rename(folder)
         sync_folder(folder.parent)
@@ -85,7 +85,7 @@ def clear_up(folder: Path) -> None:
     """Deal with what a kill left: a save that lacked only its name gets it, halves go."""
     for path in folder.glob(".writing-*"):
         place = path.with_name(path.name.removeprefix(".writing-"))
-        if (path / _COMMIT).exists() and not place.exists():
+        if (path / COMMIT).exists() and not place.exists():
             path.rename(place)
     for half in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
         shutil.rmtree(half, ignore_errors=True)
@@ -104,7 +104,7 @@ def _digest(path: Path) -> str:
 def committed(folder: Path) -> Iterator[Path]:
     """Folders of saves that claim to be complete, newest first."""
     if folder.is_dir():
-        yield from sorted((path for path in folder.glob("step-*") if (path / _COMMIT).exists()), reverse=True)
+        yield from sorted((path for path in folder.glob("step-*") if (path / COMMIT).exists()), reverse=True)
 
 
 def export_weights(folder: Path, target: Path, raw: bool) -> str:
@@ -129,7 +129,7 @@ def read(folder: Path) -> tuple[Save, dict[str, Any]]:
             raise DamagedCheckpoint(f"{path} is missing")
         if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
             raise DamagedCheckpoint(f"{path} does not match its checksum")
-    if extra := {path.name for path in folder.iterdir()} - set(manifest) - {_MANIFEST, _COMMIT}:
+    if extra := {path.name for path in folder.iterdir()} - set(manifest) - {_MANIFEST, COMMIT}:
         raise DamagedCheckpoint(f"{folder} holds files that its manifest does not name: {', '.join(sorted(extra))}")
     state = json.loads((folder / _STATE).read_text())
     if state["format"] != 1:
@@ -156,7 +156,7 @@ def describe(folder: Path) -> Save:
 def _verified_manifest(folder: Path) -> dict[str, Any]:
     path = folder / _MANIFEST
     try:
-        if (folder / _COMMIT).read_bytes() != _digest(path).encode():
+        if (folder / COMMIT).read_bytes() != _digest(path).encode():
             raise DamagedCheckpoint(f"{path} does not match its commit marker")
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{folder} is not a complete save: {Path(error.filename).name} is missing") from None

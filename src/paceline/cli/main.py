@@ -98,4 +98,5 @@ _VERBS = {
     "logbook": ("write the logbook of runs", "evidence"),
     "report": ("write one HTML page about runs", "evidence"),
     "try-batch": ("", "find_batch"),
+    "meet": ("", "launch"),
 }

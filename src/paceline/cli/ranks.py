@@ -1,6 +1,10 @@
 """From a verb to the ranks that do its work."""
 
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.launch.local import Meeting
 
 
 def calm_openmp() -> None:
@@ -10,13 +14,11 @@ def calm_openmp() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
-def start_ranks(
-    command: list[str], procs: int, nodes: int = 1, node_rank: int = 0, rendezvous: str = "", meet_within: int = 300
-) -> int:
+def start_ranks(command: list[str], procs: int, meeting: "Meeting | None" = None) -> int:
     """Run a command as `procs` ranks of this machine, alone or as one of several; the exit status."""
-    from paceline.launch.local import plan
+    from paceline.launch.local import Meeting, plan
 
-    planned = plan(command, procs, nodes, node_rank, rendezvous, meet_within)
+    planned = plan(command, procs, meeting or Meeting())
     os.environ.update(planned.environment)
     calm_openmp()
     from paceline.base import agent, ranks

@@ -28,11 +28,21 @@ _EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last"
 def _add_launch_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("processes")
     group.add_argument("--procs", type=count, default=None, metavar="N", help="processes on this machine (default 1)")
-    group.add_argument("--nodes", type=count, default=1, metavar="N", help="machines, each started by hand (default 1)")
+    group.add_argument(
+        "--nodes",
+        type=_nodes,
+        default=(0, 1),
+        metavar="N|MIN:MAX",
+        help="machines, each started by hand (default 1); with MIN:MAX they may leave and join",
+    )
     group.add_argument("--node-rank", type=int, default=0, metavar="K", help="number of this machine, from 0")
     group.add_argument(
-        "--rendezvous", default="", metavar="HOST:PORT", help="where machine 0 can be reached by the others"
+        "--rendezvous",
+        default="",
+        metavar="HOST:PORT",
+        help="where machine 0 can be reached by the others; with MIN:MAX, where `paceline meet` listens",
     )
+    group.add_argument("--job", default="", metavar="ID", help="with MIN:MAX: which of several jobs that meet there")
     group.add_argument(
         "--meet-within",
         type=count,
@@ -96,7 +106,7 @@ def _ranks(options: argparse.Namespace) -> int:
     """Of the whole run, however they are started."""
     from paceline.config.launched import place
 
-    return place(os.environ).size if under_launcher(os.environ) else (options.procs or 1) * options.nodes
+    return place(os.environ).size if under_launcher(os.environ) else (options.procs or 1) * options.nodes[1]
 
 
 def export(arguments: list[str]) -> int:
@@ -149,11 +159,22 @@ def evaluate(arguments: list[str]) -> int:
 
 
 def _needs_agent(options: argparse.Namespace) -> bool:
-    if options.nodes > 1 and not options.rendezvous:
-        raise UserError(f"--nodes {options.nodes} needs --rendezvous HOST:PORT, the same on every machine")
-    if not 0 <= options.node_rank < options.nodes:
-        raise UserError(f"--node-rank {options.node_rank} is not between 0 and {options.nodes - 1}")
-    return (options.procs or 1) > 1 or options.nodes > 1
+    fewest, nodes = options.nodes
+    if (nodes > 1 or fewest) and not options.rendezvous:
+        raise UserError(f"--nodes {nodes} needs --rendezvous HOST:PORT, the same on every machine")
+    if not 0 <= options.node_rank < nodes:
+        raise UserError(f"--node-rank {options.node_rank} is not between 0 and {nodes - 1}")
+    return (options.procs or 1) > 1 or nodes > 1 or fewest > 0
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    """How many machines are enough (0: all, numbered), and how many there may be."""
+    fewest, colon, most = text.partition(":")
+    if not colon:
+        return 0, count(text)
+    if count(fewest) > count(most):
+        raise argparse.ArgumentTypeError(f"{text!r}: the first number is larger than the second")
+    return int(fewest), int(most)
 
 
 def _enter_rank(options: argparse.Namespace) -> None:
@@ -170,14 +191,13 @@ def _enter_rank(options: argparse.Namespace) -> None:
 
 
 def _start_ranks(command: list[str], options: argparse.Namespace) -> int:
-    place = (options.nodes, options.node_rank, options.rendezvous, options.meet_within)
-    meeting = f"node {options.node_rank} of {options.nodes}, meeting at {options.rendezvous}: "
-    procs = options.procs or 1
-    print(
-        f"{meeting if options.nodes > 1 else ''}starting {procs} process{'es' if procs > 1 else ''} ...",
-        file=sys.stderr,
-    )
-    return start_ranks(command, procs, *place)
+    from paceline.launch.local import Meeting
+
+    fewest, nodes = options.nodes
+    place = (options.rendezvous, options.node_rank, fewest, options.meet_within, options.job)
+    meeting, procs = Meeting(nodes, *place), options.procs or 1
+    print(f"{meeting}starting {procs} process{'es' if procs > 1 else ''} ...", file=sys.stderr)
+    return start_ranks(command, procs, meeting)
 
 
 def _help_with_fields(

@@ -20,6 +20,7 @@ from paceline.base.world import World
 from paceline.checkpoint import store
 from paceline.config.io import fingerprint
 from paceline.engine.build import Setup
+from paceline.engine.mirror import Mirror, newest_step
 from paceline.engine.window import SPLIT, Window
 from paceline.errors import UserError
 from paceline.track.progress import Display
@@ -34,6 +35,7 @@ class Run:
     sink: Sink
     writer: store.Writer | store.NoWriter
     display: Display
+    mirror: Mirror
     first_step: int = 0
     best: float | None = None
     window: Window = field(default_factory=Window)
@@ -54,10 +56,11 @@ class Run:
 
     def log(self, step: int, lr: float) -> None:
         """Close the window: every rank learns every rank's figures, the leader writes them down."""
-        more = [self.setup.loader.damaged, peak_memory(self._world.device)]
+        newest = newest_step(self.folder.checkpoints) if self.mirror.needed and self._world.is_leader else -1
+        more = [self.setup.loader.damaged, peak_memory(self._world.device), newest]
         own = torch.cat([self.window.take(), torch.tensor(more, dtype=torch.float64)])
         ranks = torch.stack(self._world.gather(own))
-        split = {name: times for name, times in zip(SPLIT, ranks[:, 5:-2].T.tolist(), strict=True) if _known(times)}
+        split = {name: times for name, times in zip(SPLIT, ranks[:, 5:-3].T.tolist(), strict=True) if _known(times)}
         steps = int(ranks[0, 0])
         if (ranks[:, 3] >= 0).any():
             first = step - steps + 1 + int(ranks[ranks[:, 3] >= 0, 3].min())
@@ -80,13 +83,14 @@ class Run:
             if scale < self._scale and self._world.is_leader:
                 log.info("fp16 overflowed before step %d: those steps were skipped, loss scale now %g", step, scale)
             self._scale = scale
-        if damaged := int(ranks[:, -2].sum()):
+        if damaged := int(ranks[:, -3].sum()):
             record["damaged"] = damaged
         if self._world.size > 1:
             record["seconds_per_rank"] = split
-        record["memory_per_rank"] = ranks[:, -1].long().tolist()
+        record["memory_per_rank"] = ranks[:, -2].long().tolist()
         self.sink.write(record)
         self.display.train(record)
+        self.mirror.follow(int(ranks[0, -1]))
 
     def _not_finite(self, what: str, weights_of: int) -> None:
         """End the run; the weights after step `weights_of` are no good, so neither is a save of that step."""
@@ -168,6 +172,7 @@ class Run:
         self._settle(step)
         self._summarise("interrupted", step)
         self.close()
+        self.mirror.complete()
         how = f"go on with: paceline train --resume {self.folder.path}"
         if self._world.local_size > 1:
             how += f" --procs {self._world.local_size}"
@@ -189,6 +194,7 @@ class Run:
         self._settle(step)
         summary = self._summarise("finished", step)
         self.close()
+        self.mirror.complete()
         return summary
 
     def _settle(self, step: int) -> None:

@@ -19,6 +19,7 @@ from paceline.config.recipe import PLACE_FIELDS, Recipe
 from paceline.config.timeline import columns, phase_table
 from paceline.data.load.source import fetch
 from paceline.engine.build import Setup, build
+from paceline.engine.mirror import Mirror
 from paceline.engine.run import Run
 from paceline.engine.train import train
 from paceline.errors import ConfigError, UserError
@@ -51,13 +52,15 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
         _check_same_recipe(recipe, world)
         path = world.on_leader(lambda: _claim_folder(_choose_folder(recipe, root, name, resume), cleanup))
         folder = RunFolder(path)
+        mirror = Mirror(world, folder)
+        mirror.bring_newest()
         if folder.exists and not resume:
             log.info("%s is not finished; going on with it", path)
         setup = build(recipe, world)
         _check_same_data(setup)
         _announce(setup)
         saved = world.on_leader(lambda: store.last(folder.checkpoints))
-        run = _open_run(folder, setup, saved)
+        run = _open_run(folder, setup, saved, mirror)
         gpus = world.gpus_here()
         if world.local_rank == 0:
             cleanup.callback(ignoring_a_full_disk(HostSampler(folder.telemetry, gpus=gpus).stop))
@@ -192,7 +195,7 @@ def _check_same_experiment(folder: RunFolder, recipe: Recipe) -> None:
         )
 
 
-def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str, Any]] | None) -> Run:
+def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str, Any]] | None, mirror: Mirror) -> Run:
     world, recipe = setup.world, setup.recipe
     first_step = 0
     if saved:
@@ -222,6 +225,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
         Fan(_sinks(folder, setup, first_step, resumed) if world.is_leader else []),
         store.Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_leader else store.NoWriter(),
         display_of(world, setup.total_steps, first_step),
+        mirror,
         first_step,
         best=(-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None,
     )

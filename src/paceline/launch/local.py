@@ -19,32 +19,68 @@ class Plan:
     environment: dict[str, str]
 
 
-def plan(command: list[str], procs: int, nodes: int, node_rank: int, rendezvous: str, timeout: int = 300) -> Plan:
-    """Run `python -m paceline COMMAND` as `procs` ranks here; with several nodes, meet the others at HOST:PORT."""
+@dataclass(frozen=True)
+class Meeting:
+    """How the machines of a run find each other."""
+
+    nodes: int = 1
+    rendezvous: str = ""
+    """HOST:PORT of node 0; or, with `fewest`, of the meeting place that `paceline meet` keeps."""
+    node_rank: int = 0
+    fewest: int = 0
+    """Machines that are enough to go on; 0: all are needed, and numbered."""
+    within: int = 300
+    job: str = ""
+
+    def __str__(self) -> str:
+        if self.nodes == 1 and not self.fewest:
+            return ""
+        who = f"one of {self.nodes} nodes" if self.fewest else f"node {self.node_rank} of {self.nodes}"
+        return f"{who}, meeting at {self.rendezvous}: "
+
+
+def plan(command: list[str], procs: int, meeting: Meeting) -> Plan:
+    """Run `python -m paceline COMMAND` as `procs` ranks here, alone or together with other machines."""
     environment = {
         # restarts after a killed worker fail with the shared store
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         # keeps torchrun from warning; every rank sets its own threads (base/world.py)
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-    shape = ["--nproc-per-node", str(procs), "--nnodes", str(nodes)]
-    if nodes == 1:
+    arguments = ["--nproc-per-node", str(procs)]
+    if meeting.nodes == 1 and not meeting.fewest:
         environment["GLOO_SOCKET_IFNAME"] = _interface_of("127.0.0.1")
-        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", uuid4().hex]
-        meeting += ["--rdzv-conf", "is_host=true", "--local-addr", "127.0.0.1"]
+        arguments += ["--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+        arguments += ["--rdzv-id", uuid4().hex, "--rdzv-conf", "is_host=true", "--local-addr", "127.0.0.1"]
     else:
-        host, port = _endpoint(rendezvous)
+        host, port = _endpoint(meeting.rendezvous)
         own = _own_address_towards(host, port)
-        if node_rank == 0:
-            _check_port_free(own, port)
-        else:
-            _wait_for_node_0(host, port, timeout)
         environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = _interface_of(own)
-        # static: rank 0, and so the run folder, is on node 0, as a user who numbers nodes expects
-        meeting = ["--rdzv-backend", "static", "--node-rank", str(node_rank), "--local-addr", own]
-        meeting += ["--master-addr", host, "--master-port", str(port), "--rdzv-conf", f"timeout={timeout}"]
+        arguments += ["--local-addr", own]
+        arguments += _changing(meeting, host, port) if meeting.fewest else _numbered(meeting, own, host, port)
     kept = {name: value for name, value in environment.items() if name not in os.environ}
-    return Plan([*shape, *meeting, "-m", "paceline", *command], kept)
+    return Plan([*arguments, "-m", "paceline", *command], kept)
+
+
+def _numbered(meeting: Meeting, own: str, host: str, port: int) -> list[str]:
+    """Static: rank 0, and so the run folder, is on node 0, as a user who numbers nodes expects."""
+    if meeting.node_rank == 0:
+        _check_port_free(own, port)
+    else:
+        cure = "start it there with --node-rank 0, and check that this machine can reach that port"
+        _wait_for(host, port, meeting.within, "node 0", cure)
+    place = ["--nnodes", str(meeting.nodes), "--rdzv-backend", "static", "--node-rank", str(meeting.node_rank)]
+    return [*place, "--master-addr", host, "--master-port", str(port), "--rdzv-conf", f"timeout={meeting.within}"]
+
+
+def _changing(meeting: Meeting, host: str, port: int) -> list[str]:
+    """Machines may leave and join; lost ones are noticed within seconds, where torch's own times are minutes."""
+    _wait_for(host, port, meeting.within, "the meeting place", "check that this machine can reach that port")
+    times = f"join_timeout={meeting.within},last_call_timeout=2,close_timeout=5,heartbeat_timeout=5,read_timeout=10"
+    alive = "keep_alive_interval=1,keep_alive_max_attempt=3"
+    place = ["--nnodes", f"{meeting.fewest}:{meeting.nodes}", "--max-restarts", "3", "--rdzv-backend", "c10d"]
+    place += ["--rdzv-endpoint", f"{host}:{port}", "--rdzv-id", meeting.job or "paceline"]
+    return [*place, "--rdzv-conf", f"is_host=false,{times},{alive}"]
 
 
 def _endpoint(text: str) -> tuple[str, int]:
@@ -74,8 +110,8 @@ def _interface_of(address: str) -> str:
     raise UserError(f"no network interface has the address {address}; set GLOO_SOCKET_IFNAME yourself")
 
 
-def _wait_for_node_0(host: str, port: int, timeout: int) -> None:
-    """Until node 0 answers, so that its absence is said in one line and not by torch in fifty."""
+def _wait_for(host: str, port: int, timeout: int, who: str, cure: str) -> None:
+    """Until it answers, so that its absence is said in one line and not by torch in fifty."""
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -83,10 +119,7 @@ def _wait_for_node_0(host: str, port: int, timeout: int) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise UserError(
-                    f"node 0 does not answer at {host}:{port} after {timeout} s ({error}); start it there with "
-                    f"--node-rank 0, and check that this machine can reach that port"
-                ) from None
+                raise UserError(f"{who} does not answer at {host}:{port} after {timeout} s ({error}); {cure}") from None
             time.sleep(0.2)
 
 

@@ -13,7 +13,6 @@ summary.json       status and results; rewritten as the run goes on
 import json
 import math
 import re
-import socket
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from paceline.base.files import is_locked, write_json
+from paceline.base.files import host_name, is_locked, write_json
 from paceline.track.checks import Start, Summary, is_sound, is_sound_record, sound
 
 _MOMENT = 60.0
@@ -64,7 +63,7 @@ class RunFolder:
         if is_locked(self.path):
             return True
         hosts = {host for start in self.read_starts()[-1:] for host in start.get("hosts", {})}
-        if socket.gethostname() in hosts:
+        if host_name() in hosts:
             return False
         files = (self.metrics, self.summary, self.environment, self.recipe, *self.telemetry.glob("*.jsonl"))
         written = [path.stat().st_mtime for path in files if path.exists()]

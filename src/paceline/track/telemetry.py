@@ -6,7 +6,6 @@ and network count from the machine's start. telemetry/<host>.txt is a table in t
 
 import contextlib
 import json
-import socket
 import threading
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from paceline.base.files import host_name
 from paceline.track.devices import Gpus
 
 _PATIENCE = 5.0
@@ -27,7 +27,7 @@ class HostSampler:
     def __init__(self, folder: Path, interval: float = 1.0, gpus: Sequence[str] | None = None):
         """Of these GPUs, or of all the host has."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"{socket.gethostname()}.jsonl"
+        self._path = folder / f"{host_name()}.jsonl"
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
         self._interval, self._stop = interval, threading.Event()
         self._gpus = Gpus(gpus)
@@ -120,7 +120,7 @@ class Totals:
         rows.append(
             f" host  processor {self._text('cpu', '.0f'):>12} %   memory {self._text('memory', ',.0f'):>20} MiB"
         )
-        title = f"{time.strftime('%a %b %d %H:%M:%S %Y')}   {socket.gethostname()}   {self._samples} samples"
+        title = f"{time.strftime('%a %b %d %H:%M:%S %Y')}   {host_name()}   {self._samples} samples"
         width = max(map(len, rows)) + 1
         line = f"+{'-' * width}+"
         return "\n".join([title, line, *(f"|{row:<{width}}|" if row else line for row in rows), line, ""])
