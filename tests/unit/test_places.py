@@ -9,7 +9,7 @@ from paceline.base import world as worlds
 from paceline.base.world import World
 from paceline.config.launched import first_host, under_launcher
 from paceline.errors import UserError
-from paceline.launch.local import Meeting, plan
+from paceline.launch.torchrun import Meeting, plan
 
 SLURM = {
     "SLURM_JOB_ID": "12345",

@@ -1,6 +1,6 @@
 """torchrun's agent, run inside this process: starts the local ranks, watches them, ends with one clear message.
 
-Its place among the machines of a job comes from torchrun's own arguments (launch/local.py writes them). With
+Its place among the machines of a job comes from torchrun's own arguments (launch/torchrun.py writes them). With
 --max-restarts it goes on when ranks or machines are lost, and when machines leave or join; see base/ranks.py.
 """
 

@@ -179,6 +179,10 @@ class Agent(SimpleElasticAgent):
                 os.kill(process.pid or 0, signum)
         return bool(alive)
 
+    def _exit_barrier(self) -> None:
+        if not self.received:  # who leaves does not wait for the others
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
+
     def leave(self) -> None:
         """After the end of all ranks the meeting is over; a machine that was told to leave lets the others go on."""
         if not self.received:

@@ -1,6 +1,239 @@
 """The verbs that start jobs on other machines and look after them."""
 
-from paceline.cli.options import count, make_parser
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.options import count, make_parser, positive, split_source
+from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.launch.job import Job
+
+_LAUNCH = """Train a recipe on several machines, and follow it.
+
+    paceline launch local --nodes 2 RECIPE        several "nodes" on this machine: a rehearsal
+    paceline launch ssh --hosts a,b RECIPE        machines that you can ssh to
+
+Fields of the recipe are overridden as for `paceline train`. The job goes on without this terminal; `paceline attach`
+comes back to it. `--dry-run` prints what would be done, and does nothing."""
+
+
+def launch(arguments: list[str]) -> int:
+    parser = make_parser("launch", "local|ssh RECIPE [options] [--dotted.field VALUE ...]", _LAUNCH)
+    parser.add_argument("--hosts", default="", metavar="A,B|FILE", help="ssh: names of machines, or a file with them")
+    parser.add_argument("--nodes", type=count, default=2, metavar="N", help="local: how many (default 2)")
+    parser.add_argument(
+        "--procs-per-node", type=count, default=1, metavar="N", help="processes on each machine, e.g. GPUs (default 1)"
+    )
+    parser.add_argument(
+        "--min-nodes", type=count, default=1, metavar="N", help="machines that are enough to go on (default 1)"
+    )
+    parser.add_argument("--name", default="", help="name of the run (default: recipe and time)")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where its folder is brought to (default: runs)"
+    )
+    parser.add_argument("--python", default="", metavar="PATH", help="interpreter on the machines that has paceline")
+    parser.add_argument("--pass", dest="passed", default="", metavar="A,B", help="variables to pass on to the ranks")
+    parser.add_argument(
+        "--patience", type=positive, default=60, metavar="S", help="a rank that is silent so long is lost (default 60)"
+    )
+    parser.add_argument(
+        "--meet", default="auto", metavar="WHERE", help="who keeps the list of machines: auto, here, HOST"
+    )
+    parser.add_argument("--detach", action="store_true", help="do not follow it")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and end")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    backend, rest = split_source(arguments)
+    if backend in ("", "-h", "--help") or backend not in ("local", "ssh"):
+        if backend:
+            raise UserError(f"launch {backend}: there is no such back end; local and ssh are known")
+        parser.parse_args(rest)
+        raise UserError("launch where? local or ssh; `paceline launch --help`")
+    source, words = _find_source(parser, rest)
+    options, overrides = parser.parse_known_args(words)
+    job = _job(backend, source, options, overrides)
+    from paceline.launch import control, nodes
+
+    if options.dry_run:
+        keeper = options.meet if options.meet in job.hosts else ""
+        job = replace(job, meeting="ADDRESS:PORT", meeting_host=keeper)  # both are found when it is submitted
+        print("\n\n".join(map(str, nodes.plan(job))))
+        return 0
+    control.submit(job := control.with_meeting_place(job, options.meet))
+    print(f"{job.id}: started on {', '.join(job.hosts)}; meeting at {job.meeting}", file=sys.stderr)
+    return 0 if options.detach else _follow(job)
+
+
+def _find_source(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[str, list[str]]:
+    """The recipe may stand anywhere among the launch's own options: it is the first word that no option takes."""
+    takes_value = {
+        option
+        for action in parser._actions
+        for option in action.option_strings
+        if action.nargs is None and action.const is None
+    }
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if not word.startswith("-"):
+            return word, [*words[:position], *words[position + 1 :]]
+        takes = (word in takes_value or "." in word) and "=" not in word
+        position += 2 if takes else 1
+    return "", list(words)
+
+
+def _job(backend: str, source: str, options: argparse.Namespace, overrides: list[str]) -> "Job":
+    from paceline.config.batch import layouts
+    from paceline.config.io import dump_recipe, load_recipe
+    from paceline.launch.job import Job, new_id
+
+    if not source:
+        raise UserError("launch which recipe? `paceline recipes` lists them")
+    recipe = load_recipe(source, overrides)
+    hosts = _hosts(options.hosts) if backend == "ssh" else [f"node-{number}" for number in range(options.nodes)]
+    if options.min_nodes > len(hosts):
+        raise UserError(f"--min-nodes {options.min_nodes}, but there are only {len(hosts)} machines")
+    layouts(recipe, len(hosts) * options.procs_per_node)
+    job_id = new_id(options.name or recipe.name)
+    own_python = sys.executable if backend == "local" else ""
+    return Job(
+        job_id,
+        backend,
+        options.name or job_id,
+        dump_recipe(recipe),
+        tuple(hosts),
+        options.procs_per_node,
+        options.min_nodes,
+        patience=int(options.patience),
+        python=options.python or own_python,
+        code=str(_source_tree() or ""),
+        passed=tuple(name for name in options.passed.split(",") if name),
+        runs=str(options.runs.resolve()),
+    )
+
+
+def _hosts(text: str) -> list[str]:
+    if not text:
+        raise UserError("launch ssh needs --hosts a,b, or a file with a name a line")
+    if Path(text).is_file():
+        lines = (line.partition("#")[0].strip() for line in Path(text).read_text(encoding="utf-8").splitlines())
+        names = [line for line in lines if line]
+    else:
+        names = [name.strip() for name in text.split(",") if name.strip()]
+    if len(set(names)) != len(names) or any(name.startswith("-") for name in names) or not names:
+        raise UserError(f"--hosts {text}: give each machine once, by its name in ssh")
+    return names
+
+
+def _source_tree() -> Path | None:
+    """The checkout that this program runs from, if it does."""
+    import paceline
+
+    root = Path(paceline.__file__).resolve().parents[2]
+    return root if (root / "pyproject.toml").is_file() else None
+
+
+def _follow(job: "Job") -> int:
+    from paceline.launch import control
+
+    try:
+        status = control.follow(job)
+        print(f"run folder: {control.fetch(job)}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(
+            f"{job.id} goes on; `paceline attach {job.id}` comes back, `paceline stop {job.id}` ends it",
+            file=sys.stderr,
+        )
+        return 130
+    control.stop(job, grace=5)  # the meeting place
+    return status
+
+
+def _job_parser(verb: str, description: str) -> argparse.ArgumentParser:
+    parser = make_parser(verb, "[JOB]", description)
+    parser.add_argument(
+        "job", nargs="?", default="", metavar="JOB", help="its id or the beginning of it; default: the newest"
+    )
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    return parser
+
+
+def jobs(arguments: list[str]) -> int:
+    """All that were launched from here."""
+    parser = make_parser("jobs", "[-h]", "List the jobs that were launched from this machine.")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    parser.parse_args(arguments)
+    from paceline.launch.job import all_ids, load
+
+    for job_id in all_ids():
+        job = load(job_id)
+        print(f"{job.id}  {job.backend}  {', '.join(job.hosts)}  {job.created}")
+    return 0
+
+
+def status(arguments: list[str]) -> int:
+    """What a job's machines do."""
+    options = _job_parser("status", "Say what the machines of a job are doing.").parse_args(arguments)
+    from paceline.launch import control
+    from paceline.launch.job import load
+
+    job = load(options.job)
+    print(job.id)
+    for name, state in control.status(job):
+        print(f"  {name}: {state}")
+    return 0
+
+
+def logs(arguments: list[str]) -> int:
+    """What a job's machines have printed."""
+    parser = _job_parser("logs", "Show the logs of all machines of a job.")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job is over")
+    options = parser.parse_args(arguments)
+    from paceline.launch import control
+    from paceline.launch.job import load
+
+    seen = iter([False])
+    return control.follow(load(options.job), until=(lambda: False) if options.follow else (lambda: next(seen, True)))
+
+
+def attach(arguments: list[str]) -> int:
+    """Go on with a job as if one had launched it just now."""
+    options = _job_parser("attach", "Follow a job: logs, lost machines started again, run folder.").parse_args(
+        arguments
+    )
+    from paceline.launch.job import load
+
+    return _follow(load(options.job))
+
+
+def stop(arguments: list[str]) -> int:
+    """End a job everywhere."""
+    parser = _job_parser("stop", "End a job on all machines: its ranks save, then nothing of it is left running.")
+    parser.add_argument("--grace", type=positive, default=60, metavar="S", help="time to save (default 60)")
+    options = parser.parse_args(arguments)
+    from paceline.launch import control
+    from paceline.launch.job import load
+
+    job = load(options.job)
+    left = control.stop(job, options.grace)
+    for line in left:
+        print(f"paceline: {line}", file=sys.stderr)
+    print(f"{job.id}: {'stopped' if not left else 'not all of it could be stopped'}")
+    return 1 if left else 0
+
+
+def fetch(arguments: list[str]) -> int:
+    """Bring a job's run folder here."""
+    options = _job_parser("fetch", "Bring the run folder of a job here, also while it goes on.").parse_args(arguments)
+    from paceline.launch import control
+    from paceline.launch.job import load
+
+    print(control.fetch(load(options.job)))
+    return 0
 
 
 def meet(arguments: list[str]) -> int:

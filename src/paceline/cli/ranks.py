@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.launch.local import Meeting
+    from paceline.launch.torchrun import Meeting
 
 
 def calm_openmp() -> None:
@@ -16,7 +16,7 @@ def calm_openmp() -> None:
 
 def start_ranks(command: list[str], procs: int, meeting: "Meeting | None" = None) -> int:
     """Run a command as `procs` ranks of this machine, alone or as one of several; the exit status."""
-    from paceline.launch.local import Meeting, plan
+    from paceline.launch.torchrun import Meeting, plan
 
     planned = plan(command, procs, meeting or Meeting())
     os.environ.update(planned.environment)

@@ -191,7 +191,7 @@ def _enter_rank(options: argparse.Namespace) -> None:
 
 
 def _start_ranks(command: list[str], options: argparse.Namespace) -> int:
-    from paceline.launch.local import Meeting
+    from paceline.launch.torchrun import Meeting
 
     fewest, nodes = options.nodes
     place = (options.rendezvous, options.node_rank, fewest, options.meet_within, options.job)

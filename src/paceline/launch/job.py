@@ -1,0 +1,92 @@
+"""A job: what is to be trained, and where; kept in a small file, so that any terminal can go on with it."""
+
+import dataclasses
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from paceline.base.files import write_json, write_text
+from paceline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Job:
+    id: str
+    backend: str
+    name: str
+    """Of the run, and of its folder."""
+    recipe: str
+    """All of it, as YAML."""
+    hosts: tuple[str, ...]
+    procs: int = 1
+    """Processes on each host."""
+    fewest: int = 1
+    """Hosts that are enough to go on."""
+    meeting: str = ""
+    """HOST:PORT where the hosts find each other."""
+    meeting_host: str = ""
+    """The host that keeps it; empty: the machine that launched."""
+    patience: int = 60
+    """Seconds after which a silent rank counts as lost."""
+    python: str = ""
+    """Interpreter on the hosts that has paceline; empty: an environment is made from the code that is copied."""
+    code: str = ""
+    """Folder that is copied to the hosts."""
+    passed: tuple[str, ...] = ()
+    """Names of variables that ranks get; their values are never written down here."""
+    runs: str = "runs"
+    """Where the run folder is brought to."""
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What a back end has to remember."""
+
+
+def home() -> Path:
+    return Path(os.environ.get("PACELINE_HOME") or Path.home() / ".paceline")
+
+
+def folder_of(job_id: str) -> Path:
+    return home() / "jobs" / job_id
+
+
+def new_id(name: str) -> str:
+    """Readable, in order of time, and free."""
+    stamp = datetime.now().strftime("%m%d-%H%M%S")
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.") or "job"
+    names = (f"{plain}-{stamp}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    return next(name for name in names if not folder_of(name).exists())
+
+
+def save(job: Job) -> None:
+    folder = folder_of(job.id)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "recipe.yaml", job.recipe)
+    write_json(folder / "job.json", {key: value for key, value in dataclasses.asdict(job).items() if key != "recipe"})
+
+
+def load(job_id: str) -> Job:
+    """By its id, the beginning of one, or without any the newest."""
+    known = all_ids()
+    found = [known_id for known_id in known if known_id == job_id] or [i for i in known if i.startswith(job_id)]
+    if not known:
+        raise UserError(f"there is no job yet in {home() / 'jobs'}; `paceline launch --help`")
+    if not found or (job_id and len(found) > 1):
+        which = f"{job_id!r} is {'no job' if not found else 'the beginning of several jobs'}"
+        raise UserError(f"{which}; there are {', '.join(known[-5:])}")
+    folder = folder_of(found[-1])
+    try:
+        content = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+        lists = {key: tuple(content[key]) for key in ("hosts", "passed")}
+        return Job(**(content | lists), recipe=(folder / "recipe.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{folder / 'job.json'} is damaged ({error}); remove the folder to forget the job") from None
+
+
+def all_ids() -> list[str]:
+    """Oldest first."""
+    paths = (home() / "jobs").glob("*/job.json")
+    return [path.parent.name for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
