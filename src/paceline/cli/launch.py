@@ -25,6 +25,7 @@ comes back to it. `--dry-run` prints what would be done, and does nothing."""
 def launch(arguments: list[str]) -> int:
     parser = make_parser("launch", "local|ssh RECIPE [options] [--dotted.field VALUE ...]", _LAUNCH)
     parser.add_argument("--hosts", default="", metavar="A,B|FILE", help="ssh: names of machines, or a file with them")
+    parser.add_argument("--ssh-config", type=Path, metavar="FILE", help="ssh: instead of ~/.ssh/config")
     parser.add_argument("--nodes", type=count, default=2, metavar="N", help="local: how many (default 2)")
     parser.add_argument(
         "--procs-per-node", type=count, default=1, metavar="N", help="processes on each machine, e.g. GPUs (default 1)"
@@ -113,6 +114,7 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
         code=str(_source_tree() or ""),
         passed=tuple(name for name in options.passed.split(",") if name),
         runs=str(options.runs.resolve()),
+        extra={"ssh": ["-F", str(options.ssh_config.resolve())]} if options.ssh_config else {},
     )
 
 

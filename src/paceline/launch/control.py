@@ -33,8 +33,9 @@ def hosts_of(job: Job) -> dict[str, Host]:
     if job.backend == "local":
         found: dict[str, Host] = {name: Host(name, f"{here.folder}/{name}") for name in job.hosts}
     else:
-        options = tuple(job.extra.get("ssh_options", ()))
-        found = {name: SshHost(name, f"$HOME/.paceline/jobs/{job.id}", options) for name in job.hosts}
+        # a folder of its own for each, since machines may share the user's home
+        options = tuple(job.extra.get("ssh", ()))
+        found = {name: SshHost(name, f"$HOME/.paceline/jobs/{job.id}/{name}", options) for name in job.hosts}
     return found | {HERE: here}
 
 

@@ -87,13 +87,15 @@ class SshHost(Host):
     """Through OpenSSH's client, so that the user's config, agent, jump hosts and known hosts count."""
 
     options: tuple[str, ...] = field(default=())
+    """More words for ssh, before the host's name."""
 
     def argv(self, command: str) -> list[str]:
         # one connection for all calls of a while; never a question, since nobody may be there to answer
         control = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"paceline-ssh-{os.getuid()}-%C"
         settings = ["BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=10", "ServerAliveCountMax=3"]
-        settings += ["ControlMaster=auto", f"ControlPath={control}", "ControlPersist=60", *self.options]
-        return ["ssh", *(word for setting in settings for word in ("-o", setting)), self.name, "--", command]
+        settings += ["ControlMaster=auto", f"ControlPath={control}", "ControlPersist=60"]
+        given = (word for setting in settings for word in ("-o", setting))
+        return ["ssh", *self.options, *given, self.name, "--", command]
 
     def call(self, command: str, data: bytes = b"", timeout: float = 120) -> Answer:
         answer = super().call(command, data, timeout)

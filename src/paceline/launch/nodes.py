@@ -75,6 +75,7 @@ def _environment_folder(job: Job) -> str:
 def _environment(job: Job) -> str:
     what = "-c code/constraints.txt ./code" if job.code else f"paceline=={paceline.__version__}"
     return f"""env="{_environment_folder(job)}"
+mkdir -p "$(dirname "$env")" && exec 9> "$env.lock" && flock 9 || exit 1  # machines may share the user's home
 if [ ! -x "$env/bin/paceline" ]; then
     python3 -m venv "$env" && "$env/bin/pip" install --quiet --disable-pip-version-check {what} || exit 1
 fi"""
