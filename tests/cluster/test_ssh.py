@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import machines
 import psutil
 import pytest
-from conftest import command, environment
+from jobs import ask, launch, on_disk, wait_for
 from machines import Cluster, cluster_of
 
 pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
@@ -26,96 +25,56 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
         yield made
 
 
-def _environment(tmp_path: Path) -> dict[str, str]:
-    return environment() | {"PACELINE_HOME": str(tmp_path / "home")}
-
-
-def _launch(cluster: Cluster, tmp_path: Path, hosts: str, *words: object) -> list[str]:
-    options = ("--hosts", hosts, "--ssh-config", cluster.config, "--python", sys.executable, "--patience", 10)
-    return command("launch", "ssh", *options, "digits", *words)
-
-
-def _ask(tmp_path: Path, *words: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*words), cwd=tmp_path, env=_environment(tmp_path), capture_output=True, text=True, timeout=timeout
-    )
-
-
-def _step(cluster: Cluster) -> int:
-    """How far training has got, as the machines' own disks show it."""
-    steps = [0]
-    for machine in cluster.machines.values():
-        for path in machine.root.glob(".paceline/jobs/*/*/runs/*/metrics.jsonl"):
-            steps += [int(found) for found in re.findall(rb'"step": (\d+)', path.read_bytes())]
-    return max(steps)
-
-
-def _wait_for_step(cluster: Cluster, step: int, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while _step(cluster) < step:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def _clean(cluster: Cluster) -> None:
-    import shutil
-
-    for machine in cluster.machines.values():
-        shutil.rmtree(machine.root / ".paceline", ignore_errors=True)
-
-
 def test_two_machines_train_together_and_are_compared_with_one(cluster: Cluster, tmp_path: Path) -> None:
     for hosts, name in (("n1", "one"), ("n1,n2", "two")):
-        words = _launch(cluster, tmp_path, hosts, "--name", name, *SMALL)
-        done = subprocess.run(
-            words, cwd=tmp_path, env=_environment(tmp_path), capture_output=True, text=True, timeout=240
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^n1 +\| ", done.stdout, re.MULTILINE)
-    assert re.search(r"^n2 +\| ", done.stdout, re.MULTILINE)
-    assert "finished: top-1" in done.stdout
+        with launch(cluster, tmp_path, hosts, "--name", name, *SMALL) as job:
+            output, _ = job.communicate(timeout=240)
+        assert job.returncode == 0, output
+    assert re.search(r"^n1 +\| ", output, re.MULTILINE)
+    assert re.search(r"^n2 +\| ", output, re.MULTILINE)
+    assert "finished: top-1" in output
     start = json.loads((tmp_path / "runs" / "two" / "environment.json").read_text())["starts"][-1]
     assert sorted(start["host_of_rank"]) == ["n1", "n2"]
     assert {path.stem for path in (tmp_path / "runs" / "two" / "telemetry").glob("*.jsonl")} == {"n1", "n2"}
-    compared = _ask(tmp_path, "compare", "runs/one", "runs/two")
+    compared = ask(tmp_path, "compare", "runs/one", "runs/two")
     assert compared.returncode == 0, compared.stderr
     assert "the same experiment" in compared.stdout
     assert "2 (2)" in compared.stdout
     assert not [process.cmdline() for machine in cluster.machines.values() for process in machine.processes()]
-    _clean(cluster)
 
 
 def test_a_job_goes_on_without_its_launcher_and_stop_ends_all_of_it(cluster: Cluster, tmp_path: Path) -> None:
-    canary = {"SECRET_TOKEN": "canary-5e1f"}
-    words = _launch(cluster, tmp_path, "n1,n2", "--pass", "SECRET_TOKEN", *LONG)
-    launcher = subprocess.Popen(
-        words, cwd=tmp_path, env=_environment(tmp_path) | canary, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    _wait_for_step(cluster, 5)
-    launcher.kill()
-    launcher.wait()
-    _wait_for_step(cluster, _step(cluster) + 20)
+    with launch(cluster, tmp_path, "n1,n2", "--pass", "SECRET_TOKEN", *LONG, SECRET_TOKEN="canary-5e1f") as launcher:
+        wait_for(lambda: _step(cluster) >= 5, launcher)
+        launcher.kill()
+        launcher.wait()
+        before, deadline = _step(cluster), time.monotonic() + 60
+        while _step(cluster) < before + 20:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        _look_and_stop(cluster, tmp_path)
+
+
+def _step(cluster: Cluster) -> int:
+    return max((record["step"] for record in on_disk(cluster)), default=0)
+
+
+def _look_and_stop(cluster: Cluster, tmp_path: Path) -> None:
     ranks = [rank for machine in cluster.machines.values() for rank in machine.ranks()]
     assert len(ranks) == 2
-    logs = _ask(tmp_path, "logs")
+    logs = ask(tmp_path, "logs")
     assert "n1 | " in logs.stdout
     assert "2 cpu ranks on 2 machines" in logs.stdout
-    assert "n1: running" in _ask(tmp_path, "status").stdout
+    assert "n1: running" in ask(tmp_path, "status").stdout
     _no_trace_of("canary-5e1f", cluster, tmp_path, logs.stdout)
-    stopped = _ask(tmp_path, "stop")
+    stopped = ask(tmp_path, "stop")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     assert not [process.cmdline() for machine in cluster.machines.values() for process in machine.processes()]
-    assert not [
-        p for p in psutil.process_iter(["cmdline"]) if "meet" in (p.info["cmdline"] or []) and _ours(p, tmp_path)
-    ]
-    fetched = _ask(tmp_path, "fetch")
+    meeting = [process for process in psutil.process_iter(["cmdline"]) if "meet" in (process.info["cmdline"] or [])]
+    assert not [process for process in meeting if str(tmp_path) in process.cwd()]
+    fetched = ask(tmp_path, "fetch")
     assert fetched.returncode == 0, fetched.stderr
     assert json.loads((Path(fetched.stdout.strip()) / "summary.json").read_text())["status"] == "interrupted"
-    _clean(cluster)
-
-
-def _ours(process: psutil.Process, tmp_path: Path) -> bool:
-    return str(tmp_path) in process.cwd()
 
 
 def _no_trace_of(secret: str, cluster: Cluster, tmp_path: Path, *texts: str) -> None:

@@ -90,10 +90,10 @@ class SshHost(Host):
     """More words for ssh, before the host's name."""
 
     def argv(self, command: str) -> list[str]:
-        # one connection for all calls of a while; never a question, since nobody may be there to answer
-        control = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"paceline-ssh-{os.getuid()}-%C"
+        # one connection for all calls of this process; never a question, since nobody may be there to answer
+        control = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"paceline-{os.getuid()}-{os.getpid()}-%C"
         settings = ["BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=10", "ServerAliveCountMax=3"]
-        settings += ["ControlMaster=auto", f"ControlPath={control}", "ControlPersist=60"]
+        settings += ["ControlMaster=auto", f"ControlPath={control}", "ControlPersist=15"]
         given = (word for setting in settings for word in ("-o", setting))
         return ["ssh", *self.options, *given, self.name, "--", command]
 

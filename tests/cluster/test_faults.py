@@ -1,0 +1,117 @@
+"""Machines that are lost in the middle of a job, and come back."""
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import machines
+import pytest
+from jobs import launch, on_disk, wait_for
+from machines import Cluster, cluster_of
+
+pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
+WORDS = ("--checkpoint.every", "10ba", "--log.every", "1ba", "--log.tensorboard", "false", "--evaluate.every", "1000ba")
+
+
+@pytest.fixture
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
+    with cluster_of(tmp_path_factory.mktemp("cluster"), "n1", "n2") as made:
+        yield made
+
+
+def _ranks_now(cluster: Cluster) -> tuple[float, int, int]:
+    """When the newest record was written, its step, and by how many ranks."""
+    newest = max(on_disk(cluster), key=lambda record: record["time"], default={"time": 0.0, "step": 0})
+    return newest["time"], newest["step"], len(newest.get("memory_per_rank", []))
+
+
+@pytest.mark.parametrize("how", ["power", "cable"])
+def test_training_goes_on_without_a_lost_machine_and_takes_it_back(cluster: Cluster, tmp_path: Path, how: str) -> None:
+    """The machine that holds the leader, and so the run folder that was written to."""
+    with launch(cluster, tmp_path, "n1,n2", "--train.duration", "400ba", *WORDS) as job:
+        wait_for(lambda: _ranks_now(cluster)[1:] >= (25, 2) and _ranks_now(cluster)[2] == 2, job)
+        lost = _leader(cluster)
+        now = time.time()
+        if how == "power":
+            cluster.machines[lost].lose()
+        else:
+            cluster.cut(lost)
+        wait_for(lambda: _ranks_now(cluster)[0] > now + 1 and _ranks_now(cluster)[2] == 1, job)
+        if how == "power":
+            cluster.start(lost)
+        else:
+            cluster.plug_in(lost)
+        wait_for(lambda: _ranks_now(cluster)[0] > now + 2 and _ranks_now(cluster)[2] == 2, job)
+        output, _ = job.communicate(timeout=240)
+    assert job.returncode == 0, output
+    (run,) = (tmp_path / "runs").iterdir()
+    records = _records(run)
+    steps = [record["step"] for record in records if record["kind"] == "train"]
+    assert steps == list(range(1, 401))  # each batch of each epoch once
+    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+    ranks = [start["ranks"] for start in json.loads((run / "environment.json").read_text())["starts"]]
+    assert ranks[0] == ranks[-1] == 2
+    assert 1 in ranks
+
+
+def _leader(cluster: Cluster) -> str:
+    return next(
+        machine.name
+        for machine in cluster.machines.values()
+        if any(rank.name() == "paceline-rank-0" for rank in machine.ranks())
+    )
+
+
+def _records(run: Path) -> list[dict]:
+    from paceline.track.records import RunFolder
+
+    return RunFolder(run).records()
+
+
+def test_a_killed_rank_is_started_again(cluster: Cluster, tmp_path: Path) -> None:
+    with launch(cluster, tmp_path, "n1,n2", "--train.duration", "120ba", *WORDS) as job:
+        wait_for(lambda: _ranks_now(cluster)[1] >= 25, job)
+        now = time.time()
+        cluster.machines["n2"].ranks()[0].kill()
+        wait_for(lambda: _ranks_now(cluster)[0] > now + 0.5 and _ranks_now(cluster)[2] == 2, job)
+        output, _ = job.communicate(timeout=240)
+    assert job.returncode == 0, output
+    (run,) = (tmp_path / "runs").iterdir()
+    assert [record["step"] for record in _records(run) if record["kind"] == "train"] == list(range(1, 121))
+
+
+def test_a_mistake_of_the_user_ends_the_job_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    words = ("--train.duration", "20ba", "--data.name", "cifar10", "--data.path", "/nowhere")
+    with launch(cluster, tmp_path, "n1,n2", *words) as job:
+        output, _ = job.communicate(timeout=120)
+    assert job.returncode == 1
+    assert "/nowhere" in output
+    assert output.count("starting 1 process") == 2  # nobody tried again
+    assert not [process.cmdline() for machine in cluster.machines.values() for process in machine.processes()]
+
+
+def test_what_is_wrong_with_a_host_is_said(cluster: Cluster, tmp_path: Path) -> None:
+    def answer(hosts: str) -> str:
+        with launch(cluster, tmp_path, hosts) as job:
+            output, _ = job.communicate(timeout=60)
+        assert job.returncode == 1
+        assert "Traceback" not in output
+        return output
+
+    assert "nobody.invalid: there is no machine of that name" in answer("n1,nobody.invalid")
+    known = cluster.folder / "known_hosts"
+    honest = known.read_text()
+    known.write_text("")
+    assert "n1: its host key is not known; `ssh n1` once" in answer("n1")
+    keys = honest.splitlines()
+    known.write_text(f"{keys[0].split()[0]} {' '.join(keys[1].split()[1:])}\n")
+    assert "n1: its host key has changed" in answer("n1")
+    known.write_text(honest)
+    (cluster.folder / "key.pub").write_text("")
+    assert "n1: it refuses your key" in answer("n1")
+    cluster.machines["n2"].lose()
+    assert "n2: nothing listens at its ssh port" in answer("n2")
+    assert not list((tmp_path / "runs").glob("*"))
+    assert subprocess.run(["pgrep", "-f", f"{tmp_path}.*meet"], capture_output=True).returncode == 1
