@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,22 +10,25 @@ from paceline.cli.options import count, make_parser, positive, split_source
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
-    from paceline.launch.job import Job
+    from paceline.launch.job import Backend, Job
+
+_BACKENDS = ("local", "ssh", "slurm")
 
 _LAUNCH = """Train a recipe on several machines, and follow it.
 
     paceline launch local --nodes 2 RECIPE        several "nodes" on this machine: a rehearsal
     paceline launch ssh --hosts a,b RECIPE        machines that you can ssh to
+    paceline launch slurm --nodes 2 RECIPE        a SLURM cluster, from one of its machines
 
 Fields of the recipe are overridden as for `paceline train`. The job goes on without this terminal; `paceline attach`
 comes back to it. `--dry-run` prints what would be done, and does nothing."""
 
 
 def launch(arguments: list[str]) -> int:
-    parser = make_parser("launch", "local|ssh RECIPE [options] [--dotted.field VALUE ...]", _LAUNCH)
+    parser = make_parser("launch", "local|ssh|slurm RECIPE [options] [--dotted.field VALUE ...]", _LAUNCH)
     parser.add_argument("--hosts", default="", metavar="A,B|FILE", help="ssh: names of machines, or a file with them")
     parser.add_argument("--ssh-config", type=Path, metavar="FILE", help="ssh: instead of ~/.ssh/config")
-    parser.add_argument("--nodes", type=count, default=2, metavar="N", help="local: how many (default 2)")
+    parser.add_argument("--nodes", type=count, default=2, metavar="N", help="local, slurm: how many (default 2)")
     parser.add_argument(
         "--procs-per-node", type=count, default=1, metavar="N", help="processes on each machine, e.g. GPUs (default 1)"
     )
@@ -45,27 +47,34 @@ def launch(arguments: list[str]) -> int:
     parser.add_argument(
         "--meet", default="auto", metavar="WHERE", help="who keeps the list of machines: auto, here, HOST"
     )
+    slurm = parser.add_argument_group("slurm")
+    for name in ("partition", "account", "time", "gpus-per-node", "cpus-per-task"):
+        slurm.add_argument(f"--{name}", metavar="X", help="as for sbatch")
+    slurm.add_argument(
+        "--sbatch", default="", metavar="'a=b c'", help="further options for sbatch: 'mem=64G exclusive'"
+    )
+    slurm.add_argument("--seeds", default="", metavar="0,1,2", help="an array of jobs, one for each seed")
+    slurm.add_argument(
+        "--notice", type=count, default=120, metavar="S", help="save so long before the time is up (default 120)"
+    )
     parser.add_argument("--detach", action="store_true", help="do not follow it")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and end")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     backend, rest = split_source(arguments)
-    if backend in ("", "-h", "--help") or backend not in ("local", "ssh"):
+    if backend not in _BACKENDS:
         if backend:
-            raise UserError(f"launch {backend}: there is no such back end; local and ssh are known")
+            raise UserError(f"launch {backend}: there is no such back end; known are {', '.join(_BACKENDS)}")
         parser.parse_args(rest)
-        raise UserError("launch where? local or ssh; `paceline launch --help`")
+        raise UserError(f"launch where? {', '.join(_BACKENDS)}; `paceline launch --help`")
     source, words = _find_source(parser, rest)
     options, overrides = parser.parse_known_args(words)
     job = _job(backend, source, options, overrides)
-    from paceline.launch import control, nodes
-
+    back = backend_of(job)
     if options.dry_run:
-        keeper = options.meet if options.meet in job.hosts else ""
-        job = replace(job, meeting="ADDRESS:PORT", meeting_host=keeper)  # both are found when it is submitted
-        print("\n\n".join(map(str, nodes.plan(job))))
+        print("\n\n".join(map(str, back.plan(job))))
         return 0
-    control.submit(job := control.with_meeting_place(job, options.meet))
-    print(f"{job.id}: started on {', '.join(job.hosts)}; meeting at {job.meeting}", file=sys.stderr)
+    job = back.submit(job)
+    print(f"{job.id}: handed to {', '.join(job.hosts)}", file=sys.stderr)
     return 0 if options.detach else _follow(job)
 
 
@@ -96,11 +105,16 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
         raise UserError("launch which recipe? `paceline recipes` lists them")
     recipe = load_recipe(source, overrides)
     hosts = _hosts(options.hosts) if backend == "ssh" else [f"node-{number}" for number in range(options.nodes)]
+    extra: dict[str, object] = {"meet": options.meet}
+    if options.ssh_config:
+        extra["ssh"] = ["-F", str(options.ssh_config.resolve())]
+    if backend == "slurm":
+        extra["slurm"] = _slurm(options)
     if options.min_nodes > len(hosts):
         raise UserError(f"--min-nodes {options.min_nodes}, but there are only {len(hosts)} machines")
     layouts(recipe, len(hosts) * options.procs_per_node)
     job_id = new_id(options.name or recipe.name)
-    own_python = sys.executable if backend == "local" else ""
+    own_python = "" if backend == "ssh" else sys.executable
     return Job(
         job_id,
         backend,
@@ -114,8 +128,26 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
         code=str(_source_tree() or ""),
         passed=tuple(name for name in options.passed.split(",") if name),
         runs=str(options.runs.resolve()),
-        extra={"ssh": ["-F", str(options.ssh_config.resolve())]} if options.ssh_config else {},
+        extra=extra,
     )
+
+
+def _slurm(options: argparse.Namespace) -> dict[str, object]:
+    from paceline.launch.slurm import options_of
+
+    names = ("partition", "account", "time", "gpus-per-node", "cpus-per-task")
+    given = {name: getattr(options, name.replace("-", "_")) for name in names}
+    seeds = [int(seed) for seed in options.seeds.split(",") if seed.strip().isdecimal()]
+    if len(seeds) != len([seed for seed in options.seeds.split(",") if seed]):
+        raise UserError(f"--seeds {options.seeds}: write whole numbers, e.g. 0,1,2")
+    return {"options": options_of(given, options.sbatch), "seeds": seeds, "notice": options.notice}
+
+
+def backend_of(job: "Job") -> "Backend":
+    """What plans, starts and looks after this job."""
+    from paceline.launch import control, slurm
+
+    return slurm if job.backend == "slurm" else control
 
 
 def _hosts(text: str) -> list[str]:
@@ -140,18 +172,17 @@ def _source_tree() -> Path | None:
 
 
 def _follow(job: "Job") -> int:
-    from paceline.launch import control
-
+    back = backend_of(job)
     try:
-        status = control.follow(job)
-        print(f"run folder: {control.fetch(job)}", file=sys.stderr)
+        status = back.follow(job)
+        print(f"run folder: {back.fetch(job)}", file=sys.stderr)
     except KeyboardInterrupt:
         print(
             f"{job.id} goes on; `paceline attach {job.id}` comes back, `paceline stop {job.id}` ends it",
             file=sys.stderr,
         )
         return 130
-    control.stop(job, grace=5)  # the meeting place
+    back.tidy(job)
     return status
 
 
@@ -180,12 +211,11 @@ def jobs(arguments: list[str]) -> int:
 def status(arguments: list[str]) -> int:
     """What a job's machines do."""
     options = _job_parser("status", "Say what the machines of a job are doing.").parse_args(arguments)
-    from paceline.launch import control
     from paceline.launch.job import load
 
     job = load(options.job)
     print(job.id)
-    for name, state in control.status(job):
+    for name, state in backend_of(job).status(job):
         print(f"  {name}: {state}")
     return 0
 
@@ -195,11 +225,10 @@ def logs(arguments: list[str]) -> int:
     parser = _job_parser("logs", "Show the logs of all machines of a job.")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job is over")
     options = parser.parse_args(arguments)
-    from paceline.launch import control
     from paceline.launch.job import load
 
-    seen = iter([False])
-    return control.follow(load(options.job), until=(lambda: False) if options.follow else (lambda: next(seen, True)))
+    job, once = load(options.job), iter([False])
+    return backend_of(job).follow(job, until=(lambda: False) if options.follow else (lambda: next(once, True)))
 
 
 def attach(arguments: list[str]) -> int:
@@ -217,11 +246,10 @@ def stop(arguments: list[str]) -> int:
     parser = _job_parser("stop", "End a job on all machines: its ranks save, then nothing of it is left running.")
     parser.add_argument("--grace", type=positive, default=60, metavar="S", help="time to save (default 60)")
     options = parser.parse_args(arguments)
-    from paceline.launch import control
     from paceline.launch.job import load
 
     job = load(options.job)
-    left = control.stop(job, options.grace)
+    left = backend_of(job).stop(job, options.grace)
     for line in left:
         print(f"paceline: {line}", file=sys.stderr)
     print(f"{job.id}: {'stopped' if not left else 'not all of it could be stopped'}")
@@ -231,10 +259,10 @@ def stop(arguments: list[str]) -> int:
 def fetch(arguments: list[str]) -> int:
     """Bring a job's run folder here."""
     options = _job_parser("fetch", "Bring the run folder of a job here, also while it goes on.").parse_args(arguments)
-    from paceline.launch import control
     from paceline.launch.job import load
 
-    print(control.fetch(load(options.job)))
+    job = load(options.job)
+    print(backend_of(job).fetch(job))
     return 0
 
 

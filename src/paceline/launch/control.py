@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from paceline.base.files import printable
 from paceline.errors import UserError
@@ -86,8 +85,15 @@ def _can_be_reached(job: Job, hosts: dict[str, Host], address: str) -> bool:
         return all(hosts[name].call(f"python3 -c {attempt!r}", timeout=30).status == 0 for name in job.hosts)
 
 
-def submit(job: Job) -> None:
+def plan(job: Job) -> Sequence[object]:
+    """Where the machines meet is found when it is submitted."""
+    keeper = job.extra["meet"] if job.extra["meet"] in job.hosts else ""
+    return nodes.plan(replace(job, meeting="ADDRESS:PORT", meeting_host=keeper))
+
+
+def submit(job: Job) -> Job:
     """Start it everywhere, or nowhere."""
+    job = with_meeting_place(job, job.extra["meet"])
     hosts = hosts_of(job)
     secrets = nodes.secrets_of(job)
     jobs.save(job)
@@ -98,6 +104,7 @@ def submit(job: Job) -> None:
         for line in left:
             say(f"left over: {line}")
         raise
+    return job
 
 
 def follow(job: Job, tell: Say = say, every: float = 1.0, until: Callable[[], bool] = lambda: False) -> int:
@@ -172,13 +179,14 @@ def stop(job: Job, grace: float) -> list[str]:
     return nodes.stop([hosts[name] for name in job.hosts], grace) + nodes.stop([hosts[HERE]], 5)
 
 
+def tidy(job: Job) -> None:
+    """The meeting place is of no use any more."""
+    stop(job, grace=5)
+
+
 def status(job: Job) -> list[tuple[str, str]]:
     hosts = hosts_of(job)
     progress = [Progress(hosts[name]) for name in job.hosts]
     for own in progress:
         own.look()
     return [(own.host.name, own.state) for own in progress]
-
-
-def describe(job: Job) -> dict[str, Any]:
-    return {"id": job.id, "backend": job.backend, "hosts": list(job.hosts), "created": job.created}

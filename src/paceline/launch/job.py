@@ -4,10 +4,11 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.base.files import write_json, write_text
 from paceline.errors import UserError
@@ -43,6 +44,31 @@ class Job:
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     extra: dict[str, Any] = field(default_factory=dict)
     """What a back end has to remember."""
+
+
+class Backend(Protocol):
+    """What a kind of place can do with jobs: modules of this package do."""
+
+    def plan(self, job: Job) -> Sequence[object]:
+        """What would be done, as text."""
+
+    def submit(self, job: Job) -> Job:
+        """Start it; the job with what was found out on the way."""
+
+    def follow(self, job: Job, *, until: Callable[[], bool] = ...) -> int:
+        """Show what it prints until it is over; its exit status."""
+
+    def status(self, job: Job) -> list[tuple[str, str]]:
+        """Parts of the job and what they do."""
+
+    def stop(self, job: Job, grace: float) -> list[str]:
+        """End it; what could not be ended."""
+
+    def tidy(self, job: Job) -> None:
+        """After its end."""
+
+    def fetch(self, job: Job) -> Path:
+        """Bring the run folder here."""
 
 
 def home() -> Path:

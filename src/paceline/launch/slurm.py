@@ -1,0 +1,176 @@
+"""Jobs for SLURM: one readable sbatch file, which saves and requeues itself when its time is up or it is preempted.
+
+The folder one launches from is shared by all machines, as it is on such clusters: recipe, log and run folder are in it.
+"""
+
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.errors import UserError
+from paceline.launch import job as jobs
+from paceline.launch.control import Say, say
+from paceline.launch.job import Job
+
+_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+
+
+def plan(job: Job) -> list[str]:
+    """The sbatch file."""
+    slurm, name = job.extra["slurm"], job.name
+    seeds = slurm["seeds"]
+    head = {
+        "job-name": name,
+        "nodes": len(job.hosts),
+        "ntasks-per-node": job.procs,
+        "requeue": None,
+        "open-mode": "append",
+        "signal": f"B:USR1@{slurm['notice']}",
+        "output": f"{job.runs}/{name}{'-%a' if seeds else ''}.log",
+        **({"array": f"0-{len(seeds) - 1}"} if seeds else {}),
+        **slurm["options"],
+    }
+    lines = [f"#SBATCH --{key}" + ("" if value is None else f"={value}") for key, value in head.items()]
+    words = ["-m", "paceline", "train", f"{job.runs}/{name}.yaml", "--runs", job.runs]
+    train = [shlex.quote(job.python), *map(shlex.quote, words)]
+    if seeds:
+        lines += ["", f"seeds=({' '.join(map(str, seeds))})", "seed=${seeds[$SLURM_ARRAY_TASK_ID]}"]
+        train += ["--seed", '"$seed"', "--name", f'"{name}-seed-$seed"']
+    else:
+        train += ["--name", shlex.quote(name)]
+    return ["#!/bin/bash\n" + "\n".join(lines) + _BODY.format(command=" ".join([*_step(slurm), *train]))]
+
+
+_BODY = """
+
+# when the time is nearly up, or the job is preempted: save, then go on in another allocation
+again() {{
+    trap '' USR1 TERM
+    echo "told to leave: saving"
+    scancel --signal=TERM "$SLURM_JOB_ID"
+    wait "$step"
+    case $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) in
+        CANCELLED | COMPLETING) ;;  # by its user
+        *) scontrol requeue "$SLURM_JOB_ID" ;;
+    esac
+    exit
+}}
+trap again USR1 TERM
+
+{command} &
+step=$!
+wait "$step"
+"""
+
+
+def _step(slurm: dict[str, object]) -> list[str]:
+    """srun, with a container if one is wanted."""
+    step = ["srun", "--wait=60"]  # a rank that hangs after the others ended does not hold the machines
+    image, runtime = slurm.get("container"), slurm.get("runtime")
+    if not image:
+        return step
+    here = '"$PWD"'
+    if runtime == "pyxis":
+        return [*step, f"--container-image={shlex.quote(str(image))}", f"--container-mounts={here}:{here}",
+                f"--container-workdir={here}"]  # fmt: skip
+    return [*step, "apptainer", "exec", "--nv", "--bind", here, "--pwd", here, shlex.quote(str(image))]
+
+
+def submit(job: Job) -> Job:
+    """Hand it in; the job with SLURM's number."""
+    if not shutil.which("sbatch"):
+        raise UserError("there is no sbatch here; launch on a machine of the cluster, or use --dry-run > job.sbatch")
+    folder = Path(job.runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{job.name}.yaml").write_text(job.recipe, encoding="utf-8")
+    script = folder / f"{job.name}.sbatch"
+    script.write_text(plan(job)[0], encoding="utf-8")
+    # what sbatch passes on by itself is the environment, so that nothing secret has to be written
+    number = _ask("sbatch", "--parsable", str(script)).split(";")[0]
+    job = replace(job, extra=job.extra | {"slurm": job.extra["slurm"] | {"number": number}})
+    jobs.save(job)
+    return job
+
+
+def _ask(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").splitlines()[-1]
+        raise UserError(f"{words[0]} refused: {reason}")
+    return done.stdout.strip()
+
+
+def status(job: Job) -> list[tuple[str, str]]:
+    number = job.extra["slurm"]["number"]
+    done = subprocess.run(
+        ["squeue", "--noheader", f"--jobs={number}", "--states=all", "--format=%i %T %R"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    rows = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line.strip()]
+    return [(row[0], row[1]) for row in rows if len(row) == 2] or [(number, "gone: SLURM has forgotten it")]
+
+
+def _over(states: Sequence[tuple[str, str]]) -> bool:
+    return all(state.split()[0] in _ENDED or state.startswith("gone") for _, state in states)
+
+
+def follow(job: Job, tell: Say = say, every: float = 2.0, until: Callable[[], bool] = lambda: False) -> int:
+    """Show its logs and states until it is over; the exit status."""
+    seen: dict[Path, int] = {}
+    before: list[tuple[str, str]] = []
+    while not until():
+        now = status(job)
+        for number, state in now:
+            if (number, state) not in before:
+                tell(f"{number} | ({state})")
+        before = now
+        for path in sorted(Path(job.runs).glob(f"{job.name}*.log")):
+            with path.open("rb") as file:
+                file.seek(seen.get(path, 0))
+                text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            seen[path] = seen.get(path, 0) + len(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                tell(f"{path.stem} | {line}")
+        if _over(now):
+            break
+        time.sleep(every)
+    return 0 if all(state.startswith(("COMPLETED", "gone")) for _, state in before) else 1
+
+
+def stop(job: Job, grace: float) -> list[str]:
+    """Let it save, then end it; what is left over."""
+    number = job.extra["slurm"]["number"]
+    _ask("scancel", number)
+    deadline = time.monotonic() + grace + 60
+    while not _over(status(job)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return [f"{name}: {state}" for name, state in status(job) if not _over([(name, state)])]
+
+
+def fetch(job: Job, tell: Say = say) -> Path:
+    """It is here already."""
+    seeds = job.extra["slurm"]["seeds"]
+    folder = Path(job.runs) / (f"{job.name}-seed-{seeds[0]}" if seeds else job.name)
+    if not folder.exists():
+        raise UserError(f"{folder} is not there yet; `paceline logs {job.id}` shows why")
+    return folder
+
+
+def tidy(job: Job) -> None:
+    """SLURM does."""
+
+
+def options_of(given: dict[str, str | None], more: str) -> dict[str, str | None]:
+    """For the head of the file: what the launch's own options say, and further words for sbatch."""
+    found: dict[str, str | None] = {key: value for key, value in given.items() if value}
+    for word in shlex.split(more):
+        key, equals, value = word.removeprefix("--").partition("=")
+        if not key or key.startswith("-"):
+            raise UserError(f"--sbatch {word!r}: write option=value, as sbatch takes it")
+        found[key] = value if equals else None
+    return found
