@@ -39,6 +39,9 @@ def launch(arguments: list[str]) -> int:
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where its folder is brought to (default: runs)"
     )
+    parser.add_argument(
+        "--results", default="", metavar="s3://BUCKET/PREFIX", help="copy the run folder there while it goes on"
+    )
     parser.add_argument("--python", default="", metavar="PATH", help="interpreter on the machines that has paceline")
     parser.add_argument("--pass", dest="passed", default="", metavar="A,B", help="variables to pass on to the ranks")
     parser.add_argument(
@@ -128,6 +131,7 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
         code=str(_source_tree() or ""),
         passed=tuple(name for name in options.passed.split(",") if name),
         runs=str(options.runs.resolve()),
+        results=options.results,
         extra=extra,
     )
 

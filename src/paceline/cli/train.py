@@ -66,12 +66,18 @@ def train(arguments: list[str]) -> int:
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders live (default: runs)"
     )
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run folder, in place of RECIPE")
+    parser.add_argument(
+        "--resume", metavar="RUN", help="go on with this run folder, or with results in s3://..., in place of RECIPE"
+    )
+    parser.add_argument(
+        "--results", default="", metavar="s3://BUCKET/PREFIX", help="copy the run folder there while it goes on"
+    )
     add_scaling(parser)
     _add_launch_options(parser)
     source, rest = split_source(arguments)
     options, overrides = parser.parse_known_args(rest)
     if options.resume:
+        options.resume = _brought(options.resume, options.runs)
         if not (options.resume / "recipe.yaml").is_file():
             raise UserError(f"--resume {options.resume}: no run folder (it has no recipe.yaml)")
         if source:
@@ -98,8 +104,21 @@ def train(arguments: list[str]) -> int:
     _enter_rank(options)
     from paceline.engine.session import train_recipe
 
-    train_recipe(recipe, options.runs, name, options.resume)
+    train_recipe(recipe, options.runs, name, options.resume, options.results)
     return 0
+
+
+def _brought(place: str, runs: Path) -> Path:
+    """Results in an object store are brought here first, by whoever starts the ranks."""
+    from paceline.base.remote import is_remote
+
+    if not is_remote(place):
+        return Path(place)
+    if under_launcher(os.environ):
+        return runs / place.rstrip("/").rpartition("/")[2]
+    from paceline.checkpoint.results import bring
+
+    return bring(place, runs)
 
 
 def _ranks(options: argparse.Namespace) -> int:

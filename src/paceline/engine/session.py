@@ -13,6 +13,7 @@ from paceline.base.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, wri
 from paceline.base.logs import console, log
 from paceline.base.world import World
 from paceline.checkpoint import store
+from paceline.checkpoint.results import Results
 from paceline.config.batch import memory_key, strategy
 from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
@@ -43,7 +44,9 @@ from paceline.track.sinks import (
 from paceline.track.telemetry import HostSampler
 
 
-def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = None) -> dict[str, Any]:
+def train_recipe(
+    recipe: Recipe, root: Path, name: str, resume: Path | None = None, results: str = ""
+) -> dict[str, Any]:
     """Train a recipe in a new run folder below `root`, or go on in an unfinished one; its summary."""
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
@@ -61,6 +64,9 @@ def train_recipe(recipe: Recipe, root: Path, name: str, resume: Path | None = No
         _announce(setup)
         saved = world.on_leader(lambda: store.last(folder.checkpoints))
         run = _open_run(folder, setup, saved, mirror)
+        if results and world.local_rank == 0:
+            only = "" if world.is_leader else "telemetry"
+            cleanup.callback(Results(path, results, recipe.checkpoint.best, only).close)
         gpus = world.gpus_here()
         if world.local_rank == 0:
             cleanup.callback(ignoring_a_full_disk(HostSampler(folder.telemetry, gpus=gpus).stop))

@@ -41,6 +41,8 @@ class Job:
     """Names of variables that ranks get; their values are never written down here."""
     runs: str = "runs"
     """Where the run folder is brought to."""
+    results: str = ""
+    """Object store that it is copied to while the run goes on."""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     extra: dict[str, Any] = field(default_factory=dict)
     """What a back end has to remember."""

@@ -84,6 +84,7 @@ fi"""
 def _node_script(job: Job, host: str) -> str:
     words = ["train", "recipe.yaml", "--name", job.name, "--procs", str(job.procs), "--job", job.id]
     words += ["--nodes", f"{job.fewest}:{len(job.hosts)}", "--rendezvous", job.meeting]
+    words += ["--results", job.results] if job.results else []
     return f"""cd "$(dirname "$0")" || exit 1
 # what must be in no command line and in no plan
 if [ -f secrets ]; then . ./secrets; rm -f secrets; fi

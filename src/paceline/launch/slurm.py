@@ -36,6 +36,7 @@ def plan(job: Job) -> list[str]:
     }
     lines = [f"#SBATCH --{key}" + ("" if value is None else f"={value}") for key, value in head.items()]
     words = ["-m", "paceline", "train", f"{job.runs}/{name}.yaml", "--runs", job.runs]
+    words += ["--results", job.results] if job.results else []
     train = [shlex.quote(job.python), *map(shlex.quote, words)]
     if seeds:
         lines += ["", f"seeds=({' '.join(map(str, seeds))})", "seed=${seeds[$SLURM_ARRAY_TASK_ID]}"]

@@ -1,0 +1,166 @@
+"""A copy of the run folder in an object store, made while the run goes on, and brought back to resume it.
+
+Uploads go on in a thread of their own. They are repeated until they succeed, and compared with what the store says it
+has; training never waits for them. A save counts there only when its marker is, which goes last.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.base.logs import log
+from paceline.base.remote import shown
+from paceline.checkpoint import store
+from paceline.errors import UserError
+
+_EVERY = 10.0
+_PATIENCE = 600.0
+_RETRIES = 3  # the next pass tries again
+_BEST = "checkpoints/best"
+
+
+def _open(place: str) -> Any:
+    try:
+        import obstore
+    except ImportError:
+        raise UserError(f"{place}: object stores need obstore; pip install 'paceline[s3]'") from None
+    try:
+        return obstore.store.from_url(
+            place.rstrip("/"), client_options={"allow_http": True}, retry_config={"max_retries": _RETRIES}
+        )
+    except Exception as error:  # obstore's own exceptions have no common base but this
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{shown(place)} is no place for results ({reason}); write s3://BUCKET/PREFIX") from None
+
+
+class Results:
+    """Of the leader: everything. Of the first rank on another machine: what is known only there."""
+
+    def __init__(self, folder: Path, place: str, best_metric: str, only: str = "", every: float = _EVERY):
+        self._folder, self._metric, self._only = folder, best_metric, only
+        self._place = f"{place.rstrip('/')}/{folder.name}"
+        self._store = _open(self._place)
+        self._there: dict[str, tuple[int, float]] = {}
+        """Size and time of what has been uploaded, by name."""
+        self._best, self._failed_since = "", 0.0
+        self._stop, self._every = threading.Event(), every
+        self._thread = threading.Thread(target=self._work, name="results", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._stop.wait(self._every):
+            self._try()
+
+    def _try(self) -> bool:
+        """One pass over the folder; whether everything is there now."""
+        try:
+            self._upload()
+        except Exception as error:  # whatever the store or the network says: later
+            if not self._failed_since:
+                reason = " ".join(str(error).split())[:200]
+                log.warning("results to %s wait: %s", shown(self._place), reason)
+            self._failed_since = self._failed_since or time.monotonic()
+            return False
+        if self._failed_since:
+            log.info("results to %s go on after %.0f s", shown(self._place), time.monotonic() - self._failed_since)
+            self._failed_since = 0.0
+        return True
+
+    def _upload(self) -> None:
+        import obstore
+
+        saves = [path.name for path in store.committed(self._folder / "checkpoints")] if not self._only else []
+        for path in self._changed(saves):
+            name = path.relative_to(self._folder).as_posix()
+            state = path.stat()
+            content = path.read_bytes()
+            answer = obstore.put(self._store, name, content)
+            self._verify(name, content, answer)
+            self._there[name] = (state.st_size, state.st_mtime)
+        if not self._only:
+            self._name_best()
+            self._remove_old(set(saves))
+
+    def _changed(self, saves: list[str]) -> Iterator[Path]:
+        for name in saves:
+            folder = self._folder / "checkpoints" / name
+            for path in sorted(folder.iterdir(), key=lambda path: path.name == store.COMMIT):
+                if path.relative_to(self._folder).as_posix() not in self._there:
+                    yield path
+        for path in sorted((self._folder / self._only).rglob("*")):
+            name = path.relative_to(self._folder).as_posix()
+            if not path.is_file() or name.startswith("checkpoints/") or path.name.startswith("."):
+                continue
+            state = path.stat()
+            if self._there.get(name) != (state.st_size, state.st_mtime):
+                yield path
+
+    def _verify(self, name: str, content: bytes, answer: Any) -> None:
+        """Of a file that went in one piece the store tells the MD5; of others at least the size."""
+        import obstore
+
+        tag = str(answer.get("e_tag") or "").strip('"')
+        if len(tag) == 32 and "-" not in tag:
+            if tag != hashlib.md5(content, usedforsecurity=False).hexdigest():
+                raise OSError(f"{name} arrived damaged")
+        elif obstore.head(self._store, name)["size"] != len(content):
+            raise OSError(f"{name} arrived cut off")
+
+    def _name_best(self) -> None:
+        """The best save also has a name that does not change."""
+        import obstore
+
+        best = store.best(self._folder / "checkpoints", self._metric)
+        if best is None or best.folder.name == self._best:
+            return
+        for path in sorted(best.folder.iterdir(), key=lambda path: path.name == store.COMMIT):
+            obstore.copy(self._store, f"checkpoints/{best.folder.name}/{path.name}", f"{_BEST}/{path.name}")
+        self._best = best.folder.name
+
+    def _remove_old(self, saves: set[str]) -> None:
+        import obstore
+
+        for name in [name for name in self._there if name.startswith("checkpoints/")]:
+            if name.split("/")[1] not in saves:
+                obstore.delete(self._store, name)
+                del self._there[name]
+
+    def close(self) -> None:
+        """Upload the rest; the run is over, so that this may take a while, but not for ever."""
+        self._stop.set()
+        self._thread.join()
+        deadline, pause = time.monotonic() + _PATIENCE, 1.0
+        while not self._try():
+            if time.monotonic() + pause > deadline:
+                log.warning("results could not be brought to %s; they are in %s", shown(self._place), self._folder)
+                return
+            time.sleep(pause)
+            pause = min(30.0, 2 * pause)
+
+
+def bring(place: str, runs: Path) -> Path:
+    """A run folder from an object store, to be resumed here."""
+    import obstore
+
+    source = _open(place)
+    name = place.rstrip("/").rpartition("/")[2]
+    target = runs / name
+    try:
+        found = [entry for batch in obstore.list(source) for entry in batch]
+    except Exception as error:  # obstore's own exceptions have no common base but this
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{shown(place)} cannot be read ({reason}); check the address and the AWS_* variables"
+        ) from None
+    if not any(entry["path"] == "recipe.yaml" for entry in found):
+        raise UserError(f"{shown(place)} holds no run: there is no recipe.yaml")
+    for entry in sorted(found, key=lambda entry: entry["path"].endswith(store.COMMIT)):
+        path = target / entry["path"]
+        if entry["path"].startswith(_BEST) or (path.is_file() and path.stat().st_size == entry["size"]):
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(obstore.get(source, entry["path"]).bytes()))
+    return target

@@ -1,0 +1,90 @@
+"""Results in an object store: copied while a run goes on, and brought back to resume it."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import TINY
+
+from paceline.checkpoint import store
+from paceline.checkpoint.results import Results
+from paceline.track.records import RunFolder
+
+boto3 = pytest.importorskip("boto3", reason="needs boto3: pip install 'paceline[dev]'")
+
+
+@pytest.fixture
+def bucket(monkeypatch) -> Iterator["object"]:
+    """A bucket of moto's server, which the test may switch off and on."""
+    from moto.server import ThreadedMotoServer
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    server.start()
+    variables = {"AWS_ACCESS_KEY_ID": "canary-key", "AWS_SECRET_ACCESS_KEY": "canary-secret", "AWS_REGION": "us-east-1"}
+    variables |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="results")
+    client.server = server
+    yield client
+    server.stop()
+
+
+def _keys(client) -> set[str]:
+    return {entry["Key"] for entry in client.list_objects_v2(Bucket="results").get("Contents", [])}
+
+
+def test_results_are_there_and_can_be_resumed_elsewhere(here, tmp_path: Path, bucket, monkeypatch) -> None:
+    words = ("digits", *TINY, "--train.duration", "20ba", "--results", "s3://results/some/where")
+    answer = here("train", *words)
+    assert answer.returncode == 0, answer.stderr
+    keys = _keys(bucket)
+    run = tmp_path / "runs" / "digits"
+    kept = [path.name for path in store.committed(run / "checkpoints")]
+    for name in ("recipe.yaml", "metrics.jsonl", "summary.json", f"checkpoints/{kept[0]}/COMMIT"):
+        assert f"some/where/digits/{name}" in keys
+    assert {key.split("/")[4] for key in keys if "/checkpoints/" in key} == {*kept, "best"}
+    assert any("/telemetry/" in key for key in keys)
+    there = bucket.get_object(Bucket="results", Key="some/where/digits/summary.json")["Body"].read()
+    assert json.loads(there)["status"] == "finished"
+    text = "".join(path.read_text(errors="replace") for path in run.rglob("*") if path.is_file())
+    assert "canary" not in text + answer.stderr
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    again = here("train", "--resume", "s3://results/some/where/digits", "--train.duration", "30ba")
+    assert again.returncode == 0, again.stderr
+    assert "resuming from step 20" in again.stderr
+    assert RunFolder(elsewhere / "runs" / "digits").read_summary()["step"] == 30
+    for place, complaint in (
+        ("s3://results/nothing/here", "holds no run"),
+        ("s3://no-such-bucket/run", "cannot be read"),
+    ):
+        wrong = here("train", "--resume", place)
+        assert wrong.returncode == 1
+        assert complaint in wrong.stderr
+
+
+def test_a_store_that_is_away_holds_nobody_up(tmp_path: Path, bucket, caplog, monkeypatch) -> None:
+    from paceline.base.logs import log
+
+    log.propagate = True
+    monkeypatch.setattr("paceline.checkpoint.results._RETRIES", 0)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("1\n")
+    bucket.server.stop()
+    results = Results(run, "s3://results", "top1", every=1000)
+    assert not results._try()
+    assert "results to s3://results/run wait" in caplog.text
+    bucket.server.start()
+    (run / "metrics.jsonl").write_text("1\n2\n")
+    results.close()
+    assert "go on after" in caplog.text
+    assert bucket.get_object(Bucket="results", Key="run/metrics.jsonl")["Body"].read() == b"1\n2\n"
