@@ -12,23 +12,24 @@ from paceline.errors import UserError
 if TYPE_CHECKING:
     from paceline.launch.job import Backend, Job
 
-_BACKENDS = ("local", "ssh", "slurm")
+_BACKENDS = ("local", "ssh", "slurm", "manifest")
 
 _LAUNCH = """Train a recipe on several machines, and follow it.
 
     paceline launch local --nodes 2 RECIPE        several "nodes" on this machine: a rehearsal
     paceline launch ssh --hosts a,b RECIPE        machines that you can ssh to
     paceline launch slurm --nodes 2 RECIPE        a SLURM cluster, from one of its machines
+    paceline launch manifest --for kubernetes RECIPE       a file for SkyPilot, Kubeflow or Kubernetes
 
 Fields of the recipe are overridden as for `paceline train`. The job goes on without this terminal; `paceline attach`
 comes back to it. `--dry-run` prints what would be done, and does nothing."""
 
 
 def launch(arguments: list[str]) -> int:
-    parser = make_parser("launch", "local|ssh|slurm RECIPE [options] [--dotted.field VALUE ...]", _LAUNCH)
+    parser = make_parser("launch", "local|ssh|slurm|manifest RECIPE [options] [--dotted.field VALUE ...]", _LAUNCH)
     parser.add_argument("--hosts", default="", metavar="A,B|FILE", help="ssh: names of machines, or a file with them")
     parser.add_argument("--ssh-config", type=Path, metavar="FILE", help="ssh: instead of ~/.ssh/config")
-    parser.add_argument("--nodes", type=count, default=2, metavar="N", help="local, slurm: how many (default 2)")
+    parser.add_argument("--nodes", type=count, default=2, metavar="N", help="how many, but for ssh (default 2)")
     parser.add_argument(
         "--procs-per-node", type=count, default=1, metavar="N", help="processes on each machine, e.g. GPUs (default 1)"
     )
@@ -51,8 +52,9 @@ def launch(arguments: list[str]) -> int:
         "--meet", default="auto", metavar="WHERE", help="who keeps the list of machines: auto, here, HOST"
     )
     slurm = parser.add_argument_group("slurm")
-    for name in ("partition", "account", "time", "gpus-per-node", "cpus-per-task"):
+    for name in ("partition", "account", "time", "cpus-per-task"):
         slurm.add_argument(f"--{name}", metavar="X", help="as for sbatch")
+    slurm.add_argument("--gpus-per-node", type=count, metavar="N", help="as for sbatch; also for manifests")
     slurm.add_argument(
         "--sbatch", default="", metavar="'a=b c'", help="further options for sbatch: 'mem=64G exclusive'"
     )
@@ -60,6 +62,10 @@ def launch(arguments: list[str]) -> int:
     slurm.add_argument(
         "--notice", type=count, default=120, metavar="S", help="save so long before the time is up (default 120)"
     )
+    manifest = parser.add_argument_group("manifest")
+    manifest.add_argument("--for", dest="engine", default="", metavar="ENGINE", help="skypilot, kubeflow or kubernetes")
+    manifest.add_argument("--gpu-type", default="", metavar="NAME", help="for skypilot: A100, L4 ...")
+    manifest.add_argument("--image", default="", metavar="IMAGE", help="container with paceline in it")
     parser.add_argument("--detach", action="store_true", help="do not follow it")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and end")
     parser.add_argument("-h", "--help", action="help", help="show this help")
@@ -72,6 +78,11 @@ def launch(arguments: list[str]) -> int:
     source, words = _find_source(parser, rest)
     options, overrides = parser.parse_known_args(words)
     job = _job(backend, source, options, overrides)
+    if backend == "manifest":
+        from paceline.launch.manifests import manifest as made
+
+        print(made(job, options.engine, options.image, int(options.gpus_per_node or 0)), end="")
+        return 0
     back = backend_of(job)
     if options.dry_run:
         print("\n\n".join(map(str, back.plan(job))))
@@ -108,7 +119,7 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
         raise UserError("launch which recipe? `paceline recipes` lists them")
     recipe = load_recipe(source, overrides)
     hosts = _hosts(options.hosts) if backend == "ssh" else [f"node-{number}" for number in range(options.nodes)]
-    extra: dict[str, object] = {"meet": options.meet}
+    extra: dict[str, object] = {"meet": options.meet, "gpu_type": options.gpu_type}
     if options.ssh_config:
         extra["ssh"] = ["-F", str(options.ssh_config.resolve())]
     if backend == "slurm":

@@ -168,7 +168,7 @@ def tidy(job: Job) -> None:
 
 def options_of(given: dict[str, str | None], more: str) -> dict[str, str | None]:
     """For the head of the file: what the launch's own options say, and further words for sbatch."""
-    found: dict[str, str | None] = {key: value for key, value in given.items() if value}
+    found: dict[str, str | None] = {key: str(value) for key, value in given.items() if value}
     for word in shlex.split(more):
         key, equals, value = word.removeprefix("--").partition("=")
         if not key or key.startswith("-"):

@@ -1,0 +1,125 @@
+"""Jobs for engines that people already run: files for SkyPilot, Kubeflow's Trainer and plain Kubernetes."""
+
+import shlex
+from typing import Any
+
+import yaml
+
+from paceline.errors import UserError
+from paceline.launch.job import Job
+
+_PORT = 29400
+_RECIPE = "/tmp/recipe.yaml"
+
+
+def manifest(job: Job, engine: str, image: str, gpus: int) -> str:
+    """Documents in YAML; `gpus` of each machine, 0 for processors only."""
+    made = {"skypilot": _skypilot, "kubeflow": _kubeflow, "kubernetes": _kubernetes}
+    if engine not in made:
+        raise UserError(f"--for {engine}: known are {', '.join(made)}")
+    return yaml.safe_dump_all(made[engine](job, image, gpus), sort_keys=False, width=1000)
+
+
+def _train(job: Job, *place: str) -> str:
+    """The command of one machine; words with a variable in them are for the shell to fill in."""
+    words = [
+        "paceline",
+        "train",
+        _RECIPE,
+        "--name",
+        job.name,
+        "--procs",
+        str(job.procs),
+        "--nodes",
+        str(len(job.hosts)),
+    ]
+    results = ["--results", job.results] if job.results else []
+    return " ".join([*map(shlex.quote, [*words, *results]), *place])
+
+
+def _write_recipe() -> str:
+    return f'printf "%s" "$PACELINE_RECIPE" > {_RECIPE}'
+
+
+def _skypilot(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
+    first = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)'
+    place = f'--node-rank "$SKYPILOT_NODE_RANK" --rendezvous {first}:{_PORT}"'
+    resources: dict[str, Any] = {"use_spot": True, "job_recovery": "failover"}
+    if image:
+        resources["image_id"] = f"docker:{image}"
+    if gpus:
+        if not job.extra.get("gpu_type"):
+            raise UserError("--gpu-type is needed with --gpus-per-node, as SkyPilot names it: A100, L4 ...")
+        resources["accelerators"] = f"{job.extra['gpu_type']}:{gpus}"
+    task = {
+        "name": job.id,
+        "num_nodes": len(job.hosts),
+        "resources": resources,
+        "envs": {"PACELINE_RECIPE": job.recipe},
+        "setup": "command -v paceline > /dev/null || pip install paceline",
+        "run": f"{_write_recipe()}\n{_train(job, place)}\n",
+    }
+    return [task]
+
+
+def _kubeflow(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
+    """torchrun's place comes from the runtime, in PET_* variables."""
+    command = f"{_write_recipe()} && exec torchrun -m paceline train {_RECIPE} --name {shlex.quote(job.name)}"
+    trainer: dict[str, Any] = {
+        "numNodes": len(job.hosts),
+        "numProcPerNode": job.procs,
+        "image": _image(image),
+        "command": ["sh", "-c", command],
+        "env": [{"name": "PACELINE_RECIPE", "value": job.recipe}],
+    }
+    if gpus:
+        trainer["resourcesPerNode"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    spec = {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
+    head = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": _name(job)}}
+    return [head | {"spec": spec}]
+
+
+def _kubernetes(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
+    """An indexed Job: each machine knows its number, and finds the first one through a headless service."""
+    name = _name(job)
+    place = f'--node-rank "$JOB_COMPLETION_INDEX" --rendezvous {name}-0.{name}:{_PORT}'
+    container: dict[str, Any] = {
+        "name": "train",
+        "image": _image(image),
+        "command": ["sh", "-c", f"{_write_recipe()} && exec {_train(job, place)}"],
+        "env": [{"name": "PACELINE_RECIPE", "valueFrom": {"configMapKeyRef": {"name": name, "key": "recipe.yaml"}}}],
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    if gpus:
+        container["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    pod = {
+        "subdomain": name,
+        "restartPolicy": "Never",
+        "containers": [container],
+        # containers have 64 MB otherwise, too little to exchange through
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    count = len(job.hosts)
+    template = {"metadata": {"labels": {"app": name}}, "spec": pod}
+    spec = {"completions": count, "parallelism": count, "completionMode": "Indexed", "backoffLimit": 3 * count}
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"recipe.yaml": job.recipe}},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name},
+            "spec": {"clusterIP": "None", "selector": {"app": name}, "ports": [{"port": _PORT}]},
+        },
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec | {"template": template}},
+    ]
+
+
+def _name(job: Job) -> str:
+    """As Kubernetes allows it."""
+    return "".join(letter if letter.isalnum() else "-" for letter in job.id.lower())[:50].strip("-")
+
+
+def _image(image: str) -> str:
+    if not image:
+        raise UserError("--image IMAGE is needed: one with paceline in it, e.g. built from the Dockerfile")
+    return image

@@ -1,0 +1,52 @@
+"""Files for other engines, checked by those projects' own validators where these are light enough to install."""
+
+import pytest
+import yaml
+
+kubernetes_validate = pytest.importorskip(
+    "kubernetes_validate", reason="needs kubernetes-validate: pip install 'paceline[dev]'"
+)
+
+
+def _manifest(here, engine: str, *words: object) -> list[dict]:
+    shape = ("--nodes", 2, "--procs-per-node", 4, "--gpus-per-node", 4, "--image", "me/paceline:1")
+    answer = here("launch", "manifest", "--for", engine, *shape, "imagenet-rn18-2ep", *words)
+    assert answer.returncode == 0, answer.stderr
+    return list(yaml.safe_load_all(answer.stdout))
+
+
+def test_kubernetes_takes_it(here) -> None:
+    documents = _manifest(here, "kubernetes")
+    assert [document["kind"] for document in documents] == ["ConfigMap", "Service", "Job"]
+    for document in documents:
+        kubernetes_validate.validate(document, "1.30", strict=True)
+    container = documents[2]["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    assert "--nodes 2 --node-rank" in container["command"][2]
+    assert yaml.safe_load(documents[0]["data"]["recipe.yaml"])["name"] == "imagenet-rn18-2ep"
+
+
+def test_kubeflow_takes_it(here) -> None:
+    from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
+
+    (document,) = _manifest(here, "kubeflow")
+    parsed = TrainerV1alpha1TrainJob.from_dict(document)
+    assert (parsed.spec.trainer.num_nodes, parsed.spec.trainer.image) == (2, "me/paceline:1")
+    assert parsed.to_dict()["spec"]["trainer"] == document["spec"]["trainer"]
+
+
+def test_skypilot_gets_its_words(here) -> None:
+    (task,) = _manifest(here, "skypilot", "--gpu-type", "A100")
+    assert task["num_nodes"] == 2
+    assert task["resources"]["accelerators"] == "A100:4"
+    assert "$SKYPILOT_NODE_RANK" in task["run"]
+
+
+def test_what_is_missing_is_said(here) -> None:
+    for words, complaint in (
+        (("--for", "nomad"), "--for nomad: known are skypilot, kubeflow, kubernetes"),
+        (("--for", "kubernetes"), "--image IMAGE is needed"),
+    ):
+        answer = here("launch", "manifest", *words, "digits")
+        assert answer.returncode == 1
+        assert complaint in answer.stderr
