@@ -70,7 +70,9 @@ def engine_seconds(setup: Setup, folder: Path) -> float:
     watch = Stopwatch()
     run_folder = RunFolder(folder)
     folder.mkdir(parents=True)
-    train(setup, Run(run_folder, setup, JsonLines(run_folder.metrics), NoWriter(), watch, Mirror(setup.world, run_folder)))
+    train(
+        setup, Run(run_folder, setup, JsonLines(run_folder.metrics), NoWriter(), watch, Mirror(setup.world, run_folder))
+    )
     return watch.times[-1] - watch.times[0]
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,31 @@ def test_a_job_goes_on_without_its_launcher_and_stop_ends_all_of_it(cluster: Clu
             assert time.monotonic() < deadline
             time.sleep(0.05)
         _look_and_stop(cluster, tmp_path)
+
+
+def _doctor(cluster: Cluster, tmp_path: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    options = ("--hosts", "n1,n2", "--ssh-config", cluster.config, "--python", sys.executable)
+    return ask(tmp_path, "doctor", *options, *words)
+
+
+def test_the_doctor_looks_at_machines_before_anything_starts(cluster: Cluster, tmp_path: Path) -> None:
+    well = _doctor(cluster, tmp_path)
+    assert re.search(r"^n1: \d+ cores", well.stdout, re.MULTILINE), well.stdout + well.stderr
+    assert re.search(r"^n1 -> n2: [\d.e+]+ Gbit/s", well.stdout, re.MULTILINE)
+    assert re.search(r"^n2 -> n1: ", well.stdout, re.MULTILINE)
+    assert "all machines together exchange gradients at" in well.stdout
+    assert well.returncode == 0
+    assert "the data are not there" in _doctor(cluster, tmp_path, "--data", "/nowhere").stdout
+    # a firewall that lets only ssh through, made of routes: not every kernel has another kind
+    rule = f"to {cluster.machines['n2'].address} ipproto tcp dport 1024-65534 blackhole"
+    subprocess.run(["ip", "-n", cluster.space("n1"), "rule", "add", *rule.split()], check=True)
+    try:
+        blocked = _doctor(cluster, tmp_path)
+    finally:
+        subprocess.run(["ip", "-n", cluster.space("n1"), "rule", "delete", *rule.split()], check=True)
+    assert blocked.returncode == 1
+    assert "! n1 cannot connect to n2" in blocked.stdout
+    assert "open the firewall or security group" in blocked.stdout
 
 
 def _step(cluster: Cluster) -> int:

@@ -18,6 +18,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from paceline.base import notice
 from paceline.base.files import write_json
 from paceline.base.logs import announce_stop
 from paceline.base.ranks import Agent, Entry
@@ -46,6 +47,8 @@ def run(arguments: list[str], entry: Entry) -> int:
             if len(agent.received) > 1 or not reached:  # before there are ranks nothing can be lost
                 os._exit(128 + signum)
 
+        if os.environ.get(notice.SPOT):
+            notice.heed()
         previous = {signum: signal.signal(signum, pass_on) for signum in (signal.SIGINT, signal.SIGTERM)}
         try:
             result = agent.run()

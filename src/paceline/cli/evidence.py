@@ -20,7 +20,9 @@ _COMPARE = f"""Compare runs: first whether they are the same experiment, then sp
 
 {_READS} Everything is in relation to the first one."""
 
-_DOCTOR = """Say where the time of a run went, and what would make it faster."""
+_DOCTOR = """Say where the time of a run went, and what would make it faster.
+
+With --hosts A,B: say whether these machines can train together, before anything is started (`--hosts A,B --help`)."""
 
 _LOGBOOK = f"""Write a logbook: a Markdown page per run, an index, a comparison, DAWNBench's TSV and JSON.
 
@@ -154,7 +156,11 @@ def _write(comparison: "Comparison", out: Path) -> None:
 
 
 def doctor(arguments: list[str]) -> int:
-    parser = _runs_parser("doctor", "RUN [RUN ...]", _DOCTOR)
+    if any(word.startswith("--hosts") for word in arguments):
+        from paceline.cli.launch import doctor_of_hosts
+
+        return doctor_of_hosts(arguments)
+    parser = _runs_parser("doctor", "RUN [RUN ...] | --hosts A,B", _DOCTOR)
     options = parser.parse_args(arguments)
     from paceline.logbook.verdict import verdict
 

@@ -101,9 +101,12 @@ _VERBS = {
     "fetch": ("bring a job's run folder here", "launch"),
     "compare": ("compare runs: fair or not, speed-up, accuracy, memory, cost", "evidence"),
     "watch": ("watch a run as it goes on", "watch"),
-    "doctor": ("say where the time of a run went", "evidence"),
+    "doctor": ("say where the time of a run went, or what is wrong with machines", "evidence"),
     "logbook": ("write the logbook of runs", "evidence"),
     "report": ("write one HTML page about runs", "evidence"),
     "try-batch": ("", "find_batch"),
     "meet": ("", "launch"),
+    "facts": ("", "launch"),
+    "probe": ("", "launch"),
+    "try-exchange": ("", "launch"),
 }

@@ -45,22 +45,22 @@ def with_meeting_place(job: Job, where: str) -> Job:
     """
     hosts = hosts_of(job)
     if job.backend == "local":
-        return replace(job, meeting=f"127.0.0.1:{_free_port(hosts[HERE], sys.executable)}")
+        return replace(job, meeting=f"127.0.0.1:{free_port(hosts[HERE], sys.executable)}")
     if where not in ("auto", "here", *job.hosts):
         raise UserError(f"--meet {where}: say auto, here, or one of the hosts ({', '.join(job.hosts)})")
     if where in ("auto", "here"):
-        seen_as = {_connection(hosts[name])[0] for name in job.hosts}
+        seen_as = {addresses(hosts[name])[0] for name in job.hosts}
         if len(seen_as) == 1 and (where == "here" or _can_be_reached(job, hosts, address := next(iter(seen_as)))):
-            return replace(job, meeting=f"{next(iter(seen_as))}:{_free_port(hosts[HERE], sys.executable)}")
+            return replace(job, meeting=f"{next(iter(seen_as))}:{free_port(hosts[HERE], sys.executable)}")
         if where == "here":
             raise UserError(f"--meet here: the hosts see this machine under several addresses ({', '.join(seen_as)})")
         where = job.hosts[0]
-    address = _connection(hosts[where])[1]
-    port = _free_port(replace(hosts[where], folder="$HOME"), "python3")
+    address = addresses(hosts[where])[1]
+    port = free_port(replace(hosts[where], folder="$HOME"), "python3")
     return replace(job, meeting=f"{address}:{port}", meeting_host=where)
 
 
-def _connection(host: Host) -> tuple[str, str]:
+def addresses(host: Host) -> tuple[str, str]:
     """Address of this machine as the host sees it, and its own."""
     answer = host.call('echo "$SSH_CONNECTION"').text.split()
     if len(answer) != 4:
@@ -68,7 +68,7 @@ def _connection(host: Host) -> tuple[str, str]:
     return answer[0], answer[2]
 
 
-def _free_port(host: Host, python: str) -> int:
+def free_port(host: Host, python: str) -> int:
     Path(host.folder).mkdir(parents=True, exist_ok=True) if host.name == HERE else None
     return int(host.must(f"{python} -c '{_FREE_PORT}'", "looking for a free port"))
 
@@ -81,7 +81,7 @@ def _can_be_reached(job: Job, hosts: dict[str, Host], address: str) -> bool:
         listener.bind(("", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        attempt = f'import socket; socket.create_connection(("{address}", {port}), 3).close()'
+        attempt = f'import socket; socket.createaddresses(("{address}", {port}), 3).close()'
         return all(hosts[name].call(f"python3 -c {attempt!r}", timeout=30).status == 0 for name in job.hosts)
 
 

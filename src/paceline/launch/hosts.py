@@ -47,6 +47,12 @@ class Host:
             raise HostError(f"{self.name} did not answer within {timeout:g} s") from None
         return Answer(done.returncode, done.stdout, done.stderr.decode(errors="replace"))
 
+    def start(self, command: str) -> subprocess.Popen[bytes]:
+        """Begin a command there, and leave it to the caller."""
+        return subprocess.Popen(
+            self.argv(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+
     def run(self, script: str, timeout: float = 120) -> Answer:
         """Run a script, which goes in through standard input, in the job's folder."""
         return self.call("sh -s", f"cd {quoted(self.folder)} || exit 97\n{script}\n".encode(), timeout)

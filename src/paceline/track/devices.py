@@ -47,6 +47,16 @@ class Gpus:
         }
         return [{name: self._ask(figure, handle) for name, figure in figures.items()} for handle in self._handles]
 
+    def processes(self) -> list[int]:
+        """Numbers of processes that compute on them."""
+        if not self._handles:
+            return []
+        found = [self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, handle) or [] for handle in self._handles]
+        return sorted({process.pid for processes in found for process in processes})
+
+    def driver(self) -> str | None:
+        return self._ask(lambda _: _text(self._nvml.nvmlSystemGetDriverVersion()), None) if self._handles else None
+
     def _identifier(self, handle: Any) -> str:
         return _text(self._nvml.nvmlDeviceGetUUID(handle))
 

@@ -1,0 +1,146 @@
+"""How long training stands still when something is lost: two machines made of namespaces, a job over ssh. As root.
+
+    python benchmarks/faults.py --rounds 3
+
+From the fault to the first step of training after it, in seconds; the job is small, so that this is the time to notice,
+to meet anew and to start again, not to load a model. Ranks that are silent for --patience seconds count as lost.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from machines import Cluster, cluster_of, missing
+
+from paceline.track.records import records_of
+
+WORDS = ("digits", "--train.duration", "100000ba", "--evaluate.every", "100000ba", "--checkpoint.every", "10ba")
+QUIET = ("--log.every", "1ba", "--log.tensorboard", "false")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--patience", type=int, default=10)
+    options = parser.parse_args()
+    if reason := missing():
+        sys.exit(reason)
+    with tempfile.TemporaryDirectory() as scratch, cluster_of(Path(scratch), "n1", "n2") as cluster:
+        job = Job(cluster, Path(scratch), options.patience)
+        try:
+            times: dict[str, list[float]] = {}
+            for _ in range(options.rounds):
+                for name, fault in FAULTS.items():
+                    job.wait(ranks=2, more_steps=15)
+                    times.setdefault(name, []).append(fault(job))
+        finally:
+            job.stop()
+    print(f"{options.rounds} rounds, patience {options.patience} s: seconds until training went on")
+    for name, own in times.items():
+        print(f"  {name:<44} {statistics.median(own):6.1f}   ({min(own):.1f} to {max(own):.1f})")
+
+
+class Job:
+    def __init__(self, cluster: Cluster, folder: Path, patience: int):
+        self.cluster, self._folder = cluster, folder
+        self._environment = os.environ | {"PACELINE_HOME": str(folder / "home")}
+        options = ["--hosts", "n1,n2", "--ssh-config", str(cluster.config), "--python", sys.executable]
+        words = [*options, "--patience", str(patience), *WORDS, *QUIET]
+        self._log = (folder / "launcher.log").open("w")
+        self._launcher = self._paceline("launch", "ssh", *words)
+
+    def _paceline(self, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "paceline", *words]
+        return subprocess.Popen(
+            command, cwd=self._folder, env=self._environment, stdout=self._log, stderr=subprocess.STDOUT
+        )
+
+    def newest(self) -> tuple[float, int, int]:
+        """When the last step was recorded, which it was, and by how many ranks."""
+        found = (0.0, 0, 0)
+        for machine in self.cluster.machines.values():
+            for path in machine.root.glob(".paceline/jobs/*/*/runs/*/metrics.jsonl"):
+                lines = path.read_bytes().splitlines()[-50:]
+                own = [record for record in records_of(lines) if record["kind"] == "train"]
+                found = max([found, *((one["time"], one["step"], len(one["memory_per_rank"])) for one in own)])
+        return found
+
+    def wait(self, ranks: int, more_steps: int = 0, since: float = 0.0) -> float:
+        """Until that many ranks have trained on; when they first did."""
+        begun, first = self.newest()[1], 0.0
+        deadline = time.monotonic() + 180
+        while True:
+            when, step, count = self.newest()
+            if count == ranks and when > since and not first:
+                first, begun = when, step
+            if first and step >= begun + more_steps:
+                return first
+            if time.monotonic() > deadline or self._launcher.poll() is not None:
+                sys.exit((self._folder / "launcher.log").read_text()[-3000:])
+            time.sleep(0.02)
+
+    def machine_of_rank(self, number: int) -> str:
+        for name, machine in self.cluster.machines.items():
+            if any(rank.name() == f"paceline-rank-{number}" for rank in machine.ranks()):
+                return name
+        raise LookupError(f"rank {number} runs nowhere")
+
+    def stop(self) -> None:
+        self._launcher.kill()
+        self._launcher.wait()
+        self._paceline("stop", "--grace", "2").wait()
+
+
+def _timed(job: Job, fault: Callable[[], object], ranks: int, wait: float = 0.3) -> float:
+    now = time.time()
+    fault()
+    return job.wait(ranks, since=now + wait) - now
+
+
+def worker_killed(job: Job) -> float:
+    victim = job.cluster.machines[job.machine_of_rank(1)].ranks()[0]
+    return _timed(job, victim.kill, ranks=2)
+
+
+def worker_stopped(job: Job) -> float:
+    victim = job.cluster.machines[job.machine_of_rank(1)].ranks()[0]
+    return _timed(job, victim.suspend, ranks=2)
+
+
+def machine_killed(job: Job, rank: int = 1) -> float:
+    name = job.machine_of_rank(rank)
+    with suppress(psutil.NoSuchProcess):
+        taken = _timed(job, job.cluster.machines[name].lose, ranks=1)
+    job.cluster.start(name)
+    return taken
+
+
+def first_machine_killed(job: Job) -> float:
+    return machine_killed(job, rank=0)
+
+
+def cable_pulled(job: Job) -> float:
+    name = job.machine_of_rank(1)
+    taken = _timed(job, lambda: job.cluster.cut(name), ranks=1)
+    job.cluster.plug_in(name)
+    return taken
+
+
+FAULTS: dict[str, Callable[[Job], float]] = {
+    "a worker is killed": worker_killed,
+    "a worker is stopped (SIGSTOP)": worker_stopped,
+    "a machine is lost": machine_killed,
+    "the machine of rank 0 is lost": first_machine_killed,
+    "a cable is pulled (nothing is said)": cable_pulled,
+}
+
+if __name__ == "__main__":
+    main()
