@@ -60,6 +60,11 @@ class Cluster:
         self.machines: dict[str, Machine] = {}
         self.config = folder / "ssh_config"
 
+    @property
+    def gateway(self) -> str:
+        """This machine, as the others see it."""
+        return f"{_NETWORK}.254"
+
     def set_up(self) -> None:
         self._run(f"ip link add {self._mark} type bridge")
         self._run(f"ip address add {_NETWORK}.254/24 dev {self._mark}")

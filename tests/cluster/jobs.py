@@ -44,6 +44,10 @@ def launch(
     )
     try:
         yield job
+    except BaseException:
+        for path in sorted(log for machine in cluster.machines.values() for log in machine.root.rglob("node.log")):
+            print(f"---- {path}\n{path.read_text()}")  # pytest shows it
+        raise
     finally:
         job.kill()
         job.wait()

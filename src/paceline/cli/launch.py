@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.ec2 import add_ec2_options, ec2_wish
 from paceline.cli.options import count, make_parser, positive, split_source
 from paceline.cli.ranks import start_ranks
 from paceline.config.launched import under_launcher
@@ -16,13 +17,14 @@ from paceline.errors import UserError
 if TYPE_CHECKING:
     from paceline.launch.job import Backend, Job
 
-_BACKENDS = ("local", "ssh", "slurm", "manifest")
+_BACKENDS = ("local", "ssh", "slurm", "ec2", "manifest")
 
 _LAUNCH = """Train a recipe on several machines, and follow it.
 
     paceline launch local --nodes 2 RECIPE        several "nodes" on this machine: a rehearsal
     paceline launch ssh --hosts a,b RECIPE        machines that you can ssh to
     paceline launch slurm --nodes 2 RECIPE        a SLURM cluster, from one of its machines
+    paceline launch ec2 --nodes 2 --instance-type g4dn.2xlarge --spot RECIPE      rented, and given back at the end
     paceline launch manifest --for kubernetes RECIPE       a file for SkyPilot, Kubeflow or Kubernetes
 
 Fields of the recipe are overridden as for `paceline train`. The job goes on without this terminal; `paceline attach`
@@ -30,7 +32,7 @@ comes back to it. `--dry-run` prints what would be done, and does nothing."""
 
 
 def launch(arguments: list[str]) -> int:
-    parser = make_parser("launch", "local|ssh|slurm|manifest RECIPE [options] [--dotted.field VALUE ...]", _LAUNCH)
+    parser = make_parser("launch", "local|ssh|slurm|ec2|manifest RECIPE [options] [--dotted.field VALUE ...]", _LAUNCH)
     parser.add_argument("--hosts", default="", metavar="A,B|FILE", help="ssh: names of machines, or a file with them")
     parser.add_argument("--ssh-config", type=Path, metavar="FILE", help="ssh: instead of ~/.ssh/config")
     parser.add_argument("--nodes", type=count, default=2, metavar="N", help="how many, but for ssh (default 2)")
@@ -48,6 +50,9 @@ def launch(arguments: list[str]) -> int:
         "--results", default="", metavar="s3://BUCKET/PREFIX", help="copy the run folder there while it goes on"
     )
     parser.add_argument("--python", default="", metavar="PATH", help="interpreter on the machines that has paceline")
+    parser.add_argument(
+        "--container", default="", metavar="IMAGE", help="run in it: docker, on slurm apptainer or pyxis"
+    )
     parser.add_argument("--pass", dest="passed", default="", metavar="A,B", help="variables to pass on to the ranks")
     parser.add_argument(
         "--patience", type=positive, default=60, metavar="S", help="a rank that is silent so long is lost (default 60)"
@@ -62,6 +67,7 @@ def launch(arguments: list[str]) -> int:
     slurm.add_argument(
         "--sbatch", default="", metavar="'a=b c'", help="further options for sbatch: 'mem=64G exclusive'"
     )
+    slurm.add_argument("--container-runtime", choices=["apptainer", "pyxis"], default="apptainer")
     slurm.add_argument("--seeds", default="", metavar="0,1,2", help="an array of jobs, one for each seed")
     slurm.add_argument(
         "--notice", type=count, default=120, metavar="S", help="save so long before the time is up (default 120)"
@@ -70,6 +76,7 @@ def launch(arguments: list[str]) -> int:
     manifest.add_argument("--for", dest="engine", default="", metavar="ENGINE", help="skypilot, kubeflow or kubernetes")
     manifest.add_argument("--gpu-type", default="", metavar="NAME", help="for skypilot: A100, L4 ...")
     manifest.add_argument("--image", default="", metavar="IMAGE", help="container with paceline in it")
+    add_ec2_options(parser)
     parser.add_argument("--detach", action="store_true", help="do not follow it")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and end")
     parser.add_argument("-h", "--help", action="help", help="show this help")
@@ -128,11 +135,13 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
         extra["ssh"] = ["-F", str(options.ssh_config.resolve())]
     if backend == "slurm":
         extra["slurm"] = _slurm(options)
+    if backend == "ec2":
+        extra["ec2"] = ec2_wish(options)
     if options.min_nodes > len(hosts):
         raise UserError(f"--min-nodes {options.min_nodes}, but there are only {len(hosts)} machines")
     layouts(recipe, len(hosts) * options.procs_per_node)
     job_id = new_id(options.name or recipe.name)
-    own_python = "" if backend == "ssh" else sys.executable
+    own_python = "" if backend in ("ssh", "ec2") else sys.executable
     return Job(
         job_id,
         backend,
@@ -143,6 +152,7 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
         options.min_nodes,
         patience=int(options.patience),
         python=options.python or own_python,
+        container=options.container,
         code=str(_source_tree() or ""),
         passed=tuple(name for name in options.passed.split(",") if name),
         runs=str(options.runs.resolve()),
@@ -159,14 +169,16 @@ def _slurm(options: argparse.Namespace) -> dict[str, object]:
     seeds = [int(seed) for seed in options.seeds.split(",") if seed.strip().isdecimal()]
     if len(seeds) != len([seed for seed in options.seeds.split(",") if seed]):
         raise UserError(f"--seeds {options.seeds}: write whole numbers, e.g. 0,1,2")
-    return {"options": options_of(given, options.sbatch), "seeds": seeds, "notice": options.notice}
+    runtime = options.container_runtime
+    return {"options": options_of(given, options.sbatch), "seeds": seeds, "notice": options.notice, "runtime": runtime}
 
 
 def backend_of(job: "Job") -> "Backend":
     """What plans, starts and looks after this job."""
-    from paceline.launch import control, slurm
+    from paceline.launch import control, ec2, slurm
 
-    return slurm if job.backend == "slurm" else control
+    back: dict[str, Backend] = {"slurm": slurm, "ec2": ec2}
+    return back.get(job.backend, control)
 
 
 def _hosts(text: str) -> list[str]:

@@ -99,6 +99,7 @@ _VERBS = {
     "attach": ("follow a job that was launched before", "launch"),
     "stop": ("end a job on all machines", "launch"),
     "fetch": ("bring a job's run folder here", "launch"),
+    "ec2": ("look after machines, volumes and images on EC2", "ec2"),
     "compare": ("compare runs: fair or not, speed-up, accuracy, memory, cost", "evidence"),
     "watch": ("watch a run as it goes on", "watch"),
     "doctor": ("say where the time of a run went, or what is wrong with machines", "evidence"),

@@ -81,7 +81,7 @@ def _can_be_reached(job: Job, hosts: dict[str, Host], address: str) -> bool:
         listener.bind(("", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        attempt = f'import socket; socket.createaddresses(("{address}", {port}), 3).close()'
+        attempt = f'import socket; socket.create_connection(("{address}", {port}), 3).close()'
         return all(hosts[name].call(f"python3 -c {attempt!r}", timeout=30).status == 0 for name in job.hosts)
 
 

@@ -35,6 +35,8 @@ class Job:
     """Seconds after which a silent rank counts as lost."""
     python: str = ""
     """Interpreter on the hosts that has paceline; empty: an environment is made from the code that is copied."""
+    container: str = ""
+    """Image with paceline in it, instead of an interpreter."""
     code: str = ""
     """Folder that is copied to the hosts."""
     passed: tuple[str, ...] = ()

@@ -45,23 +45,33 @@ def plan(job: Job) -> list[Step]:
     steps = [step for host in job.hosts for step in node_steps(job, host)]
     starts = [step for step in steps if step.title == "start"]
     ready = [step for step in steps if step.title != "start"]
-    python = _shell_python(job) if job.meeting_host else shlex.quote(sys.executable)
-    meet = f"{python} -m paceline meet --port {job.meeting.rpartition(':')[2]}"
+    program = _program(job) if job.meeting_host else f"{shlex.quote(sys.executable)} -m paceline"
+    meet = f"{program} meet --port {job.meeting.rpartition(':')[2]}"
     meeting = Step(job.meeting_host or HERE, "keep the meeting place", _detached("meet", meet))
     return [*ready, meeting, *starts]
 
 
 def node_steps(job: Job, host: str) -> Iterator[Step]:
     """Of one machine; also when it takes the place of a lost one."""
-    tree = Path(job.code) if job.code and not job.python else None
+    makes = not job.python and not job.container
+    tree = Path(job.code) if job.code and makes else None
     yield Step(host, "files", files={"recipe.yaml": job.recipe, "node.sh": _node_script(job, host)}, tree=tree)
-    if not job.python:
+    if makes:
         yield Step(host, "environment", _environment(job))
     yield Step(host, "start", _detached("node", 'sh "$PWD/node.sh"'))
 
 
-def _shell_python(job: Job) -> str:
-    return shlex.quote(job.python) if job.python else f'"{_environment_folder(job)}/bin/python"'
+def _program(job: Job) -> str:
+    """What starts paceline on a machine, for a shell."""
+    if job.container:
+        # the host's network and shared memory, and its GPUs if it has some; variables by name only
+        names = ("PACELINE_HOST", "PACELINE_PATIENCE", "PACELINE_SPOT", *job.passed)
+        given = " ".join(f"-e {name}" for name in names)
+        gpus = "$(command -v nvidia-smi > /dev/null && echo --gpus all)"
+        place = '--network host --ipc host -v "$PWD:$PWD" -w "$PWD"'
+        return f"docker run --rm --init {gpus} {place} {given} {shlex.quote(job.container)} paceline"
+    python = shlex.quote(job.python) if job.python else f'"{_environment_folder(job)}/bin/python"'
+    return f"{python} -m paceline"
 
 
 def _environment_folder(job: Job) -> str:
@@ -89,7 +99,7 @@ def _node_script(job: Job, host: str) -> str:
 # what must be in no command line and in no plan
 if [ -f secrets ]; then . ./secrets; rm -f secrets; fi
 export PACELINE_HOST={shlex.quote(host)} PACELINE_PATIENCE={job.patience}
-{_shell_python(job)} -m paceline {shlex.join(words)}
+{_program(job)} {shlex.join(words)}
 echo $? > node.exit
 """
 
@@ -144,7 +154,7 @@ elif [ -s node.pid ]; then echo lost; else echo absent; fi"""
 _STOP = """for name in node meet; do
     [ -s $name.pid ] || continue
     sid=$(cat $name.pid)
-    pkill -TERM -s "$sid" -f -- '-m paceline (train|meet)'
+    pkill -TERM -s "$sid" -f 'paceline (train|meet)'
     i=0; while pgrep -s "$sid" > /dev/null && [ $i -lt {tenths} ]; do sleep 0.1; i=$((i+1)); done
     pkill -KILL -s "$sid"
     i=0; while pgrep -s "$sid" > /dev/null && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done

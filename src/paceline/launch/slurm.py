@@ -35,15 +35,16 @@ def plan(job: Job) -> list[str]:
         **slurm["options"],
     }
     lines = [f"#SBATCH --{key}" + ("" if value is None else f"={value}") for key, value in head.items()]
-    words = ["-m", "paceline", "train", f"{job.runs}/{name}.yaml", "--runs", job.runs]
+    program = ["paceline"] if job.container else [job.python, "-m", "paceline"]
+    words = [*program, "train", f"{job.runs}/{name}.yaml", "--runs", job.runs]
     words += ["--results", job.results] if job.results else []
-    train = [shlex.quote(job.python), *map(shlex.quote, words)]
+    train = list(map(shlex.quote, words))
     if seeds:
         lines += ["", f"seeds=({' '.join(map(str, seeds))})", "seed=${seeds[$SLURM_ARRAY_TASK_ID]}"]
         train += ["--seed", '"$seed"', "--name", f'"{name}-seed-$seed"']
     else:
         train += ["--name", shlex.quote(name)]
-    return ["#!/bin/bash\n" + "\n".join(lines) + _BODY.format(command=" ".join([*_step(slurm), *train]))]
+    return ["#!/bin/bash\n" + "\n".join(lines) + _BODY.format(command=" ".join([*_step(job), *train]))]
 
 
 _BODY = """
@@ -68,17 +69,17 @@ wait "$step"
 """
 
 
-def _step(slurm: dict[str, object]) -> list[str]:
+def _step(job: Job) -> list[str]:
     """srun, with a container if one is wanted."""
     step = ["srun", "--wait=60"]  # a rank that hangs after the others ended does not hold the machines
-    image, runtime = slurm.get("container"), slurm.get("runtime")
-    if not image:
+    if not job.container:
         return step
     here = '"$PWD"'
-    if runtime == "pyxis":
-        return [*step, f"--container-image={shlex.quote(str(image))}", f"--container-mounts={here}:{here}",
+    image = shlex.quote(job.container)
+    if job.extra["slurm"]["runtime"] == "pyxis":
+        return [*step, f"--container-image={image}", f"--container-mounts={here}:{here}",
                 f"--container-workdir={here}"]  # fmt: skip
-    return [*step, "apptainer", "exec", "--nv", "--bind", here, "--pwd", here, shlex.quote(str(image))]
+    return [*step, "apptainer", "exec", "--nv", "--bind", here, "--pwd", here, image]
 
 
 def submit(job: Job) -> Job:

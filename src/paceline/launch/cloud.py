@@ -1,0 +1,211 @@
+"""EC2 of one region: finds and makes what jobs need, tags all of it, and gives it back. boto3 is imported only here."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+
+JOB = "paceline-job"
+"""Tag of everything that a job made, with its id."""
+_ALIVE = ("pending", "running", "stopping", "stopped")
+_IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+_TROUBLES = {
+    "InsufficientInstanceCapacity": "there is no capacity; try another --zone or --instance-type, or without --spot",
+    "SpotMaxPriceTooLow": "the price is above --max-price; raise it, or wait",
+    "MaxSpotInstanceCountExceeded": "your quota of spot machines is used up; ask for more under Service Quotas",
+    "VcpuLimitExceeded": "your quota of such machines is used up; ask for more under Service Quotas",
+    "InstanceLimitExceeded": "your quota of such machines is used up; ask for more under Service Quotas",
+    "InvalidAMIID.NotFound": "there is no such image in this region; check --image-id and --region",
+    "InvalidVolume.ZoneMismatch": "the volume is in another zone; say --zone, or replicate it from a snapshot",
+    "VolumeInUse": "the volume is attached to another machine; detach it, or replicate it from a snapshot",
+    "UnauthorizedOperation": "your AWS user may not do that; it needs rights on EC2 (docs/launch.md lists them)",
+    "AuthFailure": "AWS does not take your credentials; `aws configure`, or check the AWS_* variables",
+    "InvalidClientTokenId": "AWS does not take your credentials; `aws configure`, or check the AWS_* variables",
+    "InvalidParameterValue": "AWS refuses a value; check --instance-type, --zone and the volume's options",
+}
+
+
+@contextmanager
+def told_clearly(what: str) -> Iterator[None]:
+    """What AWS says, with a cure."""
+    import botocore.exceptions as aws
+    from botocore.parsers import ResponseParserError
+
+    try:
+        yield
+    except aws.NoCredentialsError:
+        raise UserError(f"{what}: there are no AWS credentials; `aws configure`, or set the AWS_* variables") from None
+    except aws.NoRegionError:
+        raise UserError(f"{what}: which region? Say --region, or set AWS_DEFAULT_REGION") from None
+    except aws.ClientError as error:
+        told = error.response["Error"]
+        cure = _TROUBLES.get(told["Code"], "see AWS's message")
+        raise UserError(f"{what} failed: {told['Message']} ({told['Code']}); {cure}") from None
+    except (aws.BotoCoreError, ResponseParserError) as error:
+        raise UserError(f"{what} failed: {error}; check the network and the AWS_* variables") from None
+
+
+class Cloud:
+    def __init__(self, region: str = ""):
+        try:
+            import boto3
+        except ImportError:
+            raise UserError("EC2 needs boto3; pip install 'paceline[aws]'") from None
+        with told_clearly("asking AWS"):
+            session = boto3.session.Session(region_name=region or None)
+            self.ec2: Any = session.client("ec2")
+            self.ssm: Any = session.client("ssm")
+
+    # ---- finding ----
+
+    def image(self, identifier: str, name: str) -> str:
+        """By id or name; without either, AWS's own image for deep learning."""
+        if identifier:
+            return identifier
+        with told_clearly("looking for the image"):
+            if not name:
+                return str(self.ssm.get_parameter(Name=_IMAGE)["Parameter"]["Value"])
+            found = self.ec2.describe_images(Filters=[{"Name": "name", "Values": [name]}])["Images"]
+        if not found:
+            raise UserError(f"--image-name {name}: there is no such image in this region")
+        return str(max(found, key=lambda image: image.get("CreationDate", ""))["ImageId"])
+
+    def subnet(self, identifier: str, zone: str) -> dict[str, Any]:
+        """The one that was given, or one of the default network."""
+        own = {"SubnetIds": [identifier]} if identifier else {}
+        filters = [] if identifier else [{"Name": "default-for-az", "Values": ["true"]}]
+        filters += [{"Name": "availability-zone", "Values": [zone]}] if zone else []
+        with told_clearly("looking for a subnet"):
+            found = self.ec2.describe_subnets(Filters=filters, **own)["Subnets"]
+        if not found:
+            raise UserError(f"there is no subnet{f' in {zone}' if zone else ''} to put machines into; say --subnet")
+        return dict(sorted(found, key=lambda subnet: str(subnet["AvailabilityZone"]))[0])
+
+    def spot_price(self, kind: str, zone: str = "") -> float | None:
+        filters = [{"Name": "availability-zone", "Values": [zone]}] if zone else []
+        with told_clearly("asking for prices"):
+            history = self.ec2.describe_spot_price_history(
+                InstanceTypes=[kind], ProductDescriptions=["Linux/UNIX"], Filters=filters, MaxResults=20
+            )["SpotPriceHistory"]
+        newest = sorted(history, key=lambda entry: entry["Timestamp"])
+        return float(newest[-1]["SpotPrice"]) if newest else None
+
+    def machines(
+        self, job: str = "", states: Sequence[str] = ("pending", "running", "stopping", "stopped")
+    ) -> list[Any]:
+        filters = [{"Name": f"tag:{JOB}", "Values": [job or "*"]}, {"Name": "instance-state-name", "Values": [*states]}]
+        with told_clearly("listing machines"):
+            pages = self.ec2.get_paginator("describe_instances").paginate(Filters=filters)
+            found = [machine for page in pages for group in page["Reservations"] for machine in group["Instances"]]
+        return sorted(found, key=lambda machine: tag(machine, "Name"))
+
+    def volumes(self, name: str = "", job: str = "") -> list[Any]:
+        filters = [{"Name": "tag:Name", "Values": [name]}] if name else []
+        filters += [{"Name": f"tag:{JOB}", "Values": [job]}] if job else []
+        with told_clearly("listing volumes"):
+            return list(self.ec2.describe_volumes(Filters=filters)["Volumes"])
+
+    # ---- making ----
+
+    def key(self, name: str, job: str, public: Path | None, private: Path) -> None:
+        """The user's own public key under the job's name, or a new pair whose private half stays in its folder."""
+        tags = tagged("key-pair", job, name)
+        with told_clearly("making a key pair"):
+            if public:
+                self.ec2.import_key_pair(KeyName=name, PublicKeyMaterial=public.read_bytes(), TagSpecifications=tags)
+                return
+            made = self.ec2.create_key_pair(KeyName=name, KeyType="ed25519", TagSpecifications=tags)
+        private.parent.mkdir(parents=True, exist_ok=True)
+        private.touch(mode=0o600)
+        private.write_text(made["KeyMaterial"])
+
+    def firewall(self, job: str, network: str, ssh_from: str) -> str:
+        """Open between its machines, and to one address for ssh."""
+        with told_clearly("making a security group"):
+            made = self.ec2.create_security_group(
+                GroupName=job, Description=f"machines of {job}", VpcId=network,
+                TagSpecifications=tagged("security-group", job, job),
+            )  # fmt: skip
+            group = str(made["GroupId"])
+            ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": ssh_from}]}
+            each_other = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+            self.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[ssh, each_other])
+        return group
+
+    def placement(self, job: str) -> str:
+        """Machines close to each other; not every account and region has it."""
+        try:
+            with told_clearly("making a placement group"):
+                tags = tagged("placement-group", job, job)
+                self.ec2.create_placement_group(GroupName=job, Strategy="cluster", TagSpecifications=tags)
+        except UserError:
+            return ""
+        return job
+
+    def run(self, wish: dict[str, Any]) -> Any:
+        with told_clearly(f"renting a {wish['InstanceType']}"):
+            return self.ec2.run_instances(MinCount=1, MaxCount=1, **wish)["Instances"][0]
+
+    def wait_until_running(self, identifiers: Sequence[str]) -> None:
+        with told_clearly("waiting for the machines"):
+            self.ec2.get_waiter("instance_running").wait(InstanceIds=[*identifiers], WaiterConfig={"Delay": 5})
+
+    def volume(self, job: str, name: str, **wish: Any) -> str:
+        tags = tagged("volume", job, name)
+        with told_clearly(f"making volume {name}"):
+            made = str(self.ec2.create_volume(TagSpecifications=tags, **wish)["VolumeId"])
+            self.ec2.get_waiter("volume_available").wait(VolumeIds=[made], WaiterConfig={"Delay": 3})
+        return made
+
+    def attach(self, volume: str, machine: str) -> None:
+        with told_clearly(f"attaching {volume}"):
+            self.ec2.attach_volume(VolumeId=volume, InstanceId=machine, Device="/dev/sdf")
+
+    # ---- giving back ----
+
+    def release(self, job: str) -> list[str]:
+        """Everything that the job made; what could not be given back, as lines for the user."""
+        left: list[str] = []
+
+        def attempt(what: str, action: Callable[[], object], seconds: float = 0.0) -> None:
+            deadline = time.monotonic() + seconds
+            while True:
+                try:
+                    with told_clearly(what):
+                        action()
+                    return
+                except UserError as error:
+                    if time.monotonic() >= deadline:
+                        left.append(str(error))
+                        return
+                    time.sleep(3)
+
+        machines = [machine["InstanceId"] for machine in self.machines(job)]
+        if machines:
+            attempt("ending machines", lambda: self.ec2.terminate_instances(InstanceIds=machines))
+            gone = self.ec2.get_waiter("instance_terminated")
+            attempt("waiting for their end", lambda: gone.wait(InstanceIds=machines, WaiterConfig={"Delay": 5}))
+        for volume in self.volumes(job=job):
+            attempt("deleting a volume", partial(self.ec2.delete_volume, VolumeId=volume["VolumeId"]), 60)
+        of_job = [{"Name": f"tag:{JOB}", "Values": [job]}]
+        with suppress(UserError), told_clearly("listing"):
+            for group in self.ec2.describe_security_groups(Filters=of_job)["SecurityGroups"]:
+                delete = partial(self.ec2.delete_security_group, GroupId=group["GroupId"])
+                attempt("deleting a security group", delete, 60)
+            for key in self.ec2.describe_key_pairs(Filters=of_job)["KeyPairs"]:
+                attempt("deleting a key pair", partial(self.ec2.delete_key_pair, KeyName=key["KeyName"]))
+        with suppress(Exception):  # there may be none, or no such thing
+            self.ec2.delete_placement_group(GroupName=job)
+        return left
+
+
+def tag(thing: Any, key: str) -> str:
+    return next((str(own["Value"]) for own in thing.get("Tags", []) if own["Key"] == key), "")
+
+
+def tagged(kind: str, job: str, name: str) -> list[dict[str, Any]]:
+    return [{"ResourceType": kind, "Tags": [{"Key": JOB, "Value": job}, {"Key": "Name", "Value": name}]}]

@@ -1,0 +1,98 @@
+"""Plans of launches, as --dry-run prints them: nothing is done, and nothing secret is in them."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.launch import job as jobs
+from paceline.launch.hosts import tracked_files
+
+
+def _plan(here, *words: object) -> str:
+    answer = here("launch", *words, "--dry-run")
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+@pytest.fixture(autouse=True)
+def own_home(here, monkeypatch, tmp_path: Path) -> None:
+    """After `here` has cleared such variables."""
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+
+
+def test_ssh(here, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TOKEN", "canary")
+    (tmp_path / "hosts").write_text("a  # the first\n\nb\n")
+    plan = _plan(here, "ssh", "--hosts", tmp_path / "hosts", "digits", "--pass", "TOKEN", "--meet", "b")
+    assert plan.count("# a: ") == plan.count("# b: ") - 1 == 3  # files, environment, start; b keeps the meeting place
+    assert "--nodes 1:2" in plan
+    assert 'bin/pip" install' in plan
+    assert "canary" not in plan
+    assert not (tmp_path / "home").exists()
+
+
+def test_containers(here) -> None:
+    plan = _plan(here, "ssh", "--hosts", "a,b", "--container", "me/paceline:1", "--pass", "TOKEN", "digits")
+    assert "docker run --rm --init" in plan
+    assert "--network host --ipc host" in plan
+    assert "-e TOKEN me/paceline:1 paceline train recipe.yaml" in plan
+    assert "venv" not in plan
+    apptainer = _plan(here, "slurm", "--container", "me.sif", "digits")
+    assert 'srun --wait=60 apptainer exec --nv --bind "$PWD" --pwd "$PWD" me.sif paceline train' in apptainer
+    pyxis = _plan(here, "slurm", "--container", "me/paceline:1", "--container-runtime", "pyxis", "digits")
+    assert 'srun --wait=60 --container-image=me/paceline:1 --container-mounts="$PWD":"$PWD"' in pyxis
+
+
+def test_ec2(here) -> None:
+    words = (
+        "--nodes",
+        2,
+        "--instance-type",
+        "g4dn.2xlarge",
+        "--spot",
+        "--max-price",
+        "0.5",
+        "--attach-volume",
+        "imagenet",
+    )
+    plan = _plan(here, "ec2", *words, "digits")
+    assert "2 x g4dn.2xlarge, spot at most 0.5 $ an hour" in plan
+    assert "ssh from your address" in plan
+    assert "attaches volumes imagenet_0" in plan
+
+
+def test_mistakes(here) -> None:
+    for words, complaint in (
+        (("ssh", "digits"), "launch ssh needs --hosts"),
+        (("ssh", "--hosts", "a,a", "digits"), "give each machine once"),
+        (("ssh", "--hosts", "a,b", "--min-nodes", 3, "digits"), "--min-nodes 3, but there are only 2 machines"),
+        (("moon", "digits"), "launch moon: there is no such back end; known are local, ssh"),
+        (("local",), "launch which recipe?"),
+        (("local", "--nodes", 3, "digits"), "128"),
+        (("ec2", "digits"), "launch ec2 needs --instance-type"),
+        (("ec2", "--instance-type", "x", "--max-price", "1", "digits"), "--max-price is for spot machines"),
+        (("slurm", "--seeds", "a", "digits"), "--seeds a: write whole numbers"),
+    ):
+        answer = here("launch", *words)
+        assert answer.returncode == 1
+        assert complaint in answer.stderr, answer.stderr
+    for verb in ("status", "logs", "attach", "stop", "fetch"):
+        answer = here(verb)
+        assert answer.returncode == 1
+        assert "there is no job yet" in answer.stderr
+
+
+def test_a_damaged_job_file_is_named(here, tmp_path: Path) -> None:
+    folder = jobs.folder_of("broken")
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text("{")
+    answer = here("status", "broken")
+    assert answer.returncode == 1
+    assert "job.json is damaged" in answer.stderr
+
+
+def test_ignored_files_are_not_copied(tmp_path: Path) -> None:
+    (tmp_path / "kept.py").touch()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "big").touch()
+    assert [path.name for path in tracked_files(tmp_path)] == ["kept.py"]  # without git, by common sense
