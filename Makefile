@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test cluster lint format clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -11,8 +11,11 @@ help:  ## show this list
 demo: $(READY)  ## train the embedded digits on one process and on two, compare, write logbook and report
 	$(BIN)/paceline demo
 
-test: $(READY)  ## run all tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: $(READY)  ## run the tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster
+
+cluster: $(READY)  ## run the tests on machines made of namespaces, and on a SLURM of its own (as root)
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/cluster
 
 lint: $(READY)  ## check style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -36,7 +36,7 @@ def test_containers(here) -> None:
     assert "docker run --rm --init" in plan
     assert "--network host --ipc host" in plan
     assert "-e TOKEN me/paceline:1 paceline train recipe.yaml" in plan
-    assert "venv" not in plan
+    assert "-m venv" not in plan
     apptainer = _plan(here, "slurm", "--container", "me.sif", "digits")
     assert 'srun --wait=60 apptainer exec --nv --bind "$PWD" --pwd "$PWD" me.sif paceline train' in apptainer
     pyxis = _plan(here, "slurm", "--container", "me/paceline:1", "--container-runtime", "pyxis", "digits")
