@@ -99,6 +99,7 @@ def _look_and_stop(cluster: Cluster, tmp_path: Path) -> None:
     meeting = [process for process in psutil.process_iter(["cmdline"]) if "meet" in (process.info["cmdline"] or [])]
     assert not [process for process in meeting if str(tmp_path) in process.cwd()]
     fetched = ask(tmp_path, "fetch")
+    assert ask(tmp_path, "fetch").stdout == fetched.stdout  # its own may be fetched again
     assert fetched.returncode == 0, fetched.stderr
     assert json.loads((Path(fetched.stdout.strip()) / "summary.json").read_text())["status"] == "interrupted"
 

@@ -63,7 +63,7 @@ def test_ec2(here) -> None:
 
 def test_mistakes(here) -> None:
     for words, complaint in (
-        (("ssh", "digits"), "launch ssh needs --hosts"),
+        (("ssh", "digits"), "which machines? --hosts a,b"),
         (("ssh", "--hosts", "a,a", "digits"), "give each machine once"),
         (("ssh", "--hosts", "a,b", "--min-nodes", 3, "digits"), "--min-nodes 3, but there are only 2 machines"),
         (("moon", "digits"), "launch moon: there is no such back end; known are local, ssh"),
@@ -71,6 +71,7 @@ def test_mistakes(here) -> None:
         (("local", "--nodes", 3, "digits"), "128"),
         (("ec2", "digits"), "launch ec2 needs --instance-type"),
         (("ec2", "--instance-type", "x", "--max-price", "1", "digits"), "--max-price is for spot machines"),
+        (("local", "--name", "a/b", "digits"), "--name 'a/b' is not a plain folder name"),
         (("slurm", "--seeds", "a", "digits"), "--seeds a: write whole numbers"),
     ):
         answer = here("launch", *words)

@@ -157,7 +157,7 @@ def _write(comparison: "Comparison", out: Path) -> None:
 
 def doctor(arguments: list[str]) -> int:
     if any(word.startswith("--hosts") for word in arguments):
-        from paceline.cli.launch import doctor_of_hosts
+        from paceline.cli.hosts import doctor_of_hosts
 
         return doctor_of_hosts(arguments)
     parser = _runs_parser("doctor", "RUN [RUN ...] | --hosts A,B", _DOCTOR)

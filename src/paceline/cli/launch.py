@@ -1,21 +1,19 @@
-"""The verbs that start jobs on other machines and look after them."""
+"""The verb launch: from a recipe and places to a job."""
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.ec2 import add_ec2_options, ec2_wish
-from paceline.cli.options import count, make_parser, positive, split_source
-from paceline.cli.ranks import start_ranks
-from paceline.config.launched import under_launcher
+from paceline.cli.hosts import hosts_from
+from paceline.cli.jobs import backend_of, follow_to_the_end
+from paceline.cli.options import count, make_parser, plain_name, positive, split_source
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
-    from paceline.launch.job import Backend, Job
+    from paceline.launch.job import Job
 
 _BACKENDS = ("local", "ssh", "slurm", "ec2", "manifest")
 
@@ -100,7 +98,7 @@ def launch(arguments: list[str]) -> int:
         return 0
     job = back.submit(job)
     print(f"{job.id}: handed to {', '.join(job.hosts)}", file=sys.stderr)
-    return 0 if options.detach else _follow(job)
+    return 0 if options.detach else follow_to_the_end(job)
 
 
 def _find_source(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[str, list[str]]:
@@ -129,7 +127,7 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
     if not source:
         raise UserError("launch which recipe? `paceline recipes` lists them")
     recipe = load_recipe(source, overrides)
-    hosts = _hosts(options.hosts) if backend == "ssh" else [f"node-{number}" for number in range(options.nodes)]
+    hosts = hosts_from(options.hosts) if backend == "ssh" else [f"node-{number}" for number in range(options.nodes)]
     extra: dict[str, object] = {"meet": options.meet, "gpu_type": options.gpu_type}
     if options.ssh_config:
         extra["ssh"] = ["-F", str(options.ssh_config.resolve())]
@@ -140,6 +138,8 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
     if options.min_nodes > len(hosts):
         raise UserError(f"--min-nodes {options.min_nodes}, but there are only {len(hosts)} machines")
     layouts(recipe, len(hosts) * options.procs_per_node)
+    if options.name and (options.runs / plain_name(options.name)).exists():
+        raise UserError(f"{options.runs / options.name} exists already; choose another --name")
     job_id = new_id(options.name or recipe.name)
     own_python = "" if backend in ("ssh", "ec2") else sys.executable
     return Job(
@@ -173,216 +173,9 @@ def _slurm(options: argparse.Namespace) -> dict[str, object]:
     return {"options": options_of(given, options.sbatch), "seeds": seeds, "notice": options.notice, "runtime": runtime}
 
 
-def backend_of(job: "Job") -> "Backend":
-    """What plans, starts and looks after this job."""
-    from paceline.launch import control, ec2, slurm
-
-    back: dict[str, Backend] = {"slurm": slurm, "ec2": ec2}
-    return back.get(job.backend, control)
-
-
-def _hosts(text: str) -> list[str]:
-    if not text:
-        raise UserError("launch ssh needs --hosts a,b, or a file with a name a line")
-    if Path(text).is_file():
-        lines = (line.partition("#")[0].strip() for line in Path(text).read_text(encoding="utf-8").splitlines())
-        names = [line for line in lines if line]
-    else:
-        names = [name.strip() for name in text.split(",") if name.strip()]
-    if len(set(names)) != len(names) or any(name.startswith("-") for name in names) or not names:
-        raise UserError(f"--hosts {text}: give each machine once, by its name in ssh")
-    return names
-
-
 def _source_tree() -> Path | None:
     """The checkout that this program runs from, if it does."""
     import paceline
 
     root = Path(paceline.__file__).resolve().parents[2]
     return root if (root / "pyproject.toml").is_file() else None
-
-
-def _follow(job: "Job") -> int:
-    back = backend_of(job)
-    try:
-        status = back.follow(job)
-        print(f"run folder: {back.fetch(job)}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print(
-            f"{job.id} goes on; `paceline attach {job.id}` comes back, `paceline stop {job.id}` ends it",
-            file=sys.stderr,
-        )
-        return 130
-    back.tidy(job)
-    return status
-
-
-def _job_parser(verb: str, description: str) -> argparse.ArgumentParser:
-    parser = make_parser(verb, "[JOB]", description)
-    parser.add_argument(
-        "job", nargs="?", default="", metavar="JOB", help="its id or the beginning of it; default: the newest"
-    )
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    return parser
-
-
-def jobs(arguments: list[str]) -> int:
-    """All that were launched from here."""
-    parser = make_parser("jobs", "[-h]", "List the jobs that were launched from this machine.")
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    parser.parse_args(arguments)
-    from paceline.launch.job import all_ids, load
-
-    for job_id in all_ids():
-        job = load(job_id)
-        print(f"{job.id}  {job.backend}  {', '.join(job.hosts)}  {job.created}")
-    return 0
-
-
-def status(arguments: list[str]) -> int:
-    """What a job's machines do."""
-    options = _job_parser("status", "Say what the machines of a job are doing.").parse_args(arguments)
-    from paceline.launch.job import load
-
-    job = load(options.job)
-    print(job.id)
-    for name, state in backend_of(job).status(job):
-        print(f"  {name}: {state}")
-    return 0
-
-
-def logs(arguments: list[str]) -> int:
-    """What a job's machines have printed."""
-    parser = _job_parser("logs", "Show the logs of all machines of a job.")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job is over")
-    options = parser.parse_args(arguments)
-    from paceline.launch.job import load
-
-    job, once = load(options.job), iter([False])
-    return backend_of(job).follow(job, until=(lambda: False) if options.follow else (lambda: next(once, True)))
-
-
-def attach(arguments: list[str]) -> int:
-    """Go on with a job as if one had launched it just now."""
-    options = _job_parser("attach", "Follow a job: logs, lost machines started again, run folder.").parse_args(
-        arguments
-    )
-    from paceline.launch.job import load
-
-    return _follow(load(options.job))
-
-
-def stop(arguments: list[str]) -> int:
-    """End a job everywhere."""
-    parser = _job_parser("stop", "End a job on all machines: its ranks save, then nothing of it is left running.")
-    parser.add_argument("--grace", type=positive, default=60, metavar="S", help="time to save (default 60)")
-    options = parser.parse_args(arguments)
-    from paceline.launch.job import load
-
-    job = load(options.job)
-    left = backend_of(job).stop(job, options.grace)
-    for line in left:
-        print(f"paceline: {line}", file=sys.stderr)
-    print(f"{job.id}: {'stopped' if not left else 'not all of it could be stopped'}")
-    return 1 if left else 0
-
-
-def fetch(arguments: list[str]) -> int:
-    """Bring a job's run folder here."""
-    options = _job_parser("fetch", "Bring the run folder of a job here, also while it goes on.").parse_args(arguments)
-    from paceline.launch.job import load
-
-    job = load(options.job)
-    print(backend_of(job).fetch(job))
-    return 0
-
-
-def meet(arguments: list[str]) -> int:
-    """Keep the list of a job's machines."""
-    parser = make_parser("meet", "--port PORT", "Keep the meeting place of jobs whose machines leave and join.")
-    parser.add_argument("--port", type=count, required=True)
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    options = parser.parse_args(arguments)
-    from paceline.base.meet import serve
-
-    serve(options.port)
-    return 0
-
-
-_HOSTS = """Say whether machines can train together: reachable, same code, torch, driver and data, clock, disk,
-shared memory, cores, other work on the GPUs, connections both ways and their speed, three seconds of exchanging.
-
-The exit status is 1 if something was found."""
-
-
-def doctor_of_hosts(arguments: list[str]) -> int:
-    """Of the verb doctor: machines instead of runs."""
-    parser = make_parser("doctor", "--hosts A,B [--python PATH] [--data PATH]", _HOSTS)
-    parser.add_argument("--hosts", default="", metavar="A,B|FILE", help="names of machines, or a file with them")
-    parser.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
-    parser.add_argument("--python", default="python3", metavar="PATH", help="interpreter there that has paceline")
-    parser.add_argument("--data", default="", metavar="PATH", help="of prepared data on the machines, to compare them")
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    options = parser.parse_args(arguments)
-    from paceline.launch.doctor import check
-    from paceline.launch.hosts import SshHost
-
-    words = ("-F", str(options.ssh_config.resolve())) if options.ssh_config else ()
-    found = check([SshHost(name, "$HOME", words) for name in _hosts(options.hosts)], options.python, options.data)
-    for line in found.lines:
-        print(line)
-    for finding in found.findings:
-        print(f"! {finding}")
-    print("nothing stands in the way" if not found.findings else f"{len(found.findings)} to mend")
-    return 1 if found.findings else 0
-
-
-def facts(arguments: list[str]) -> int:
-    """What this machine is, for a doctor elsewhere."""
-    parser = make_parser("facts", "[--data PATH]", "Tell what this machine is and has, as JSON.")
-    parser.add_argument("--data", default="")
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    options = parser.parse_args(arguments)
-    from paceline.launch.facts import facts as told
-
-    print(json.dumps(told(options.data)))
-    return 0
-
-
-def probe(arguments: list[str]) -> int:
-    """One end of a connection between two machines, for a doctor elsewhere."""
-    parser = make_parser("probe", "--serve | --call HOST:PORT", "Measure the connection between two machines.")
-    parser.add_argument("--serve", action="store_true")
-    parser.add_argument("--call", default="")
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    options = parser.parse_args(arguments)
-    from paceline.launch.facts import call, serve
-
-    if options.serve:
-        serve()
-        return 0
-    host, _, port = options.call.rpartition(":")
-    try:
-        print(json.dumps(call(host, int(port))))
-    except (OSError, ValueError) as error:
-        raise UserError(str(error)) from None
-    return 0
-
-
-def try_exchange(arguments: list[str]) -> int:
-    """A rehearsal of exchanging gradients between machines."""
-    parser = make_parser("try-exchange", "--nodes N --node-rank K --rendezvous HOST:PORT", "Exchange for a while.")
-    parser.add_argument("--nodes", type=count, required=True)
-    parser.add_argument("--node-rank", type=int, required=True)
-    parser.add_argument("--rendezvous", required=True)
-    options = parser.parse_args(arguments)
-    if not under_launcher(os.environ):
-        from paceline.launch.torchrun import Meeting
-
-        meeting = Meeting(options.nodes, options.rendezvous, options.node_rank, within=30)
-        return start_ranks(["try-exchange", *arguments], 1, meeting)
-    from paceline.base.rehearsal import exchange
-
-    if (rate := exchange(3.0)) is not None:
-        print(json.dumps({"bytes_per_second": rate}), flush=True)
-    return 0

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import UserError
@@ -36,6 +37,13 @@ def positive(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number above 0")
     return value
+
+
+def plain_name(name: str) -> str:
+    """Of a run, which becomes a folder's."""
+    if Path(name).name != name or not name.isprintable() or name in ("", ".", ".."):
+        raise UserError(f"--name {name!r} is not a plain folder name")
+    return name
 
 
 def split_source(arguments: list[str]) -> tuple[str, list[str]]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.cli.options import add_scaling, count, make_parser, split_source
+from paceline.cli.options import add_scaling, count, make_parser, plain_name, split_source
 from paceline.cli.ranks import calm_openmp, start_ranks
 from paceline.config.launched import under_launcher
 from paceline.errors import UserError
@@ -94,9 +94,7 @@ def train(arguments: list[str]) -> int:
         if options.resume:
             raise UserError("--scale-batch: a resumed run keeps its batch; leave it out")
         recipe = scaled(recipe, _ranks(options), options.scale_batch)
-    name = options.name or recipe.name
-    if Path(name).name != name or not name.isprintable() or name in ("", ".", ".."):
-        raise UserError(f"--name {name!r} is not a plain folder name")
+    name = plain_name(options.name or recipe.name)
     if not under_launcher(os.environ):
         layouts(recipe, _ranks(options))
         if _needs_agent(options):

@@ -5,7 +5,7 @@ the others. Machines that share a file system see one folder, and nothing is sen
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -55,9 +55,13 @@ class Mirror:
             self._copy(giver, writes=self._world.is_leader or self._writes)
             self._newest = steps[giver]
 
-    def follow(self, newest: int) -> None:
-        """After the leader has completed a save of step `newest`, which all ranks know by now."""
+    def follow(self, newest: int, settle: Callable[[], object]) -> None:
+        """After the leader has completed a save of step `newest`, which all ranks know by now.
+
+        `settle` waits for a save that is being written: when it is complete, older ones are deleted.
+        """
         if self.needed and newest > self._newest:
+            settle()
             self._copy(0, self._writes)
             self._newest = newest
 

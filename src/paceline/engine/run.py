@@ -90,7 +90,7 @@ class Run:
         record["memory_per_rank"] = ranks[:, -2].long().tolist()
         self.sink.write(record)
         self.display.train(record)
-        self.mirror.follow(int(ranks[0, -1]))
+        self.mirror.follow(int(ranks[0, -1]), self.writer.wait)
 
     def _not_finite(self, what: str, weights_of: int) -> None:
         """End the run; the weights after step `weights_of` are no good, so neither is a save of that step."""

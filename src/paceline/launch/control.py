@@ -1,8 +1,9 @@
 """Looking after a job: submit it, follow it, bring back lost machines, fetch the run folder, end it."""
 
 import json
+import shlex
 import shutil
-import sys
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,12 +14,13 @@ from paceline.base.files import printable
 from paceline.errors import UserError
 from paceline.launch import job as jobs
 from paceline.launch import nodes
-from paceline.launch.hosts import Host, HostError, SshHost
+from paceline.launch.hosts import Host, HostError, SshHost, last_line
 from paceline.launch.job import Job
 from paceline.launch.nodes import HERE, Progress
 
 _FREE_PORT = "import socket; s = socket.socket(); s.bind((str(), 0)); print(s.getsockname()[1])"
 _MOST_RETURNS = 5
+_MARK = ".job"  # in a run folder that was fetched: of which job
 Say = Callable[[str], object]
 
 
@@ -43,46 +45,53 @@ def with_meeting_place(job: Job, where: str) -> Job:
 
     `where` is "auto", "here", or one of the hosts.
     """
-    hosts = hosts_of(job)
     if job.backend == "local":
-        return replace(job, meeting=f"127.0.0.1:{free_port(hosts[HERE], sys.executable)}")
+        return replace(job, meeting=f"127.0.0.1:{_free_port_here()}")
     if where not in ("auto", "here", *job.hosts):
         raise UserError(f"--meet {where}: say auto, here, or one of the hosts ({', '.join(job.hosts)})")
+    hosts = [host for name, host in hosts_of(job).items() if name != HERE]
     if where in ("auto", "here"):
-        seen_as = {addresses(hosts[name])[0] for name in job.hosts}
-        if len(seen_as) == 1 and (where == "here" or _can_be_reached(job, hosts, address := next(iter(seen_as)))):
-            return replace(job, meeting=f"{next(iter(seen_as))}:{free_port(hosts[HERE], sys.executable)}")
+        ours = {addresses(host)[0] for host in hosts}
+        if len(ours) == 1 and all(_can_reach(host, *ours) for host in hosts):
+            return replace(job, meeting=f"{ours.pop()}:{_free_port_here()}")
         if where == "here":
-            raise UserError(f"--meet here: the hosts see this machine under several addresses ({', '.join(seen_as)})")
-        where = job.hosts[0]
-    address = addresses(hosts[where])[1]
-    port = free_port(replace(hosts[where], folder="$HOME"), "python3")
-    return replace(job, meeting=f"{address}:{port}", meeting_host=where)
+            raise UserError(
+                f"--meet here: not all hosts can connect to this machine ({', '.join(ours)}); say --meet HOST"
+            )
+    keeper = next((host for host in hosts if host.name == where), hosts[0])
+    return replace(job, meeting=f"{addresses(keeper)[1]}:{free_port(keeper, 'python3')}", meeting_host=keeper.name)
 
 
 def addresses(host: Host) -> tuple[str, str]:
     """Address of this machine as the host sees it, and its own."""
     answer = host.call('echo "$SSH_CONNECTION"').text.split()
     if len(answer) != 4:
-        raise HostError(f"{host.name}: its sshd does not tell the connection's addresses; use --meet and --rendezvous")
+        raise HostError(
+            f"{host.name}: SSH_CONNECTION is not set there, which tells addresses; look at its sshd's settings"
+        )
     return answer[0], answer[2]
 
 
 def free_port(host: Host, python: str) -> int:
-    Path(host.folder).mkdir(parents=True, exist_ok=True) if host.name == HERE else None
-    return int(host.must(f"{python} -c '{_FREE_PORT}'", "looking for a free port"))
+    answer = host.call(f"{python} -c '{_FREE_PORT}'")
+    if answer.status:
+        raise HostError(f"{host.name}: looking for a free port failed: {last_line(answer)}")
+    return int(answer.text)
 
 
-def _can_be_reached(job: Job, hosts: dict[str, Host], address: str) -> bool:
-    """Whether every host can connect to a port that is opened here for a moment."""
-    import socket
+def _free_port_here() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        listener.listen()
+
+def _can_reach(host: Host, address: str) -> bool:
+    """Whether it can connect to a port that is opened here for a moment."""
+    with socket.create_server(("", 0)) as listener:
         port = listener.getsockname()[1]
         attempt = f'import socket; socket.create_connection(("{address}", {port}), 3).close()'
-        return all(hosts[name].call(f"python3 -c {attempt!r}", timeout=30).status == 0 for name in job.hosts)
+        return host.call(f"python3 -c '{attempt}'", timeout=30).status == 0
 
 
 def plan(job: Job) -> Sequence[object]:
@@ -150,11 +159,15 @@ def exit_status(progress: Sequence[Progress]) -> int:
 
 def fetch(job: Job, tell: Say = say) -> Path:
     """Bring the run folder here: from the machine that got furthest, with the telemetry of all."""
+    target = Path(job.runs) / job.name
+    mark = target / _MARK
+    if target.exists() and (not mark.is_file() or mark.read_text() != job.id):
+        raise UserError(f"{target} is another run; move it away, and fetch again")
     hosts = hosts_of(job)
     found = {}
     for name in job.hosts:
         try:
-            answer = hosts[name].run(f"cat runs/{job.name}/summary.json")
+            answer = hosts[name].run(f"cat {shlex.quote(f'runs/{job.name}/summary.json')}")
             if answer.status == 0:
                 found[name] = json.loads(answer.text)
         except (HostError, ValueError) as error:
@@ -162,15 +175,16 @@ def fetch(job: Job, tell: Say = say) -> Path:
     if not found:
         raise UserError(f"no machine of {job.id} has a run folder yet; `paceline logs {job.id}` shows why")
     furthest = max(found, key=lambda name: (found[name].get("status") == "finished", found[name].get("step", -1)))
-    target = Path(job.runs) / job.name
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as scratch:
         for name in sorted(found, key=lambda name: name == furthest):
             own = f"runs/{job.name}" + ("" if name == furthest else "/telemetry")
             hosts[name].fetch([own], Path(scratch))
+        brought = Path(scratch) / "runs" / job.name
+        (brought / _MARK).write_text(job.id)
         if target.exists():
             shutil.rmtree(target)
-        (Path(scratch) / "runs" / job.name).rename(target)
+        brought.rename(target)
     return target
 
 

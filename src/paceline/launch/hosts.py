@@ -80,12 +80,16 @@ class Host:
 
     def fetch(self, names: Sequence[str], target: Path) -> None:
         """Bring files and folders of the job's folder here."""
-        command = f"tar -C {quoted(self.folder)} -cf - {shlex.join(names)}"
-        answer = self.call(command, timeout=3600)
-        if answer.status not in (0, 1):  # 1: a file changed while it was read
-            raise HostError(f"{self.name}: {', '.join(names)} could not be fetched: {last_line(answer)}")
-        with tarfile.open(fileobj=io.BytesIO(answer.out)) as tar:
-            tar.extractall(target, filter="data")
+        with self.start(f"tar -C {quoted(self.folder)} -cf - {shlex.join(names)}") as sending:
+            try:
+                with tarfile.open(fileobj=sending.stdout, mode="r|") as tar:
+                    tar.extractall(target, filter="data")
+            except tarfile.TarError as error:
+                raise HostError(f"{self.name}: {', '.join(names)} could not be fetched: {error}") from None
+        if sending.returncode not in (0, 1):  # 1: a file changed while it was read
+            raise HostError(
+                f"{self.name}: {', '.join(names)} could not be fetched: tar ended with {sending.returncode}"
+            )
 
 
 @dataclass(frozen=True)

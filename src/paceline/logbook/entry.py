@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from paceline.config.io import leaves
 from paceline.logbook.charts import line_chart
 from paceline.logbook.read import PARTS, Run
 from paceline.logbook.tables import duration, plain
@@ -79,19 +80,17 @@ def _what(run: Run) -> list[tuple[str, Any]]:
     ]
 
 
-def _settings(recipe: dict[str, Any]) -> str | None:
-    if not recipe:
-        return None
-    optim, train, phases = recipe.get("optim", {}), recipe.get("train", {}), recipe.get("phases") or []
-    schedule = optim.get("schedule", {})
+def _settings(recipe: dict[str, Any]) -> str:
+    fields = dict(leaves(recipe))
     told = [
-        train.get("duration"),
-        f"{optim.get('name')} at {optim.get('lr')}",
-        f"schedule {schedule.get('name')}" if isinstance(schedule, dict) else None,
-        f"weight decay {optim.get('weight_decay')}",
-        f"{len(phases)} phases" if phases else None,
+        ("train.duration", "{}"),
+        ("optim.name", "{}"),
+        ("optim.lr", "learning rate {}"),
+        ("optim.schedule.name", "schedule {}"),
+        ("optim.weight_decay", "weight decay {}"),
     ]
-    return ", ".join(str(part) for part in told if part and "None" not in str(part))
+    known = [form.format(fields[key]) for key, form in told if fields.get(key) is not None]
+    return ", ".join([*known, *([f"{len(recipe['phases'])} phases"] if recipe.get("phases") else [])])
 
 
 def _host(start: dict[str, Any]) -> str | None:

@@ -35,10 +35,10 @@ def table(comparison: Comparison) -> list[list[str]]:
         (target, [_reached(row) for row in rows]),
         ("top-1", [_accuracy(row) for row in rows]),
         ("top-5", [_form(row["top5"], ".2%") for row in rows]),
-        ("top-1 against the first", ["-" if row is rows[0] else _points(row["top1_difference"], "+") for row in rows]),
+        ("top-1 against the first", ["-" if row is rows[0] else _difference(row["top1_difference"]) for row in rows]),
         (
             "chance alone gives",
-            ["-" if row is rows[0] else _points(row["top1_standard_error"], "±", 2) for row in rows],
+            ["-" if row is rows[0] else _chance(row["top1_standard_error"]) for row in rows],
         ),
         ("loss", [_form(row["loss"], ".4f") for row in rows]),
         ("most memory of a rank", [_form(_gigabytes(row["peak_memory"]), ".2f", " GB") for row in rows]),
@@ -64,11 +64,16 @@ def _accuracy(row: dict[str, Any]) -> str:
     return _form(row["top1"], ".2%") + (f" of {row['samples']:,}" if row["samples"] and row["top1"] is not None else "")
 
 
-def _points(share: float | None, sign: str, times: int = 1) -> str:
+def _difference(share: float | None) -> str:
     if share is None:
         return ""
-    text = f"{100 * times * share:{'+' if sign == '+' else ''}.2f}"
-    return f"{'' if sign == '+' else sign}{'0.00' if float(text) == 0 else text} points"
+    text = f"{100 * share:+.2f}"
+    return f"{'0.00' if float(text) == 0 else text} points"
+
+
+def _chance(error: float | None) -> str:
+    """Two standard errors."""
+    return "" if error is None else f"±{200 * error:.2f} points"
 
 
 def _reached(row: dict[str, Any]) -> str:

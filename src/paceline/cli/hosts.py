@@ -1,0 +1,114 @@
+"""What machines do for launches and their doctor: the verbs that other machines call, and doctor --hosts."""
+
+import json
+import os
+from pathlib import Path
+
+from paceline.cli.options import count, make_parser
+from paceline.cli.ranks import start_ranks
+from paceline.config.launched import under_launcher
+from paceline.errors import UserError
+
+_HOSTS = """Say whether machines can train together: reachable, same code, torch, driver and data, clock, disk,
+shared memory, cores, other work on the GPUs, connections both ways and their speed, three seconds of exchanging.
+
+The exit status is 1 if something was found."""
+
+
+def hosts_from(text: str) -> list[str]:
+    """Names of machines, or a file with one a line."""
+    if not text:
+        raise UserError("which machines? --hosts a,b, or a file with a name a line")
+    if Path(text).is_file():
+        lines = (line.partition("#")[0].strip() for line in Path(text).read_text(encoding="utf-8").splitlines())
+        names = [line for line in lines if line]
+    else:
+        names = [name.strip() for name in text.split(",") if name.strip()]
+    if len(set(names)) != len(names) or any(name.startswith("-") for name in names) or not names:
+        raise UserError(f"--hosts {text}: give each machine once, by its name in ssh")
+    return names
+
+
+def doctor_of_hosts(arguments: list[str]) -> int:
+    """Of the verb doctor: machines instead of runs."""
+    parser = make_parser("doctor", "--hosts A,B [--python PATH] [--data PATH]", _HOSTS)
+    parser.add_argument("--hosts", default="", metavar="A,B|FILE", help="names of machines, or a file with them")
+    parser.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
+    parser.add_argument("--python", default="python3", metavar="PATH", help="interpreter there that has paceline")
+    parser.add_argument("--data", default="", metavar="PATH", help="of prepared data on the machines, to compare them")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    options = parser.parse_args(arguments)
+    from paceline.launch.doctor import check
+    from paceline.launch.hosts import SshHost
+
+    words = ("-F", str(options.ssh_config.resolve())) if options.ssh_config else ()
+    found = check([SshHost(name, "$HOME", words) for name in hosts_from(options.hosts)], options.python, options.data)
+    for line in found.lines:
+        print(line)
+    for finding in found.findings:
+        print(f"! {finding}")
+    print("nothing stands in the way" if not found.findings else f"{len(found.findings)} to mend")
+    return 1 if found.findings else 0
+
+
+def facts(arguments: list[str]) -> int:
+    """What this machine is, for a doctor elsewhere."""
+    parser = make_parser("facts", "[--data PATH]", "Tell what this machine is and has, as JSON.")
+    parser.add_argument("--data", default="")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    options = parser.parse_args(arguments)
+    from paceline.launch.facts import facts as told
+
+    print(json.dumps(told(options.data)))
+    return 0
+
+
+def probe(arguments: list[str]) -> int:
+    """One end of a connection between two machines, for a doctor elsewhere."""
+    parser = make_parser("probe", "--serve | --call HOST:PORT", "Measure the connection between two machines.")
+    parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--call", default="")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    options = parser.parse_args(arguments)
+    from paceline.launch.facts import call, serve
+
+    if options.serve:
+        serve()
+        return 0
+    host, _, port = options.call.rpartition(":")
+    try:
+        print(json.dumps(call(host, int(port))))
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from None
+    return 0
+
+
+def try_exchange(arguments: list[str]) -> int:
+    """A rehearsal of exchanging gradients between machines."""
+    parser = make_parser("try-exchange", "--nodes N --node-rank K --rendezvous HOST:PORT", "Exchange for a while.")
+    parser.add_argument("--nodes", type=count, required=True)
+    parser.add_argument("--node-rank", type=int, required=True)
+    parser.add_argument("--rendezvous", required=True)
+    options = parser.parse_args(arguments)
+    if not under_launcher(os.environ):
+        from paceline.launch.torchrun import Meeting
+
+        meeting = Meeting(options.nodes, options.rendezvous, options.node_rank, within=30)
+        return start_ranks(["try-exchange", *arguments], 1, meeting)
+    from paceline.base.rehearsal import exchange
+
+    if (rate := exchange(3.0)) is not None:
+        print(json.dumps({"bytes_per_second": rate}), flush=True)
+    return 0
+
+
+def meet(arguments: list[str]) -> int:
+    """Keep the list of a job's machines."""
+    parser = make_parser("meet", "--port PORT", "Keep the meeting place of jobs whose machines leave and join.")
+    parser.add_argument("--port", type=count, required=True)
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    options = parser.parse_args(arguments)
+    from paceline.base.meet import serve
+
+    serve(options.port)
+    return 0

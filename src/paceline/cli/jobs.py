@@ -1,0 +1,113 @@
+"""The verbs that look after jobs: jobs, status, logs, attach, stop, fetch."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from paceline.cli.options import make_parser, positive
+
+if TYPE_CHECKING:
+    from paceline.launch.job import Backend, Job
+
+
+def backend_of(job: "Job") -> "Backend":
+    """What plans, starts and looks after this job."""
+    from paceline.launch import control, ec2, slurm
+
+    back: dict[str, Backend] = {"slurm": slurm, "ec2": ec2}
+    return back.get(job.backend, control)
+
+
+def follow_to_the_end(job: "Job") -> int:
+    back = backend_of(job)
+    try:
+        status = back.follow(job)
+        print(f"run folder: {back.fetch(job)}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(
+            f"{job.id} goes on; `paceline attach {job.id}` comes back, `paceline stop {job.id}` ends it",
+            file=sys.stderr,
+        )
+        return 130
+    back.tidy(job)
+    return status
+
+
+def _job_parser(verb: str, description: str) -> argparse.ArgumentParser:
+    parser = make_parser(verb, "[JOB]", description)
+    parser.add_argument(
+        "job", nargs="?", default="", metavar="JOB", help="its id or the beginning of it; default: the newest"
+    )
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    return parser
+
+
+def jobs(arguments: list[str]) -> int:
+    """All that were launched from here."""
+    parser = make_parser("jobs", "[-h]", "List the jobs that were launched from this machine.")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    parser.parse_args(arguments)
+    from paceline.launch.job import all_ids, load
+
+    for job_id in all_ids():
+        job = load(job_id)
+        print(f"{job.id}  {job.backend}  {', '.join(job.hosts)}  {job.created}")
+    return 0
+
+
+def status(arguments: list[str]) -> int:
+    """What a job's machines do."""
+    options = _job_parser("status", "Say what the machines of a job are doing.").parse_args(arguments)
+    from paceline.launch.job import load
+
+    job = load(options.job)
+    print(job.id)
+    for name, state in backend_of(job).status(job):
+        print(f"  {name}: {state}")
+    return 0
+
+
+def logs(arguments: list[str]) -> int:
+    """What a job's machines have printed."""
+    parser = _job_parser("logs", "Show the logs of all machines of a job.")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job is over")
+    options = parser.parse_args(arguments)
+    from paceline.launch.job import load
+
+    job, once = load(options.job), iter([False])
+    return backend_of(job).follow(job, until=(lambda: False) if options.follow else (lambda: next(once, True)))
+
+
+def attach(arguments: list[str]) -> int:
+    """Go on with a job as if one had launched it just now."""
+    options = _job_parser("attach", "Follow a job: logs, lost machines started again, run folder.").parse_args(
+        arguments
+    )
+    from paceline.launch.job import load
+
+    return follow_to_the_end(load(options.job))
+
+
+def stop(arguments: list[str]) -> int:
+    """End a job everywhere."""
+    parser = _job_parser("stop", "End a job on all machines: its ranks save, then nothing of it is left running.")
+    parser.add_argument("--grace", type=positive, default=60, metavar="S", help="time to save (default 60)")
+    options = parser.parse_args(arguments)
+    from paceline.launch.job import load
+
+    job = load(options.job)
+    left = backend_of(job).stop(job, options.grace)
+    for line in left:
+        print(f"paceline: {line}", file=sys.stderr)
+    print(f"{job.id}: {'stopped' if not left else 'not all of it could be stopped'}")
+    return 1 if left else 0
+
+
+def fetch(arguments: list[str]) -> int:
+    """Bring a job's run folder here."""
+    options = _job_parser("fetch", "Bring the run folder of a job here, also while it goes on.").parse_args(arguments)
+    from paceline.launch.job import load
+
+    job = load(options.job)
+    print(backend_of(job).fetch(job))
+    return 0
