@@ -1,47 +1,77 @@
-"""Renting from moto's EC2, whose machines have the addresses of real ones made of namespaces; results to its S3."""
+"""Renting from moto's EC2, with the addresses of machines made of namespaces; data and results in a real store."""
 
+import json
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import machines
 import pytest
 from conftest import command, environment
-from jobs import on_disk
+from jobs import on_disk, wait_for
 from machines import Cluster, cluster_of
+from object_store import ObjectStore, object_store
+from photographs import tree
 
+from paceline.data.prepare.convert import Variant
+from paceline.data.prepare.pack import prepare
+from paceline.data.prepare.sources import tree as source
 from paceline.errors import UserError
-from paceline.launch import ec2
-from paceline.launch.cloud import Cloud
+from paceline.launch.cloud import Cloud, tag
+from paceline.logbook.read import read
+from paceline.track.records import RunFolder
 
 pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
 SMALL = ("--train.duration", "30ba", "--checkpoint.every", "10ba", "--log.every", "1ba", "--log.tensorboard", "false")
 
 
+SHARDS = (
+    *("--data.name", "shards", "--data.size", "24", "--data.augment", "{flip: random}", "--train.global_batch", "16"),
+    *("--model.options", "{widths: [8, 16], norm: group}"),
+)
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[Cluster]:
-    with cluster_of(tmp_path_factory.mktemp("cluster"), "n1", "n2") as made:
+    with cluster_of(tmp_path_factory.mktemp("cluster"), "n1", "n2", "n3") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("photographs")
+    prepare(source(tree(folder / "in", classes=4, images=20), "folder"), folder / "out", [Variant()], 2)
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def bucket(cluster: Cluster, photographs: Path, tmp_path_factory) -> Iterator[ObjectStore]:
+    """A store that the machines can reach, with prepared photographs in it."""
+    with object_store(tmp_path_factory.mktemp("store"), cluster.gateway) as made:
+        for path in (own for own in photographs.rglob("*") if own.is_file()):
+            made.client.upload_file(str(path), "results", f"photographs/{path.relative_to(photographs)}")
         yield made
 
 
 @pytest.fixture
-def aws(monkeypatch, tmp_path: Path, cluster: Cluster) -> Iterator[dict[str, Any]]:
-    """A region with a subnet that has the machines' addresses, a snapshot, and a bucket that they can reach."""
+def aws(monkeypatch, tmp_path: Path, cluster: Cluster, bucket: ObjectStore) -> Iterator[dict[str, Any]]:
+    """A region with a subnet that has the machines' addresses, a snapshot, and a store."""
     import boto3
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(cluster.gateway, 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    variables = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "canary-id", "AWS_REGION": "us-east-1",
-        "AWS_SECRET_ACCESS_KEY": "canary-secret", "AWS_DEFAULT_REGION": "us-east-1",
-        "PACELINE_HOME": str(tmp_path / "home"),
-    }  # fmt: skip
+    engine = dict.fromkeys(("AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL_SSM"), f"http://{host}:{port}")
+    variables = bucket.variables | engine | {"PACELINE_HOME": str(tmp_path / "home")}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Cloud, "price", lambda *_: None)  # moto has no price list
     client = boto3.client("ec2")
     wide = f"{cluster.gateway.rpartition('.')[0]}.0/24"
     network = client.create_vpc(CidrBlock=wide)["Vpc"]["VpcId"]
@@ -50,13 +80,43 @@ def aws(monkeypatch, tmp_path: Path, cluster: Cluster) -> Iterator[dict[str, Any
     snapshot = client.create_snapshot(VolumeId=volume)["SnapshotId"]
     client.delete_volume(VolumeId=volume)
     image = client.describe_images()["Images"][0]["ImageId"]
-    boto3.client("s3").create_bucket(Bucket="results")
     yield {"client": client, "subnet": subnet, "snapshot": snapshot, "image": image, "variables": variables}
     server.stop()
     import moto.backends
 
     moto.backends.get_backend("ec2").reset()
-    moto.backends.get_backend("s3").reset()
+
+
+@contextmanager
+def devices(client: Any, folder: Path, content: Path) -> Iterator[None]:
+    """What a machine's kernel does: a device shows up for a volume that is attached, with a file system on it."""
+    shown: dict[Path, str] = {}
+    over = threading.Event()
+
+    def watch() -> None:
+        by_id = Path("/dev/disk/by-id")
+        by_id.mkdir(parents=True, exist_ok=True)
+        while not over.wait(0.2):
+            for volume in client.describe_volumes()["Volumes"]:
+                serial = volume["VolumeId"].replace("-", "")
+                link = by_id / f"nvme-Amazon_Elastic_Block_Store_{serial}"
+                if volume["Attachments"] and volume.get("SnapshotId") and link not in shown:
+                    image = folder / f"{serial}.img"
+                    subprocess.run(["mkfs.ext4", "-q", "-d", str(content), str(image), "16M"], check=True)
+                    made = subprocess.run(["losetup", "-f", "--show", str(image)], check=True, capture_output=True)
+                    shown[link] = made.stdout.decode().strip()
+                    link.symlink_to(shown[link])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        for link, device in shown.items():
+            link.unlink()
+            subprocess.run(["losetup", "-d", device], check=False)
 
 
 def _words(cluster: Cluster, aws: dict[str, Any], *more: object) -> list[str]:
@@ -65,9 +125,30 @@ def _words(cluster: Cluster, aws: dict[str, Any], *more: object) -> list[str]:
         *("--nodes", 2, "--instance-type", "g4dn.2xlarge", "--spot", "--subnet", aws["subnet"]),
         *("--image-id", aws["image"], "--private", "--addresses", addresses, "--user", "root"),
         *("--ssh-config", cluster.config, "--public-key", cluster.folder / "key.pub", "--ssh-from", "192.0.2.7/32"),
-        *("--from-snapshot", aws["snapshot"], "--volume-gb", 9, "--python", sys.executable, "--patience", 10),
+        *("--python", sys.executable, "--patience", 10),
     )
     return command("launch", "ec2", *options, "digits", *SMALL, *more)
+
+
+def _from_snapshot(aws: dict[str, Any]) -> tuple[object, ...]:
+    return "--from-snapshot", aws["snapshot"], "--volume-gb", 9
+
+
+@contextmanager
+def _launcher(
+    cluster: Cluster, words: list[str], aws: dict[str, Any], tmp_path: Path
+) -> Iterator[subprocess.Popen[str]]:
+    names = ",".join(name for name in aws["variables"] if name.startswith("AWS_"))
+    own = environment() | aws["variables"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    job = subprocess.Popen([*words, "--pass", names], cwd=tmp_path, env=own, **pipes)
+    try:
+        yield job
+    finally:
+        job.kill()
+        job.wait()
+        for machine in cluster.machines.values():
+            shutil.rmtree(machine.root / ".paceline", ignore_errors=True)
 
 
 def _what_is_left(client: Any) -> list[str]:
@@ -80,28 +161,25 @@ def _what_is_left(client: Any) -> list[str]:
     return found + [own["GroupName"] for own in groups if own["GroupName"] != "default"]
 
 
-def test_rent_train_bring_results_home_and_give_everything_back(cluster: Cluster, aws, tmp_path: Path) -> None:
-    client = aws["client"]
-    secrets = ",".join(name for name in aws["variables"] if name.startswith("AWS_"))
-    words = _words(cluster, aws, "--pass", secrets, "--results", "s3://results/here", "--name", "rented")
-    launcher = subprocess.Popen(
-        words,
-        cwd=tmp_path,
-        env=environment() | aws["variables"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def test_rent_train_bring_results_home_and_give_everything_back(
+    cluster: Cluster, aws, bucket: ObjectStore, photographs: Path, tmp_path: Path, monkeypatch
+) -> None:
+    client, mount = aws["client"], tmp_path / "data"
+    data = ("--mount", mount, *SHARDS, "--data.path", mount)
+    results = ("--results", "s3://results/here", "--name", "rented")
+    words = _words(cluster, aws, *_from_snapshot(aws), *data, *results)
     seen: dict[str, Any] = {}
-    while launcher.poll() is None and not seen:
-        if on_disk(cluster):  # it trains: look at what was rented
-            groups = client.describe_instances()["Reservations"]
-            seen["machines"] = [own for group in groups for own in group["Instances"]]
-            seen["volumes"] = client.describe_volumes()["Volumes"]
-            seen["rules"] = client.describe_security_groups()["SecurityGroups"]
-    output, _ = launcher.communicate(timeout=240)
+    with devices(client, tmp_path, photographs), _launcher(cluster, words, aws, tmp_path) as launcher:
+        while launcher.poll() is None and not seen:
+            if on_disk(cluster):  # it trains: look at what was rented
+                groups = client.describe_instances()["Reservations"]
+                seen["machines"] = [own for group in groups for own in group["Instances"]]
+                seen["volumes"] = client.describe_volumes()["Volumes"]
+                seen["rules"] = client.describe_security_groups()["SecurityGroups"]
+        output, _ = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, output
     assert "finished: top-1" in output
+    assert not list(mount.iterdir())  # it was mounted on the machines, not here
     assert len(seen["machines"]) == 2
     for machine in seen["machines"]:
         assert machine["InstanceLifecycle"] == "spot"
@@ -110,15 +188,38 @@ def test_rent_train_bring_results_home_and_give_everything_back(cluster: Cluster
     assert [own["Size"] for own in made] == [9, 9]
     ssh = [rule for group in seen["rules"] for rule in group["IpPermissions"] if rule.get("FromPort") == 22]
     assert [own["CidrIp"] for rule in ssh for own in rule["IpRanges"]] == ["192.0.2.7/32"]
-    assert (tmp_path / "runs" / "rented" / "summary.json").is_file()
-    import boto3
-
-    keys = {own["Key"] for own in boto3.client("s3").list_objects_v2(Bucket="results")["Contents"]}
+    run = tmp_path / "runs" / "rented"
+    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+    assert read(run).price == Cloud().spot_price("g4dn.2xlarge", "us-east-1a")  # compare makes the cost of it
+    keys = {own["Key"] for own in bucket.client.list_objects_v2(Bucket="results", Prefix="here/")["Contents"]}
     assert "here/rented/summary.json" in keys
     assert _what_is_left(client) == []
-    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".img"]
     assert not [path for path in written if b"canary" in path.read_bytes()]
     assert "canary" not in output
+
+
+def test_a_machine_that_is_taken_is_replaced(cluster: Cluster, aws, bucket: ObjectStore, tmp_path: Path) -> None:
+    """Without notice; the one in its place has an empty disk, and nobody knows its host key."""
+    client = aws["client"]
+    words = _words(cluster, aws, "--data", "s3://results/photographs", *SHARDS, "--train.duration", "300ba")
+
+    def rented() -> dict[str, str]:
+        groups = client.describe_instances()["Reservations"]
+        return {own["InstanceId"]: tag(own, "Name") for group in groups for own in group["Instances"]}
+
+    with _launcher(cluster, [*words, "--name", "taken"], aws, tmp_path) as launcher:
+        wait_for(lambda: len(on_disk(cluster)) >= 25, launcher)
+        client.terminate_instances(InstanceIds=[own for own, name in rented().items() if name.endswith("-1")])
+        cluster.machines["n2"].lose()
+        output, _ = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, output
+    assert "node-1 was taken: renting another" in output
+    run = RunFolder(tmp_path / "runs" / "taken")
+    assert [record["step"] for record in run.records() if record["kind"] == "train"] == list(range(1, 301))
+    assert [start["ranks"] for start in run.read_starts()][-1] == 2
+    assert sorted(name[-2:] for name in rented().values()) == ["-0", "-1", "-1"]  # only the lost one
+    assert _what_is_left(client) == []
 
 
 STEPS = ("image", "key", "firewall", "run", "wait_until_running", "volume", "attach")
@@ -140,7 +241,7 @@ def test_whatever_fails_nothing_is_left(cluster: Cluster, aws, tmp_path: Path, m
     monkeypatch.setattr(Cloud, step, failing)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"{step} failed"):
-        launch(_words(cluster, aws)[4:])
+        launch([str(word) for word in _words(cluster, aws, *_from_snapshot(aws))[4:]])
     assert _what_is_left(aws["client"]) == []
 
 
@@ -150,8 +251,7 @@ def test_a_start_that_fails_gives_the_machines_back(cluster: Cluster, aws, tmp_p
     monkeypatch.chdir(tmp_path)
     words = _words(cluster, aws)[4:]
     words[words.index("--python") + 1] = "/nowhere/python"
-    monkeypatch.setattr(ec2, "_wait_for_ssh", lambda job: (_ for _ in ()).throw(UserError("no ssh")))
-    with pytest.raises(UserError, match="no ssh"):
+    with pytest.raises(UserError, match="/nowhere/python cannot run paceline there"):
         launch(words)
     assert _what_is_left(aws["client"]) == []
 

@@ -13,12 +13,14 @@ _EC2 = """Look after machines, volumes and images on EC2 that jobs have made; al
 
     paceline ec2 ls                                    what costs money now
     paceline ec2 ssh NAME [COMMAND ...]                on a machine
+    paceline ec2 stop JOB                              switch its machines off: only their disks cost money
+    paceline ec2 start JOB                             switch them on again
     paceline ec2 terminate JOB                         end its machines, and delete what it made
     paceline ec2 volumes                               that jobs can attach by name
     paceline ec2 snapshot VOLUME --name NAME           of a volume
     paceline ec2 replicate SNAPSHOT --name NAME --nodes N --zone ZONE       volumes NAME_0 ... from it
     paceline ec2 image MACHINE --name NAME             an image of a machine that has data and code on it
-    paceline ec2 prices TYPE [TYPE ...]                of spot machines now"""
+    paceline ec2 prices TYPE [TYPE ...]                of machines now, spot and on demand"""
 
 
 def add_ec2_options(parser: argparse.ArgumentParser) -> None:
@@ -37,21 +39,26 @@ def add_ec2_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--ssh-from", default="", metavar="CIDR", help="addresses that may ssh (default: yours)")
     group.add_argument("--private", action="store_true", help="reach machines by their private addresses (VPN)")
-    group.add_argument("--addresses", default="", metavar="A,B", help="private addresses to give them")
+    group.add_argument(
+        "--addresses", default="", metavar="A,B", help="private addresses to give them, and those that replace them"
+    )
     group.add_argument("--root-gb", type=count, default=100, metavar="N", help="size of the root volume (default 100)")
     group.add_argument("--attach-volume", default="", metavar="NAME", help="volumes NAME_0, NAME_1 ... to attach")
     group.add_argument("--from-snapshot", default="", metavar="ID", help="a volume of it for each machine")
+    group.add_argument("--mount", default="/data", metavar="DIR", help="where volumes are mounted (default /data)")
+    group.add_argument("--efs", default="", metavar="fs-ID[:/DIR]", help="a shared file system, mounted at /efs")
+    group.add_argument(
+        "--security-groups", default="", metavar="A,B", help="others to be in, e.g. one that EFS lets in"
+    )
     group.add_argument("--volume-gb", type=count, metavar="N", help="size of such volumes")
     group.add_argument("--volume-type", default="gp3", metavar="TYPE", help="of such volumes (default gp3)")
     group.add_argument("--iops", type=count, metavar="N", help="of such volumes")
     group.add_argument("--throughput", type=count, metavar="MB/S", help="of such volumes")
     group.add_argument(
-        "--linger",
-        type=count,
-        default=600,
-        metavar="S",
-        help="machines end themselves then (default 600)",
+        "--linger", type=count, default=600, metavar="S", help="machines end themselves so long after the job (600)"
     )
+    group.add_argument("--idle", type=count, default=3600, metavar="S", help="and after so long without one (3600)")
+    group.add_argument("--keep", action="store_true", help="do not end them; they cost money until you do")
 
 
 def ec2_wish(options: argparse.Namespace) -> dict[str, Any]:
@@ -62,38 +69,42 @@ def ec2_wish(options: argparse.Namespace) -> dict[str, Any]:
     if options.max_price and not options.spot:
         raise UserError("--max-price is for spot machines; add --spot, or leave it out")
     addresses = [address for address in options.addresses.split(",") if address]
-    if addresses and len(addresses) != options.nodes:
-        raise UserError(f"--addresses {options.addresses}: give {options.nodes}, one for each machine")
+    if addresses and len(addresses) < options.nodes:
+        raise UserError(f"--addresses {options.addresses}: give {options.nodes} or more, one for each machine")
     own = Path.home() / ".ssh" / "id_ed25519.pub"
     key = options.public_key or (own if own.is_file() else None)
     if key and not key.is_file():
         raise UserError(f"--public-key {key}: there is no such file")
-    names = (
-        "instance_type",
-        "spot",
-        "max_price",
-        "region",
-        "zone",
-        "subnet",
-        "image_id",
-        "image_name",
-        "user",
-        "ssh_from",
-    )
-    more = ("private", "root_gb", "attach_volume", "volume_gb", "volume_type", "iops", "throughput", "linger")
-    wish = {name: getattr(options, name) for name in (*names, *more)}
-    return wish | {"addresses": addresses, "snapshot": options.from_snapshot, "public_key": str(key) if key else ""}
+    if options.attach_volume and options.from_snapshot:
+        raise UserError("--attach-volume and --from-snapshot: a machine gets one volume; leave one of them out")
+    if not options.mount.startswith("/") or options.mount == "/":
+        raise UserError(f"--mount {options.mount}: write a folder of the machines, e.g. /data")
+    wish = {name: getattr(options, name) for name in _PLAIN}
+    return wish | {
+        "addresses": addresses,
+        "snapshot": options.from_snapshot,
+        "public_key": str(key) if key else "",
+        "groups": [group for group in options.security_groups.split(",") if group],
+    }
+
+
+_PLAIN = (
+    "instance_type", "spot", "max_price", "region", "zone", "subnet", "image_id", "image_name", "user", "ssh_from",
+    "private", "root_gb", "attach_volume", "mount", "efs", "volume_gb", "volume_type", "iops", "throughput", "linger",
+    "idle", "keep",
+)  # fmt: skip
 
 
 def ec2(arguments: list[str]) -> int:
     """Look after what is rented."""
-    parser = make_parser("ec2", "ls|ssh|terminate|volumes|snapshot|replicate|image|prices ...", _EC2)
+    parser = make_parser("ec2", "ls|ssh|stop|start|terminate|volumes|snapshot|replicate|image|prices ...", _EC2)
     parser.add_argument("what", choices=sorted(_WHAT), metavar="WHAT")
     parser.add_argument("words", nargs="*", metavar="...")
     parser.add_argument("--region", default="")
     parser.add_argument("--name", default="", help="of what is made")
     parser.add_argument("--nodes", type=count, default=1, metavar="N", help="replicate: how many")
-    parser.add_argument("--zone", default="", help="replicate: where")
+    parser.add_argument("--zone", default="", help="replicate, prices: where")
+    parser.add_argument("--user", default="ubuntu", metavar="NAME", help="ssh: to log in as, of a job not rented here")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options, rest = parser.parse_known_args(arguments)
     options.words += rest
@@ -103,12 +114,16 @@ def ec2(arguments: list[str]) -> int:
 
 
 def _ls(cloud: Any, options: argparse.Namespace) -> int:
-    from paceline.launch.ec2 import listing
+    from paceline.launch.rent import listing
 
     lines = listing(cloud)
     for line in lines:
         print(line)
-    print(f"{len(lines)} machine{'s' * (len(lines) != 1)} cost money now" if lines else "nothing is rented")
+    print(
+        f"{len(lines)} thing{'s' * (len(lines) != 1)} cost{'s' * (len(lines) == 1)} money now"
+        if lines
+        else "nothing is rented"
+    )
     return 0
 
 
@@ -120,11 +135,24 @@ def _ssh(cloud: Any, options: argparse.Namespace) -> int:
     found = [machine for machine in cloud.machines() if tag(machine, "Name") == wanted]
     if not found:
         raise UserError(f"{wanted}: there is no such machine; `paceline ec2 ls` lists them")
-    job = load(tag(found[0], JOB))
-    address = next(
-        host for host in job.hosts if host in (found[0].get("PublicIpAddress"), found[0]["PrivateIpAddress"])
-    )
-    os.execvp("ssh", ["ssh", *job.extra["ssh"], address, *command])
+    address = found[0].get("PublicIpAddress") or found[0].get("PrivateIpAddress")
+    if not address:
+        raise UserError(f"{wanted} has no address now; is it {found[0]['State']['Name']}?")
+    try:
+        own = load(tag(found[0], JOB)).extra["ssh"]
+    except UserError:  # rented from another machine: the user's own key may be the one that it has
+        own = ["-l", options.user]
+    os.execvp("ssh", ["ssh", *own, "-o", f"HostKeyAlias={found[0]['InstanceId']}", address, *command])
+    return 0
+
+
+def _switch(cloud: Any, options: argparse.Namespace) -> int:
+    (job,) = _needed(options, 1)
+    machines = [machine["InstanceId"] for machine in cloud.machines(job)]
+    if not machines:
+        raise UserError(f"{job} has no machines; `paceline ec2 ls` lists them")
+    cloud.switch(machines, on=options.what == "start")
+    print(f"{len(machines)} switched {'on' if options.what == 'start' else 'off'}")
     return 0
 
 
@@ -182,8 +210,11 @@ def _image(cloud: Any, options: argparse.Namespace) -> int:
 
 def _prices(cloud: Any, options: argparse.Namespace) -> int:
     for kind in _needed(options, 1):
-        price = cloud.spot_price(kind, options.zone)
-        print(f"{kind}  {'unknown' if price is None else f'{price:g} $ an hour'} (spot)")
+        prices = {"spot": cloud.spot_price(kind, options.zone), "on demand": cloud.price(kind)}
+        told = ", ".join(
+            f"{'unknown' if price is None else f'{price:g} $ an hour'} ({how})" for how, price in prices.items()
+        )
+        print(f"{kind}  {told}")
     return 0
 
 
@@ -194,6 +225,6 @@ def _needed(options: argparse.Namespace, least: int) -> list[str]:
 
 
 _WHAT = {
-    "ls": _ls, "ssh": _ssh, "terminate": _terminate, "volumes": _volumes, "snapshot": _snapshot,
-    "replicate": _replicate, "image": _image, "prices": _prices,
+    "ls": _ls, "ssh": _ssh, "stop": _switch, "start": _switch, "terminate": _terminate, "volumes": _volumes,
+    "snapshot": _snapshot, "replicate": _replicate, "image": _image, "prices": _prices,
 }  # fmt: skip

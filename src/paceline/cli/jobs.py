@@ -75,7 +75,8 @@ def logs(arguments: list[str]) -> int:
     from paceline.launch.job import load
 
     job, once = load(options.job), iter([False])
-    return backend_of(job).follow(job, until=(lambda: False) if options.follow else (lambda: next(once, True)))
+    until = (lambda: False) if options.follow else (lambda: next(once, True))
+    return backend_of(job).follow(job, until=until, bring_back=False)
 
 
 def attach(arguments: list[str]) -> int:

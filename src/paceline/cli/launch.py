@@ -47,6 +47,9 @@ def launch(arguments: list[str]) -> int:
     parser.add_argument(
         "--results", default="", metavar="s3://BUCKET/PREFIX", help="copy the run folder there while it goes on"
     )
+    parser.add_argument(
+        "--data", default="", metavar="PLACE", help="prepared data: a folder there, or s3://..., which is fetched first"
+    )
     parser.add_argument("--python", default="", metavar="PATH", help="interpreter on the machines that has paceline")
     parser.add_argument(
         "--container", default="", metavar="IMAGE", help="run in it: docker, on slurm apptainer or pyxis"
@@ -126,7 +129,7 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
 
     if not source:
         raise UserError("launch which recipe? `paceline recipes` lists them")
-    recipe = load_recipe(source, overrides)
+    recipe = load_recipe(source, [*overrides, *(["--data.path", options.data] if options.data else [])])
     hosts = hosts_from(options.hosts) if backend == "ssh" else [f"node-{number}" for number in range(options.nodes)]
     extra: dict[str, object] = {"meet": options.meet, "gpu_type": options.gpu_type}
     if options.ssh_config:

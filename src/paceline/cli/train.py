@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.base.remote import is_remote
 from paceline.cli.options import add_scaling, count, make_parser, plain_name, split_source
 from paceline.cli.ranks import calm_openmp, start_ranks
 from paceline.config.launched import under_launcher
@@ -98,6 +99,10 @@ def train(arguments: list[str]) -> int:
     if not under_launcher(os.environ):
         layouts(recipe, _ranks(options))
         if _needs_agent(options):
+            if options.nodes[1] > 1 and is_remote(recipe.data.path or ""):
+                from paceline.data.load.source import fetch
+
+                fetch(recipe)  # before the machines meet: one may take much longer than another
             return _start_ranks(["train", *arguments], options)
     _enter_rank(options)
     from paceline.engine.session import train_recipe
@@ -108,8 +113,6 @@ def train(arguments: list[str]) -> int:
 
 def _brought(place: str, runs: Path) -> Path:
     """Results in an object store are brought here first, by whoever starts the ranks."""
-    from paceline.base.remote import is_remote
-
     if not is_remote(place):
         return Path(place)
     if under_launcher(os.environ):

@@ -1,5 +1,6 @@
 """EC2 of one region: finds and makes what jobs need, tags all of it, and gives it back. boto3 is imported only here."""
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -56,9 +57,10 @@ class Cloud:
         except ImportError:
             raise UserError("EC2 needs boto3; pip install 'paceline[aws]'") from None
         with told_clearly("asking AWS"):
-            session = boto3.session.Session(region_name=region or None)
-            self.ec2: Any = session.client("ec2")
-            self.ssm: Any = session.client("ssm")
+            self._session: Any = boto3.session.Session(region_name=region or None)
+            self.ec2: Any = self._session.client("ec2")
+            self.ssm: Any = self._session.client("ssm")
+            self.region: str = self.ec2.meta.region_name
 
     # ---- finding ----
 
@@ -94,9 +96,24 @@ class Cloud:
         newest = sorted(history, key=lambda entry: entry["Timestamp"])
         return float(newest[-1]["SpotPrice"]) if newest else None
 
-    def machines(
-        self, job: str = "", states: Sequence[str] = ("pending", "running", "stopping", "stopped")
-    ) -> list[Any]:
+    def price(self, kind: str) -> float | None:
+        """Of a machine on demand for an hour; None if it cannot be found out, for which no job has to fail."""
+        wanted = {
+            "instanceType": kind, "regionCode": self.region, "operatingSystem": "Linux", "tenancy": "Shared",
+            "preInstalledSw": "NA", "capacitystatus": "Used",
+        }  # fmt: skip
+        filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()]
+        try:
+            with told_clearly("asking for prices"):
+                pricing = self._session.client("pricing", region_name="us-east-1")  # one of the few that have it
+                found = pricing.get_products(ServiceCode="AmazonEC2", Filters=filters, MaxResults=10)["PriceList"]
+            terms = [term for one in found for term in json.loads(one)["terms"]["OnDemand"].values()]
+            units = [unit for term in terms for unit in term["priceDimensions"].values()]
+            return max((float(unit["pricePerUnit"]["USD"]) for unit in units), default=0.0) or None
+        except (UserError, KeyError, ValueError):
+            return None
+
+    def machines(self, job: str = "", states: Sequence[str] = _ALIVE) -> list[Any]:
         filters = [{"Name": f"tag:{JOB}", "Values": [job or "*"]}, {"Name": "instance-state-name", "Values": [*states]}]
         with told_clearly("listing machines"):
             pages = self.ec2.get_paginator("describe_instances").paginate(Filters=filters)
@@ -163,9 +180,21 @@ class Cloud:
 
     def attach(self, volume: str, machine: str) -> None:
         with told_clearly(f"attaching {volume}"):
+            self.ec2.get_waiter("volume_available").wait(VolumeIds=[volume], WaiterConfig={"Delay": 3})
             self.ec2.attach_volume(VolumeId=volume, InstanceId=machine, Device="/dev/sdf")
 
     # ---- giving back ----
+
+    def end(self, machines: Sequence[str]) -> None:
+        """Machines that may be gone already."""
+        with suppress(UserError), told_clearly("ending machines"):
+            self.ec2.terminate_instances(InstanceIds=[*machines])
+
+    def switch(self, machines: Sequence[str], on: bool) -> None:
+        """Off: only their disks cost money. Spot machines cannot be switched off, only ended."""
+        action = self.ec2.start_instances if on else self.ec2.stop_instances
+        with told_clearly(f"switching machines {'on' if on else 'off'}"):
+            action(InstanceIds=[*machines])
 
     def release(self, job: str) -> list[str]:
         """Everything that the job made; what could not be given back, as lines for the user."""

@@ -7,21 +7,22 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.base.files import printable
+from paceline.base.files import FolderLock, printable
 from paceline.errors import UserError
 from paceline.launch import job as jobs
 from paceline.launch import nodes
-from paceline.launch.hosts import Host, HostError, SshHost, last_line
+from paceline.launch.doctor import refuse_different_code
+from paceline.launch.hosts import Host, HostError, SshHost, addresses, free_port
 from paceline.launch.job import Job
 from paceline.launch.nodes import HERE, Progress
 
-_FREE_PORT = "import socket; s = socket.socket(); s.bind((str(), 0)); print(s.getsockname()[1])"
-_MOST_RETURNS = 5
+_EVERY = 1.0
+_MOST_RETURNS, _PAUSE, _GLANCE = 5, 60.0, 5.0
 _MARK = ".job"  # in a run folder that was fetched: of which job
-Say = Callable[[str], object]
 
 
 def say(line: str) -> None:
@@ -35,9 +36,17 @@ def hosts_of(job: Job) -> dict[str, Host]:
         found: dict[str, Host] = {name: Host(name, f"{here.folder}/{name}") for name in job.hosts}
     else:
         # a folder of its own for each, since machines may share the user's home
-        options = tuple(job.extra.get("ssh", ()))
-        found = {name: SshHost(name, f"$HOME/.paceline/jobs/{job.id}/{name}", options) for name in job.hosts}
+        found = {
+            name: SshHost(name, f"$HOME/.paceline/jobs/{job.id}/{name}", ssh_options(job, name)) for name in job.hosts
+        }
     return found | {HERE: here}
+
+
+def ssh_options(job: Job, host: str) -> tuple[str, ...]:
+    """Rented machines have no names that ssh knows: their addresses may change, and be those of others before."""
+    rented = job.extra.get("machines", {}).get(host)
+    named = ("-o", f"HostName={rented['address']}", "-o", f"HostKeyAlias={rented['id']}") if rented else ()
+    return (*job.extra.get("ssh", ()), *named)
 
 
 def with_meeting_place(job: Job, where: str) -> Job:
@@ -60,23 +69,6 @@ def with_meeting_place(job: Job, where: str) -> Job:
             )
     keeper = next((host for host in hosts if host.name == where), hosts[0])
     return replace(job, meeting=f"{addresses(keeper)[1]}:{free_port(keeper, 'python3')}", meeting_host=keeper.name)
-
-
-def addresses(host: Host) -> tuple[str, str]:
-    """Address of this machine as the host sees it, and its own."""
-    answer = host.call('echo "$SSH_CONNECTION"').text.split()
-    if len(answer) != 4:
-        raise HostError(
-            f"{host.name}: SSH_CONNECTION is not set there, which tells addresses; look at its sshd's settings"
-        )
-    return answer[0], answer[2]
-
-
-def free_port(host: Host, python: str) -> int:
-    answer = host.call(f"{python} -c '{_FREE_PORT}'")
-    if answer.status:
-        raise HostError(f"{host.name}: looking for a free port failed: {last_line(answer)}")
-    return int(answer.text)
 
 
 def _free_port_here() -> int:
@@ -102,9 +94,11 @@ def plan(job: Job) -> Sequence[object]:
 
 def submit(job: Job) -> Job:
     """Start it everywhere, or nowhere."""
-    job = with_meeting_place(job, job.extra["meet"])
     hosts = hosts_of(job)
     secrets = nodes.secrets_of(job)
+    if job.python and job.backend != "local":
+        refuse_different_code([hosts[name] for name in job.hosts], job.python)
+    job = with_meeting_place(job, job.extra["meet"])
     jobs.save(job)
     try:
         nodes.carry_out(nodes.plan(job), hosts, secrets)
@@ -116,39 +110,106 @@ def submit(job: Job) -> Job:
     return job
 
 
-def follow(job: Job, tell: Say = say, every: float = 1.0, until: Callable[[], bool] = lambda: False) -> int:
-    """Show the logs of all machines until the job is over, and start lost ones again; the job's exit status."""
+Revive = Callable[[Job, Progress], Job | None]
+"""Bring a machine back that does not run any more, if that can be done; the job as it is then."""
+
+
+def revive(job: Job, own: Progress) -> Job | None:
+    """A machine that was restarted, or whose processes were killed, begins again."""
+    if own.state not in ("lost", "absent"):
+        return None
+    say(f"{own.host.name} was lost: starting it again")
+    return start_again(job, own.host.name)
+
+
+def start_again(job: Job, name: str) -> Job:
+    """On one machine; on all of them if it kept the meeting place, without which nobody can join."""
+    if name != job.meeting_host:
+        nodes.carry_out(list(nodes.node_steps(job, name)), hosts_of(job), nodes.secrets_of(job))
+        return job
     hosts = hosts_of(job)
-    progress = [Progress(hosts[name]) for name in job.hosts]
-    states, returns = dict.fromkeys(job.hosts, ""), dict.fromkeys(job.hosts, 0)
-    width = max(map(len, job.hosts))
-    while not until():
-        for own in progress:
-            for line in own.look():
-                tell(f"{own.host.name:<{width}} | {printable(line)}")
-            if own.state != states[own.host.name] and not own.state.startswith(("running", "ended")):
-                tell(f"{own.host.name:<{width}} | ({own.state})")
-            states[own.host.name] = own.state
-        if all(own.over or own.state == "absent" for own in progress):
-            break
-        _bring_back(job, hosts, progress, returns, tell)
-        time.sleep(every)
-    return exit_status(progress)
+    running = [own for own in _look(job) if own.state == "running"]
+    job = with_meeting_place(job, running[0].host.name if running else name)
+    say(f"{name} kept the meeting place: all go on from the last save, meeting at {job.meeting_host}")
+    for line in nodes.stop([own.host for own in running], grace=60):
+        say(f"left over: {line}")
+    jobs.save(job)
+    nodes.carry_out(nodes.plan(job), hosts, nodes.secrets_of(job))
+    return job
 
 
-def _bring_back(job: Job, hosts: dict[str, Host], progress: list[Progress], returns: dict[str, int], tell: Say) -> None:
-    """A machine that was restarted, or whose processes were killed, joins again as long as others go on."""
-    if not any(own.state == "running" for own in progress):
-        return
-    for own in progress:
-        name = own.host.name
-        if own.state in ("lost", "absent") and returns[name] < _MOST_RETURNS:
-            returns[name] += 1
-            tell(f"{name} was lost: starting it again")
-            try:
-                nodes.carry_out(list(nodes.node_steps(job, name)), hosts, nodes.secrets_of(job))
-            except UserError as error:
-                tell(f"{name} could not be started again: {error}")
+def follow(
+    job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: bool = True, revive: Revive = revive
+) -> int:
+    """Show the logs of all machines until the job is over, and bring lost ones back; the job's exit status."""
+    hosts = hosts_of(job)
+    progress = {name: Progress(hosts[name]) for name in job.hosts}
+    states, width = dict.fromkeys(job.hosts, ""), max(map(len, job.hosts))
+    with _Returns(job, revive if bring_back else None) as returns:
+        while not until():
+            for name, own in progress.items():
+                for line in own.look():
+                    say(f"{name:<{width}} | {printable(line)}")
+                if own.state != states[name] and not own.state.startswith(("running", "ended")):
+                    say(f"{name:<{width}} | ({own.state})")
+                states[name] = own.state
+            if all(own.over or own.state == "absent" for own in progress.values()) and not returns.pending:
+                break
+            job = returns.step(job, progress)
+            time.sleep(_EVERY)
+    return exit_status(list(progress.values()))
+
+
+class _Returns:
+    """Of lost machines, one at a time and in the background, since renting takes minutes."""
+
+    def __init__(self, job: Job, revive: Revive | None):
+        self._revive, self._pool = revive, ThreadPoolExecutor(1)
+        try:
+            self._lock = FolderLock(jobs.folder_of(job.id)) if revive else None
+        except UserError:  # another terminal does it: two would start everything twice
+            self._revive = self._lock = None
+        self.pending: tuple[str, Future[Job | None]] | None = None
+        self._done: dict[str, int] = {}
+        self._not_before: dict[str, float] = {}
+
+    def __enter__(self) -> "_Returns":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._lock:
+            self._lock.release()
+
+    def step(self, job: Job, progress: dict[str, Progress]) -> Job:
+        """Begin or end one; as long as others go on."""
+        if self.pending:
+            name, future = self.pending
+            return self._taken_up(job, progress, name, future) if future.done() else job
+        if self._revive and any(own.state == "running" for own in progress.values()):
+            for name, own in progress.items():
+                waits = time.monotonic() < self._not_before.get(name, 0.0)
+                if own.state != "running" and not waits and self._done.get(name, 0) < _MOST_RETURNS:
+                    self.pending = name, self._pool.submit(self._revive, job, replace(own))
+                    break
+        return job
+
+    def _taken_up(self, job: Job, progress: dict[str, Progress], name: str, future: "Future[Job | None]") -> Job:
+        self.pending = None
+        try:
+            changed = future.result()
+        except UserError as error:
+            say(f"{name} could not be brought back: {error}; trying again in {_PAUSE:.0f} s")
+            self._not_before[name] = time.monotonic() + _PAUSE
+            return job
+        if changed is None:  # it ended, or nothing is known of it
+            self._not_before[name] = time.monotonic() + _GLANCE
+            return job
+        self._done[name] = self._done.get(name, 0) + 1
+        hosts = hosts_of(changed)
+        if hosts[name] != progress[name].host:  # another machine, with a log of its own
+            progress[name] = Progress(hosts[name])
+        return changed
 
 
 def exit_status(progress: Sequence[Progress]) -> int:
@@ -157,7 +218,7 @@ def exit_status(progress: Sequence[Progress]) -> int:
     return min(ended) if ended else 1
 
 
-def fetch(job: Job, tell: Say = say) -> Path:
+def fetch(job: Job) -> Path:
     """Bring the run folder here: from the machine that got furthest, with the telemetry of all."""
     target = Path(job.runs) / job.name
     mark = target / _MARK
@@ -171,7 +232,7 @@ def fetch(job: Job, tell: Say = say) -> Path:
             if answer.status == 0:
                 found[name] = json.loads(answer.text)
         except (HostError, ValueError) as error:
-            tell(f"{name}: {error}")
+            say(f"{name}: {error}")
     if not found:
         raise UserError(f"no machine of {job.id} has a run folder yet; `paceline logs {job.id}` shows why")
     furthest = max(found, key=lambda name: (found[name].get("status") == "finished", found[name].get("step", -1)))
@@ -199,8 +260,12 @@ def tidy(job: Job) -> None:
 
 
 def status(job: Job) -> list[tuple[str, str]]:
+    return [(own.host.name, own.state) for own in _look(job)]
+
+
+def _look(job: Job) -> list[Progress]:
     hosts = hosts_of(job)
     progress = [Progress(hosts[name]) for name in job.hosts]
     for own in progress:
         own.look()
-    return [(own.host.name, own.state) for own in progress]
+    return progress

@@ -3,14 +3,13 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
-from paceline.launch.control import addresses, free_port
-from paceline.launch.hosts import Host, HostError, last_line, quoted
+from paceline.launch.hosts import Host, HostError, addresses, free_port, last_line, quoted
 
 _SAME = {
     "code": ("the code of paceline", "install the same version everywhere, or leave --python out: then it is copied"),
@@ -50,6 +49,18 @@ def check(hosts: Sequence[Host], python: str, data: str) -> Checked:
     if len(reached) > 1 and not found.findings:
         _together(reached, python, found)
     return found
+
+
+def refuse_different_code(hosts: Sequence[Host], python: str) -> None:
+    """Before a job starts: ranks of different code would train what no record shows."""
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        answers = list(pool.map(lambda host: _ask(host, python, ""), hosts))
+    for answer in answers:
+        if isinstance(answer, str):
+            raise HostError(answer)
+    told = {host.name: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, dict)}
+    if found := list(_differences(told, ("code", "torch"))):
+        raise HostError("; ".join(found))
 
 
 def _ask(host: Host, python: str, data: str) -> dict[str, Any] | str:
@@ -97,8 +108,9 @@ def _alone(facts: dict[str, Any]) -> Iterator[str]:
         yield "the data are not there; prepare or copy them"
 
 
-def _differences(facts: dict[str, dict[str, Any]]) -> Iterator[str]:
-    for key, (name, cure) in _SAME.items():
+def _differences(facts: dict[str, dict[str, Any]], keys: Iterable[str] = _SAME) -> Iterator[str]:
+    for key in keys:
+        name, cure = _SAME[key]
         values = {host: own[key] for host, own in facts.items() if own.get(key) not in (None, "missing")}
         if len(set(values.values())) > 1:
             told = ", ".join(f"{value} on {host}" for host, value in values.items())

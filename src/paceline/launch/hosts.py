@@ -13,6 +13,8 @@ from pathlib import Path
 from paceline.base.files import printable
 from paceline.errors import UserError
 
+_FREE_PORT = "import socket; s = socket.socket(); s.bind((str(), 0)); print(s.getsockname()[1])"
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -132,6 +134,23 @@ def _ssh_trouble(host: str, errors: str) -> str:
         if re.search(pattern, errors):
             return cure.format(host=host)
     return f"ssh failed: {printable(errors.strip().splitlines()[-1]) if errors.strip() else 'it says nothing'}"
+
+
+def addresses(host: Host) -> tuple[str, str]:
+    """Address of this machine as the host sees it, and its own."""
+    answer = host.call('echo "$SSH_CONNECTION"').text.split()
+    if len(answer) != 4:
+        raise HostError(
+            f"{host.name}: SSH_CONNECTION is not set there, which tells addresses; look at its sshd's settings"
+        )
+    return answer[0], answer[2]
+
+
+def free_port(host: Host, python: str) -> int:
+    answer = host.call(f"{python} -c '{_FREE_PORT}'")
+    if answer.status:
+        raise HostError(f"{host.name}: looking for a free port failed: {last_line(answer)}")
+    return int(answer.text)
 
 
 def last_line(answer: Answer) -> str:

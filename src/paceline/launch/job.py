@@ -41,6 +41,10 @@ class Job:
     """Folder that is copied to the hosts."""
     passed: tuple[str, ...] = ()
     """Names of variables that ranks get; their values are never written down here."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Others, which are no secrets."""
+    before: dict[str, str] = field(default_factory=dict)
+    """Scripts of single hosts, to be run before anything else."""
     runs: str = "runs"
     """Where the run folder is brought to."""
     results: str = ""
@@ -59,8 +63,8 @@ class Backend(Protocol):
     def submit(self, job: Job) -> Job:
         """Start it; the job with what was found out on the way."""
 
-    def follow(self, job: Job, *, until: Callable[[], bool] = ...) -> int:
-        """Show what it prints until it is over; its exit status."""
+    def follow(self, job: Job, *, until: Callable[[], bool] = ..., bring_back: bool = ...) -> int:
+        """Show what it prints until it is over, and bring lost machines back; its exit status."""
 
     def status(self, job: Job) -> list[tuple[str, str]]:
         """Parts of the job and what they do."""

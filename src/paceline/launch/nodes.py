@@ -11,14 +11,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
+import yaml
+
 import paceline
+from paceline.base.remote import is_remote
 from paceline.errors import UserError
 from paceline.launch.hosts import Host, HostError, tracked_files
 from paceline.launch.job import Job
 
 HERE = "here"
+_LONGEST = 24 * 3600.0  # fetching all of ImageNet over a slow line
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,13 @@ def plan(job: Job) -> list[Step]:
     steps = [step for host in job.hosts for step in node_steps(job, host)]
     starts = [step for step in steps if step.title == "start"]
     ready = [step for step in steps if step.title != "start"]
-    program = _program(job) if job.meeting_host else f"{shlex.quote(sys.executable)} -m paceline"
+    return [*ready, _meeting(job), *starts]
+
+
+def _meeting(job: Job) -> Step:
+    program = _program(job, "meet") if job.meeting_host else f"{shlex.quote(sys.executable)} -m paceline"
     meet = f"{program} meet --port {job.meeting.rpartition(':')[2]}"
-    meeting = Step(job.meeting_host or HERE, "keep the meeting place", _detached("meet", meet))
-    return [*ready, meeting, *starts]
+    return Step(job.meeting_host or HERE, "keep the meeting place", _detached("meet", meet))
 
 
 def node_steps(job: Job, host: str) -> Iterator[Step]:
@@ -56,34 +64,81 @@ def node_steps(job: Job, host: str) -> Iterator[Step]:
     makes = not job.python and not job.container
     tree = Path(job.code) if job.code and makes else None
     yield Step(host, "files", files={"recipe.yaml": job.recipe, "node.sh": _node_script(job, host)}, tree=tree)
+    if job.before.get(host):
+        yield Step(host, "disks", job.before[host])
     if makes:
         yield Step(host, "environment", _environment(job))
+    if fetched := remote_data(job):
+        yield Step(host, "data", f"{_SECRETS}\n{_exports(job, host)}\n{_program(job, 'data')} data {fetched}")
     yield Step(host, "start", _detached("node", 'sh "$PWD/node.sh"'))
 
 
-def _program(job: Job) -> str:
-    """What starts paceline on a machine, for a shell."""
+# what must be in no command line and in no plan; and where the machine has room for data
+_SECRETS = """if [ -f secrets ]; then . ./secrets; fi
+if [ -f disks ]; then . ./disks; fi"""
+
+
+def _exports(job: Job, host: str) -> str:
+    named = job.variables | {"PACELINE_HOST": host, "PACELINE_PATIENCE": str(job.patience)}
+    return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in named.items())
+
+
+def data_folders(job: Job) -> list[str]:
+    """Outside of the job's own folder, which a container has to see."""
+    path = yaml.safe_load(job.recipe)["data"].get("path") or ""
+    return [path] if path.startswith("/") else []
+
+
+def remote_data(job: Job) -> str:
+    """Where the recipe's images are, if every machine has to fetch them before any begins."""
+    data = yaml.safe_load(job.recipe)["data"]
+    if not is_remote(data.get("path") or ""):
+        return ""
+    return shlex.join([data["path"], *(["--variant", data["variant"]] if data.get("variant") else [])])
+
+
+def _program(job: Job, name: str) -> str:
+    """What starts paceline on a machine, for a shell; a container's id goes to NAME.cid."""
     if job.container:
         # the host's network and shared memory, and its GPUs if it has some; variables by name only
-        names = ("PACELINE_HOST", "PACELINE_PATIENCE", "PACELINE_SPOT", *job.passed)
-        given = " ".join(f"-e {name}" for name in names)
+        names = ("PACELINE_HOST", "PACELINE_PATIENCE", "PACELINE_CACHE", *job.variables, *job.passed)
+        given = " ".join(f"-e {own}" for own in names)
         gpus = "$(command -v nvidia-smi > /dev/null && echo --gpus all)"
-        place = '--network host --ipc host -v "$PWD:$PWD" -w "$PWD"'
+        place = f'--cidfile {name}.cid --network host --ipc host -v "$PWD:$PWD" -w "$PWD"'
+        place += "".join(f" -v {shlex.quote(f'{own}:{own}')}" for own in data_folders(job))
+        place += ' ${PACELINE_CACHE:+-v "$PACELINE_CACHE:$PACELINE_CACHE"}'
         return f"docker run --rm --init {gpus} {place} {given} {shlex.quote(job.container)} paceline"
     python = shlex.quote(job.python) if job.python else f'"{_environment_folder(job)}/bin/python"'
     return f"{python} -m paceline"
 
 
 def _environment_folder(job: Job) -> str:
-    digest = hashlib.sha256(paceline.__version__.encode())
-    for path in sorted(tracked_files(Path(job.code))) if job.code else ():
+    return f"$HOME/.paceline/envs/{_digest(job.code, _extras(job))}"
+
+
+@cache
+def _digest(code: str, extras: str) -> str:
+    """Of what an environment is made from."""
+    digest = hashlib.sha256(f"{paceline.__version__} {extras}".encode())
+    for path in sorted(tracked_files(Path(code))) if code else ():
         if path.suffix in (".py", ".c", ".h", ".toml", ".txt", ".yaml"):
             digest.update(path.read_bytes())
-    return f"$HOME/.paceline/envs/{digest.hexdigest()[:16]}"
+    return digest.hexdigest()[:16]
+
+
+def _extras(job: Job) -> str:
+    """What the job needs beside the plain package."""
+    recipe = yaml.safe_load(job.recipe)
+    places = (job.results, recipe["data"].get("path") or "")
+    wanted = {"s3": any(place.startswith("s3://") for place in places)}
+    wanted |= {name: bool(recipe.get("log", {}).get(name)) for name in ("mlflow", "wandb")}
+    names = ",".join(name for name, needed in sorted(wanted.items()) if needed)
+    return f"[{names}]" if names else ""
 
 
 def _environment(job: Job) -> str:
-    what = "-c code/constraints.txt ./code" if job.code else f"paceline=={paceline.__version__}"
+    extras = _extras(job)
+    what = f"-c code/constraints.txt './code{extras}'" if job.code else f"'paceline{extras}=={paceline.__version__}'"
     return f"""env="{_environment_folder(job)}"
 mkdir -p "$(dirname "$env")" && exec 9> "$env.lock" && flock 9 || exit 1  # machines may share the user's home
 if [ ! -x "$env/bin/paceline" ]; then
@@ -96,10 +151,10 @@ def _node_script(job: Job, host: str) -> str:
     words += ["--nodes", f"{job.fewest}:{len(job.hosts)}", "--rendezvous", job.meeting]
     words += ["--results", job.results] if job.results else []
     return f"""cd "$(dirname "$0")" || exit 1
-# what must be in no command line and in no plan
-if [ -f secrets ]; then . ./secrets; rm -f secrets; fi
-export PACELINE_HOST={shlex.quote(host)} PACELINE_PATIENCE={job.patience}
-{_program(job)} {shlex.join(words)}
+{_SECRETS}
+rm -f secrets
+{_exports(job, host)}
+{_program(job, "node")} {shlex.join(words)}
 echo $? > node.exit
 """
 
@@ -107,7 +162,7 @@ echo $? > node.exit
 def _detached(name: str, command: str) -> str:
     """In a session of its own, without a terminal: what ends the launcher does not end it."""
     inner = shlex.quote(f"echo $$ > {name}.pid; exec {command}")
-    return f"""rm -f {name}.exit {name}.pid
+    return f"""rm -f {name}.exit {name}.pid {name}.cid
 setsid nohup sh -c {inner} >> {name}.log 2>&1 < /dev/null &
 i=0; while [ ! -s {name}.pid ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done
 [ -s {name}.pid ]"""
@@ -151,12 +206,14 @@ _STATUS = """if [ -f node.exit ]; then echo "ended $(cat node.exit)"
 elif [ -s node.pid ] && pgrep -s "$(cat node.pid)" > /dev/null; then echo running
 elif [ -s node.pid ]; then echo lost; else echo absent; fi"""
 
-_STOP = """for name in node meet; do
+_STOP = """rm -f secrets
+for name in node meet; do
     [ -s $name.pid ] || continue
     sid=$(cat $name.pid)
     pkill -TERM -s "$sid" -f 'paceline (train|meet)'
     i=0; while pgrep -s "$sid" > /dev/null && [ $i -lt {tenths} ]; do sleep 0.1; i=$((i+1)); done
     pkill -KILL -s "$sid"
+    [ ! -s $name.cid ] || docker rm -f "$(cat $name.cid)" > /dev/null 2>&1
     i=0; while pgrep -s "$sid" > /dev/null && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done
     pgrep -s "$sid" > /dev/null && echo "$name"
 done
@@ -180,7 +237,7 @@ def _carry_out(step: Step, host: Host, secrets: dict[str, str]) -> None:
     elif step.host == HERE:
         Path(host.folder).mkdir(parents=True, exist_ok=True)
     if step.script:
-        host.must(step.script, step.title, timeout=3600)
+        host.must(step.script, step.title, timeout=_LONGEST)
 
 
 def secrets_of(job: Job) -> dict[str, str]:

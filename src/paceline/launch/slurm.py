@@ -13,9 +13,10 @@ from pathlib import Path
 
 from paceline.errors import UserError
 from paceline.launch import job as jobs
-from paceline.launch.control import Say, say
+from paceline.launch.control import say
 from paceline.launch.job import Job
 
+_EVERY = 2.0
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
 
@@ -120,15 +121,15 @@ def _over(states: Sequence[tuple[str, str]]) -> bool:
     return all(state.split()[0] in _ENDED or state.startswith("gone") for _, state in states)
 
 
-def follow(job: Job, tell: Say = say, every: float = 2.0, until: Callable[[], bool] = lambda: False) -> int:
-    """Show its logs and states until it is over; the exit status."""
+def follow(job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: bool = True) -> int:
+    """Show its logs and states until it is over; the exit status. What is lost SLURM itself brings back."""
     seen: dict[Path, int] = {}
     before: list[tuple[str, str]] = []
     while not until():
         now = status(job)
         for number, state in now:
             if (number, state) not in before:
-                tell(f"{number} | ({state})")
+                say(f"{number} | ({state})")
         before = now
         for path in sorted(Path(job.runs).glob(f"{job.name}*.log")):
             with path.open("rb") as file:
@@ -137,10 +138,10 @@ def follow(job: Job, tell: Say = say, every: float = 2.0, until: Callable[[], bo
             whole = text[: text.rfind(b"\n") + 1]
             seen[path] = seen.get(path, 0) + len(whole)
             for line in whole.decode(errors="replace").splitlines():
-                tell(f"{path.stem} | {line}")
+                say(f"{path.stem} | {line}")
         if _over(now):
             break
-        time.sleep(every)
+        time.sleep(_EVERY)
     return 0 if all(state.startswith(("COMPLETED", "gone")) for _, state in before) else 1
 
 
@@ -154,7 +155,7 @@ def stop(job: Job, grace: float) -> list[str]:
     return [f"{name}: {state}" for name, state in status(job) if not _over([(name, state)])]
 
 
-def fetch(job: Job, tell: Say = say) -> Path:
+def fetch(job: Job) -> Path:
     """It is here already."""
     seeds = job.extra["slurm"]["seeds"]
     folder = Path(job.runs) / (f"{job.name}-seed-{seeds[0]}" if seeds else job.name)

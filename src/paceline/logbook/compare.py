@@ -147,7 +147,7 @@ def share(value: "str | float") -> float:
 
 
 def compare(runs: Sequence[Run], target: float | None = None, price: float | None = None) -> Comparison:
-    """Everything in relation to the first run; `price` is that of one host for an hour."""
+    """Everything in relation to the first run; `price` of a host for an hour counts more than what a run says."""
     reached = [run.best["top1"] for run in runs if run.best]
     if target is None and len(reached) == len(runs) and reached:
         target = math.floor(min(reached) * 1000) / 1000  # what all of them got to
@@ -160,6 +160,7 @@ def compare(runs: Sequence[Run], target: float | None = None, price: float | Non
 
 def _row(run: Run, target: float | None, price: float | None) -> dict[str, Any]:
     hosts = len(run.hosts) or run.facts.get("nodes")
+    price = run.price if price is None else price
     total, final = run.total_seconds, run.final
     return {
         "run": run.name,

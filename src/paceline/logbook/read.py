@@ -104,6 +104,11 @@ class Run:
         return self.ranks * each if self.ranks else None
 
     @property
+    def price(self) -> float | None:
+        """Of one of its hosts for an hour, if it was known when it started."""
+        return self.starts[-1].get("price") if self.starts else None
+
+    @property
     def hosts(self) -> list[str]:
         return list(dict.fromkeys(self.starts[-1].get("host_of_rank", []))) if self.starts else []
 

@@ -77,6 +77,7 @@ class Start(TypedDict, total=False):
     code: dict[str, Any]
     largest_batch: _LargestBatch | None
     command: list[str]
+    price: NotNegative
 
 
 class Summary(TypedDict, total=False):

@@ -1,5 +1,6 @@
 """What a run ran on: enough to repeat it, or to see why another one differs."""
 
+import os
 import platform
 import shutil
 import subprocess
@@ -26,7 +27,15 @@ def collect(hosts: list[str], device: torch.device) -> dict[str, Any]:
         "code": _code(),
         "hosts": dict(Counter(hosts)),
         "hardware": _hardware(device),
-    }
+    } | _price()
+
+
+def _price() -> dict[str, float]:
+    """Of this machine for an hour, which who rents it knows."""
+    try:
+        return {"price": float(os.environ["PACELINE_PRICE"])}
+    except (KeyError, ValueError):
+        return {}
 
 
 def _hardware(device: torch.device) -> dict[str, Any]:

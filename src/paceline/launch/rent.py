@@ -1,0 +1,226 @@
+"""What a job rents from EC2: wishes into requests, machines and their volumes into hosts."""
+
+import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.launch import disks
+from paceline.launch import job as jobs
+from paceline.launch.cloud import Cloud, tag, tagged
+from paceline.launch.control import hosts_of
+from paceline.launch.hosts import HostError
+from paceline.launch.job import Job
+from paceline.launch.nodes import remote_data
+
+_MY_ADDRESS = "https://checkip.amazonaws.com"
+_SSH_WITHIN = 300.0
+
+# ending itself is what terminates a machine, whatever became of the one that rented it
+_USER_DATA = """#!/bin/sh
+(
+    busy=$(date +%s)
+    while sleep 30; do
+        now=$(date +%s)
+        if pgrep -f 'paceline (train|data|meet)' > /dev/null; then busy=$now; fi
+        for file in /home/*/.paceline/jobs/{job}/*/node.exit /root/.paceline/jobs/{job}/*/node.exit; do
+            if [ -f "$file" ] && [ $((now - $(stat -c %Y "$file"))) -gt {linger} ]; then shutdown -h now; fi
+        done
+        if [ $((now - busy)) -gt {idle} ]; then shutdown -h now; fi
+    done
+) > /dev/null 2>&1 &
+"""
+
+
+def rent(job: Job, cloud: Cloud) -> Job:
+    """All that the job needs; the job with what was made and found, of which `disks` and addresses are of its hosts."""
+    wish, count = job.extra["ec2"], len(job.hosts)
+    subnet = cloud.subnet(wish["subnet"], wish["zone"])
+    zone = subnet["AvailabilityZone"]
+    _check_volumes(job, cloud, zone)
+    price = _price(cloud, wish, zone)
+    image = cloud.image(wish["image_id"], wish["image_name"])
+    private = jobs.folder_of(job.id) / "key"
+    cloud.key(job.id, job.id, Path(wish["public_key"]) if wish["public_key"] else None, private)
+    group = cloud.firewall(job.id, subnet["VpcId"], wish["ssh_from"] or f"{_my_address()}/32")
+    placement = cloud.placement(job.id) if count > 1 else ""
+    known = [f"UserKnownHostsFile={jobs.folder_of(job.id) / 'known_hosts'}", "StrictHostKeyChecking=accept-new"]
+    identity = [] if wish["public_key"] else ["-i", str(private)]
+    ssh = [*job.extra.get("ssh", []), "-l", wish["user"], *identity, *(word for own in known for word in ("-o", own))]
+    where: dict[str, Any] = {
+        "Image": image,
+        "Subnet": subnet["SubnetId"],
+        "Group": group,
+        "Placement": placement,
+        "Zone": zone,
+    }
+    where["Used"] = []
+    told = {"PACELINE_PRICE": f"{price:g}" if price else "", "PACELINE_SPOT": "1" if wish["spot"] else ""}
+    job = replace(
+        job,
+        variables=job.variables | {name: value for name, value in told.items() if value},
+        extra=job.extra | {"ssh": ssh, "where": where, "machines": {}, "ec2": wish | {"region": cloud.region}},
+    )
+    machines = [cloud.run(_request(job, number)) for number in range(count)]
+    cloud.wait_until_running([machine["InstanceId"] for machine in machines])
+    for number, machine in enumerate(machines):
+        job = _settled(job, cloud, number, machine["InstanceId"])
+    return job
+
+
+def rent_again(job: Job, cloud: Cloud, host: str) -> Job:
+    """Another machine in the place of one that was taken."""
+    number = job.hosts.index(host)
+    lost = job.extra["machines"][host]["id"]
+    cloud.end([lost])
+    machine = cloud.run(_request(job, number))["InstanceId"]
+    cloud.wait_until_running([machine])
+    return _settled(job, cloud, number, machine)
+
+
+def is_taken(job: Job, cloud: Cloud, host: str) -> bool:
+    known = {own["InstanceId"] for own in cloud.machines(job.id, ("pending", "running"))}
+    return job.extra["machines"][host]["id"] not in known
+
+
+def _settled(job: Job, cloud: Cloud, number: int, machine: str) -> Job:
+    """A machine that runs, with its volume; the job with how it is reached and what is to be mounted there."""
+    wish, host = job.extra["ec2"], job.hosts[number]
+    volume = _volume_for(job, cloud, number)
+    if volume:
+        cloud.attach(volume, machine)
+    found = next(own for own in cloud.machines(job.id) if own["InstanceId"] == machine)
+    public = "" if wish["private"] else found.get("PublicIpAddress")
+    reached = {"id": machine, "address": public or found["PrivateIpAddress"]}
+    return replace(
+        job,
+        before=job.before | {host: before(job, volume)},
+        extra=job.extra | {"machines": job.extra["machines"] | {host: reached}},
+    )
+
+
+def before(job: Job, volume: str) -> str:
+    """What has to be done on a machine before anything else."""
+    wish = job.extra["ec2"]
+    return disks.script(volume, wish["mount"], wish["efs"], wish["region"] or "REGION", bool(remote_data(job)))
+
+
+def _request(job: Job, number: int) -> dict[str, Any]:
+    """Of one machine; addresses that were given are used up one by one."""
+    wish, where = job.extra["ec2"], job.extra["where"]
+    network: dict[str, Any] = {"DeviceIndex": 0, "SubnetId": where["Subnet"]}
+    network |= {"Groups": [where["Group"], *wish["groups"]], "AssociatePublicIpAddress": not wish["private"]}
+    if free := [own for own in wish["addresses"] if own not in where["Used"]]:
+        network["PrivateIpAddress"] = free[0]
+        where["Used"].append(free[0])
+    root = {"VolumeSize": wish["root_gb"], "VolumeType": "gp3", "DeleteOnTermination": True}
+    placed = {"GroupName": where["Placement"]} if where["Placement"] else {}
+    asked: dict[str, Any] = {
+        "ImageId": where["Image"],
+        "InstanceType": wish["instance_type"],
+        "KeyName": job.id,
+        "NetworkInterfaces": [network],
+        "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": root}],
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "TagSpecifications": tagged("instance", job.id, f"{job.id}-{number}"),
+        "Placement": {"AvailabilityZone": where["Zone"]} | placed,
+    }
+    if not wish["keep"]:
+        asked["UserData"] = _USER_DATA.format(job=job.id, linger=wish["linger"], idle=wish["idle"])
+    if wish["spot"]:
+        limit = {"MaxPrice": str(wish["max_price"])} if wish["max_price"] else {}
+        spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"} | limit
+        asked["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
+    return asked
+
+
+def _check_volumes(job: Job, cloud: Cloud, zone: str) -> None:
+    """NAME_0, NAME_1 ...: before anything is rented, whether they are there, free, and in the zone."""
+    wanted = job.extra["ec2"]["attach_volume"]
+    for number in range(len(job.hosts) if wanted else 0):
+        name = f"{wanted}_{number}"
+        own = _named(cloud, name)
+        if own["AvailabilityZone"] != zone:
+            there = own["AvailabilityZone"]
+            raise UserError(f"volume {name} is in {there}, the machines in {zone}; say --zone {there}")
+        if own["State"] != "available":
+            raise UserError(f"volume {name} is {own['State']}; detach it, or replicate it from a snapshot")
+
+
+def _named(cloud: Cloud, name: str) -> Any:
+    found = cloud.volumes(name)
+    if not found:
+        raise UserError(f"no volume is named {name}; `paceline ec2 volumes` lists them, `ec2 replicate` makes them")
+    return found[0]
+
+
+def _volume_for(job: Job, cloud: Cloud, number: int) -> str:
+    wish = job.extra["ec2"]
+    if wish["attach_volume"]:
+        return str(_named(cloud, f"{wish['attach_volume']}_{number}")["VolumeId"])
+    if not wish["snapshot"]:
+        return ""
+    options = {"Size": wish["volume_gb"], "Iops": wish["iops"], "Throughput": wish["throughput"]}
+    given = {key: value for key, value in options.items() if value}
+    place = {"SnapshotId": wish["snapshot"], "AvailabilityZone": job.extra["where"]["Zone"]}
+    return cloud.volume(job.id, f"{job.id}-{number}", **place, VolumeType=wish["volume_type"], **given)
+
+
+def _price(cloud: Cloud, wish: dict[str, Any], zone: str) -> float | None:
+    """Of a machine for an hour, if it can be found; not above the limit."""
+    if not wish["spot"]:
+        return cloud.price(wish["instance_type"])
+    price = cloud.spot_price(wish["instance_type"], zone)
+    if price is not None and wish["max_price"] and price > wish["max_price"]:
+        raise UserError(
+            f"a spot {wish['instance_type']} costs {price} $ an hour in {zone} now, above "
+            f"--max-price {wish['max_price']}; raise it, try another --zone, or wait"
+        )
+    return price
+
+
+def _my_address() -> str:
+    try:
+        with urllib.request.urlopen(_MY_ADDRESS, timeout=10) as answer:
+            text: str = answer.read(100).decode().strip()
+            return text
+    except OSError as error:
+        raise UserError(f"your own address could not be found ({error}); say --ssh-from ADDRESS/32") from None
+
+
+def wait_for_ssh(job: Job, names: tuple[str, ...]) -> None:
+    """A machine that runs does not listen yet."""
+    deadline = time.monotonic() + _SSH_WITHIN
+    hosts = hosts_of(job)
+    for name in names:
+        while True:
+            try:
+                hosts[name].call("true", timeout=30)
+                break
+            except HostError as error:
+                if time.monotonic() > deadline:
+                    raise UserError(f"{error}; it was rented, but cannot be reached") from None
+                time.sleep(2)
+
+
+def listing(cloud: Cloud) -> list[str]:
+    """What costs money now: machines and volumes."""
+    lines, prices = [], {}
+    for machine in cloud.machines():
+        kind, where = machine["InstanceType"], machine["Placement"]["AvailabilityZone"]
+        how = machine.get("InstanceLifecycle", "on demand")
+        if (kind, how, where) not in prices:
+            prices[kind, how, where] = cloud.spot_price(kind, where) if how == "spot" else cloud.price(kind)
+        price = prices[kind, how, where]
+        address = machine.get("PublicIpAddress") or machine.get("PrivateIpAddress", "")
+        since = machine["LaunchTime"].isoformat(timespec="minutes")
+        cost = f"{price:g} $/h" if price else "price unknown"
+        place = f"{kind} {how}  {cost}  {where}  {machine['State']['Name']}  {address}  since {since}"
+        lines.append(f"{tag(machine, 'Name')}  {machine['InstanceId']}  {place}")
+    for volume in cloud.volumes(job="*"):
+        size = f"{volume['Size']} GB {volume['VolumeType']}"
+        place = f"{volume['AvailabilityZone']}  {volume['State']}"
+        lines.append(f"{tag(volume, 'Name')}  {volume['VolumeId']}  volume of {size}  {place}")
+    return lines
