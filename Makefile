@@ -14,7 +14,7 @@ demo: $(READY)  ## train the embedded digits on one process and on two, compare,
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster
 
-cluster: $(READY)  ## run the tests on machines made of namespaces, and on a SLURM of its own (as root)
+cluster: $(READY) .venv-sky/.ready  ## run the tests on machines made of namespaces, and on a SLURM of its own (as root)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/cluster
 
 lint: $(READY)  ## check style, types and the direction of imports
@@ -28,11 +28,17 @@ format: $(READY)  ## put the code into shape
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment and what tools left behind
-	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache src/*.egg-info src/paceline/data/*.so
+	rm -rf .venv .venv-sky build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache src/*.egg-info src/paceline/data/*.so
 
 $(READY): pyproject.toml constraints.txt $(wildcard src/paceline/data/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; try make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# only its validator is used; its dependencies would get in the way of others
+.venv-sky/.ready:
+	$(PYTHON) -m venv .venv-sky
+	.venv-sky/bin/python -m pip install --quiet --disable-pip-version-check 'skypilot>=0.10,<0.15'
 	@touch $@

@@ -3,22 +3,26 @@
     python benchmarks/faults.py --rounds 3
 
 From the fault to the first step of training after it, in seconds; the job is small, so that this is the time to notice,
-to meet anew and to start again, not to load a model. Ranks that are silent for --patience seconds count as lost.
+to meet anew and to start again, not to load a model. At the end the object store that results go to hangs for a minute;
+training must not wait for it. Ranks that are silent for --patience seconds count as lost.
 """
 
 import argparse
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 from machines import Cluster, cluster_of, missing
+from object_store import ObjectStore, object_store
 
 from paceline.track.records import records_of
 
@@ -29,30 +33,37 @@ QUIET = ("--log.every", "1ba", "--log.tensorboard", "false")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--patience", type=int, default=10)
+    parser.add_argument("--patience", type=int, default=15)
+    parser.add_argument("--away", type=int, default=60, help="seconds without the object store")
     options = parser.parse_args()
     if reason := missing():
         sys.exit(reason)
-    with tempfile.TemporaryDirectory() as scratch, cluster_of(Path(scratch), "n1", "n2") as cluster:
-        job = Job(cluster, Path(scratch), options.patience)
-        try:
-            times: dict[str, list[float]] = {}
-            for _ in range(options.rounds):
-                for name, fault in FAULTS.items():
-                    job.wait(ranks=2, more_steps=15)
-                    times.setdefault(name, []).append(fault(job))
-        finally:
-            job.stop()
-    print(f"{options.rounds} rounds, patience {options.patience} s: seconds until training went on")
-    for name, own in times.items():
-        print(f"  {name:<44} {statistics.median(own):6.1f}   ({min(own):.1f} to {max(own):.1f})")
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cluster = stack.enter_context(cluster_of(scratch, "n1", "n2"))
+        store = stack.enter_context(object_store(scratch / "store", cluster.gateway))
+        job = Job(cluster, scratch, options.patience, store)
+        stack.callback(job.stop)
+        times: dict[str, list[float]] = {}
+        for _ in range(options.rounds):
+            for name, fault in FAULTS.items():
+                job.wait(ranks=2, more_steps=15)
+                times.setdefault(name, []).append(fault(job))
+        print(f"{options.rounds} rounds, patience {options.patience} s: seconds until training went on")
+        for name, own in times.items():
+            print(f"  {name:<44} {statistics.median(own):6.1f}   ({min(own):.1f} to {max(own):.1f})", flush=True)
+        usual, away = store_away(job, options.away)
+        print(
+            f"the object store is away for {options.away} s: the longest step took {away:.2f} s, before {usual:.2f} s"
+        )
 
 
 class Job:
-    def __init__(self, cluster: Cluster, folder: Path, patience: int):
-        self.cluster, self._folder = cluster, folder
-        self._environment = os.environ | {"PACELINE_HOME": str(folder / "home")}
+    def __init__(self, cluster: Cluster, folder: Path, patience: int, store: ObjectStore):
+        self.cluster, self.store, self._folder = cluster, store, folder
+        self._environment = os.environ | {"PACELINE_HOME": str(folder / "home")} | store.variables
         options = ["--hosts", "n1,n2", "--ssh-config", str(cluster.config), "--python", sys.executable]
+        options += ["--results", "s3://results/here", "--pass", ",".join(store.variables)]
         words = [*options, "--patience", str(patience), *WORDS, *QUIET]
         self._log = (folder / "launcher.log").open("w")
         self._launcher = self._paceline("launch", "ssh", *words)
@@ -62,6 +73,15 @@ class Job:
         return subprocess.Popen(
             command, cwd=self._folder, env=self._environment, stdout=self._log, stderr=subprocess.STDOUT
         )
+
+    def longest(self, begin: float, end: float) -> float:
+        """Time between two steps of training that followed each other."""
+        times = {begin, end}
+        for machine in self.cluster.machines.values():
+            for path in machine.root.glob(".paceline/jobs/*/*/runs/*/metrics.jsonl"):
+                own = records_of(path.read_bytes().splitlines())
+                times |= {one["time"] for one in own if one["kind"] == "train" and begin <= one["time"] <= end}
+        return max(later - sooner for sooner, later in pairwise(sorted(times)))
 
     def newest(self) -> tuple[float, int, int]:
         """When the last step was recorded, which it was, and by how many ranks."""
@@ -132,6 +152,19 @@ def cable_pulled(job: Job) -> float:
     taken = _timed(job, lambda: job.cluster.cut(name), ranks=1)
     job.cluster.plug_in(name)
     return taken
+
+
+def store_away(job: Job, seconds: float) -> tuple[float, float]:
+    """The longest step with the object store, and without it; it hangs, which is worse than refusing."""
+    job.wait(ranks=2, more_steps=50)
+    begin = time.time()
+    time.sleep(20)
+    middle = time.time()
+    job.store.process.send_signal(signal.SIGSTOP)
+    time.sleep(seconds)
+    job.store.process.send_signal(signal.SIGCONT)
+    job.wait(ranks=2, more_steps=15)
+    return job.longest(begin, middle), job.longest(middle, middle + seconds)
 
 
 FAULTS: dict[str, Callable[[Job], float]] = {

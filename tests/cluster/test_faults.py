@@ -1,6 +1,7 @@
 """Machines that are lost in the middle of a job, and come back."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,8 @@ import machines
 import pytest
 from jobs import launch, on_disk, wait_for
 from machines import Cluster, cluster_of
+
+import paceline
 
 pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
 WORDS = ("--checkpoint.every", "10ba", "--log.every", "1ba", "--log.tensorboard", "false", "--evaluate.every", "1000ba")
@@ -28,12 +31,15 @@ def _ranks_now(cluster: Cluster) -> tuple[float, int, int]:
     return newest["time"], newest["step"], len(newest.get("memory_per_rank", []))
 
 
-@pytest.mark.parametrize("how", ["power", "cable"])
-def test_training_goes_on_without_a_lost_machine_and_takes_it_back(cluster: Cluster, tmp_path: Path, how: str) -> None:
-    """The machine that holds the leader, and so the run folder that was written to."""
-    with launch(cluster, tmp_path, "n1,n2", "--train.duration", "400ba", *WORDS) as job:
+@pytest.mark.parametrize(("how", "what"), [("power", "leader"), ("cable", "leader"), ("power", "keeper")])
+def test_training_goes_on_without_a_lost_machine_and_takes_it_back(
+    cluster: Cluster, tmp_path: Path, how: str, what: str
+) -> None:
+    """The machine that holds the leader, and so the run folder that was written to; or the meeting place."""
+    place = ("--meet", "n1") if what == "keeper" else ()
+    with launch(cluster, tmp_path, "n1,n2", "--train.duration", "300ba", *WORDS, *place) as job:
         wait_for(lambda: _ranks_now(cluster)[1:] >= (25, 2) and _ranks_now(cluster)[2] == 2, job)
-        lost = _leader(cluster)
+        lost = "n1" if what == "keeper" else _leader(cluster)
         now = time.time()
         if how == "power":
             cluster.machines[lost].lose()
@@ -50,7 +56,7 @@ def test_training_goes_on_without_a_lost_machine_and_takes_it_back(cluster: Clus
     (run,) = (tmp_path / "runs").iterdir()
     records = _records(run)
     steps = [record["step"] for record in records if record["kind"] == "train"]
-    assert steps == list(range(1, 401))  # each batch of each epoch once
+    assert steps == list(range(1, 301))  # each batch of each epoch once
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
     ranks = [start["ranks"] for start in json.loads((run / "environment.json").read_text())["starts"]]
     assert ranks[0] == ranks[-1] == 2
@@ -130,9 +136,17 @@ def test_a_mistake_of_the_user_ends_the_job_at_once(cluster: Cluster, tmp_path: 
     assert not [process.cmdline() for machine in cluster.machines.values() for process in machine.processes()]
 
 
+def other_code(folder: Path) -> Path:
+    """The package, changed a little."""
+    shutil.copytree(Path(paceline.__file__).parent, folder / "other" / "paceline")
+    with (folder / "other" / "paceline" / "errors.py").open("a") as file:
+        file.write("# changed\n")
+    return folder / "other"
+
+
 def test_what_is_wrong_with_a_host_is_said(cluster: Cluster, tmp_path: Path) -> None:
-    def answer(hosts: str) -> str:
-        with launch(cluster, tmp_path, hosts) as job:
+    def answer(hosts: str, *words: str) -> str:
+        with launch(cluster, tmp_path, hosts, *words) as job:
             output, _ = job.communicate(timeout=60)
         assert job.returncode == 1
         assert "Traceback" not in output
@@ -147,8 +161,15 @@ def test_what_is_wrong_with_a_host_is_said(cluster: Cluster, tmp_path: Path) -> 
     known.write_text(f"{keys[0].split()[0]} {' '.join(keys[1].split()[1:])}\n")
     assert "n1: its host key has changed" in answer("n1")
     known.write_text(honest)
+    key = (cluster.folder / "key.pub").read_text()
     (cluster.folder / "key.pub").write_text("")
     assert "n1: it refuses your key" in answer("n1")
+    (cluster.folder / "key.pub").write_text(key)
+    for name, code in (("n1", ""), ("n2", other_code(tmp_path))):
+        program = cluster.machines[name].root / "python"
+        program.write_text(f'#!/bin/sh\nPYTHONPATH={code} exec {sys.executable} "$@"\n')
+        program.chmod(0o700)
+    assert "the code of paceline differs" in answer("n1,n2", "--python", "$HOME/python")
     cluster.machines["n2"].lose()
     assert "n2: nothing listens at its ssh port" in answer("n2")
     assert not list((tmp_path / "runs").glob("*"))

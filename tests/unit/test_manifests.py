@@ -36,6 +36,7 @@ def test_kubeflow_takes_it(here) -> None:
 
 
 def test_skypilot_gets_its_words(here) -> None:
+    """Its own validator is asked in tests/cluster, since it takes half a gigabyte."""
     (task,) = _manifest(here, "skypilot", "--gpu-type", "A100")
     assert task["num_nodes"] == 2
     assert task["resources"]["accelerators"] == "A100:4"

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from paceline.base.files import host_name
 from paceline.config import launched
@@ -28,6 +29,7 @@ _LOST = re.compile("connection (closed|reset) by peer|broken pipe|timed out wait
 # If DDP's reducer held the last reference to the process group, it would end it with the interpreter's lock in its
 # hand, and wait for a thread of gloo's that needs the lock to release its last tensor: now and then a run never ended
 _KEPT: list[object] = []
+_AT_FIRST = timedelta(seconds=60)  # one machine may read or compile for longer than others
 _PATIENCE = 600  # seconds; torch's 30 minutes leave users before a hung screen for too long
 
 
@@ -64,7 +66,7 @@ class World:
             return
         _die_with_parent()
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=_patience())
+        dist.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=max(_patience(), _AT_FIRST))
         try:
             yield self
             self.barrier()
@@ -78,6 +80,11 @@ class World:
         finally:
             _KEPT.append(dist.group.WORLD)
             dist.destroy_process_group()
+
+    def hasten(self) -> None:
+        """From now on all ranks do the same work in the same time, and a silent one is soon taken for lost."""
+        if self.size > 1:
+            _set_pg_timeout(_patience())
 
     def barrier(self) -> None:
         if self.size > 1:

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 def backend_of(job: "Job") -> "Backend":
     """What plans, starts and looks after this job."""
-    from paceline.launch import control, ec2, slurm
+    from paceline.launch import ec2, slurm, ssh
 
     back: dict[str, Backend] = {"slurm": slurm, "ec2": ec2}
-    return back.get(job.backend, control)
+    return back.get(job.backend, ssh)
 
 
 def follow_to_the_end(job: "Job") -> int:

@@ -56,7 +56,7 @@ def launch(arguments: list[str]) -> int:
     )
     parser.add_argument("--pass", dest="passed", default="", metavar="A,B", help="variables to pass on to the ranks")
     parser.add_argument(
-        "--patience", type=positive, default=60, metavar="S", help="a rank that is silent so long is lost (default 60)"
+        "--patience", type=positive, default=15, metavar="S", help="a rank that is silent so long is lost (default 15)"
     )
     parser.add_argument(
         "--meet", default="auto", metavar="WHERE", help="who keeps the list of machines: auto, here, HOST"

@@ -53,6 +53,8 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
             torch.manual_seed(step_seed(recipe.seed, step, setup.world.rank))
             run.window.add(train_step(setup, micro_batches, step, lr), setup.timeline.stage_at(step).global_batch)
             done = step + 1
+            if step == run.first_step:
+                setup.world.hasten()
             if setup.ema:
                 setup.ema.update(setup.replica.module, done)
             run.display.step(done)

@@ -1,17 +1,14 @@
-"""Looking after a job: submit it, follow it, bring back lost machines, fetch the run folder, end it."""
+"""Looking after a job on machines: where they meet, its start, its state, its run folder, its end."""
 
 import json
 import shlex
 import shutil
 import socket
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.base.files import FolderLock, printable
 from paceline.errors import UserError
 from paceline.launch import job as jobs
 from paceline.launch import nodes
@@ -20,8 +17,6 @@ from paceline.launch.hosts import Host, HostError, SshHost, addresses, free_port
 from paceline.launch.job import Job
 from paceline.launch.nodes import HERE, Progress
 
-_EVERY = 1.0
-_MOST_RETURNS, _PAUSE, _GLANCE = 5, 60.0, 5.0
 _MARK = ".job"  # in a run folder that was fetched: of which job
 
 
@@ -110,114 +105,6 @@ def submit(job: Job) -> Job:
     return job
 
 
-Revive = Callable[[Job, Progress], Job | None]
-"""Bring a machine back that does not run any more, if that can be done; the job as it is then."""
-
-
-def revive(job: Job, own: Progress) -> Job | None:
-    """A machine that was restarted, or whose processes were killed, begins again."""
-    if own.state not in ("lost", "absent"):
-        return None
-    say(f"{own.host.name} was lost: starting it again")
-    return start_again(job, own.host.name)
-
-
-def start_again(job: Job, name: str) -> Job:
-    """On one machine; on all of them if it kept the meeting place, without which nobody can join."""
-    if name != job.meeting_host:
-        nodes.carry_out(list(nodes.node_steps(job, name)), hosts_of(job), nodes.secrets_of(job))
-        return job
-    hosts = hosts_of(job)
-    running = [own for own in _look(job) if own.state == "running"]
-    job = with_meeting_place(job, running[0].host.name if running else name)
-    say(f"{name} kept the meeting place: all go on from the last save, meeting at {job.meeting_host}")
-    for line in nodes.stop([own.host for own in running], grace=60):
-        say(f"left over: {line}")
-    jobs.save(job)
-    nodes.carry_out(nodes.plan(job), hosts, nodes.secrets_of(job))
-    return job
-
-
-def follow(
-    job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: bool = True, revive: Revive = revive
-) -> int:
-    """Show the logs of all machines until the job is over, and bring lost ones back; the job's exit status."""
-    hosts = hosts_of(job)
-    progress = {name: Progress(hosts[name]) for name in job.hosts}
-    states, width = dict.fromkeys(job.hosts, ""), max(map(len, job.hosts))
-    with _Returns(job, revive if bring_back else None) as returns:
-        while not until():
-            for name, own in progress.items():
-                for line in own.look():
-                    say(f"{name:<{width}} | {printable(line)}")
-                if own.state != states[name] and not own.state.startswith(("running", "ended")):
-                    say(f"{name:<{width}} | ({own.state})")
-                states[name] = own.state
-            if all(own.over or own.state == "absent" for own in progress.values()) and not returns.pending:
-                break
-            job = returns.step(job, progress)
-            time.sleep(_EVERY)
-    return exit_status(list(progress.values()))
-
-
-class _Returns:
-    """Of lost machines, one at a time and in the background, since renting takes minutes."""
-
-    def __init__(self, job: Job, revive: Revive | None):
-        self._revive, self._pool = revive, ThreadPoolExecutor(1)
-        try:
-            self._lock = FolderLock(jobs.folder_of(job.id)) if revive else None
-        except UserError:  # another terminal does it: two would start everything twice
-            self._revive = self._lock = None
-        self.pending: tuple[str, Future[Job | None]] | None = None
-        self._done: dict[str, int] = {}
-        self._not_before: dict[str, float] = {}
-
-    def __enter__(self) -> "_Returns":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._lock:
-            self._lock.release()
-
-    def step(self, job: Job, progress: dict[str, Progress]) -> Job:
-        """Begin or end one; as long as others go on."""
-        if self.pending:
-            name, future = self.pending
-            return self._taken_up(job, progress, name, future) if future.done() else job
-        if self._revive and any(own.state == "running" for own in progress.values()):
-            for name, own in progress.items():
-                waits = time.monotonic() < self._not_before.get(name, 0.0)
-                if own.state != "running" and not waits and self._done.get(name, 0) < _MOST_RETURNS:
-                    self.pending = name, self._pool.submit(self._revive, job, replace(own))
-                    break
-        return job
-
-    def _taken_up(self, job: Job, progress: dict[str, Progress], name: str, future: "Future[Job | None]") -> Job:
-        self.pending = None
-        try:
-            changed = future.result()
-        except UserError as error:
-            say(f"{name} could not be brought back: {error}; trying again in {_PAUSE:.0f} s")
-            self._not_before[name] = time.monotonic() + _PAUSE
-            return job
-        if changed is None:  # it ended, or nothing is known of it
-            self._not_before[name] = time.monotonic() + _GLANCE
-            return job
-        self._done[name] = self._done.get(name, 0) + 1
-        hosts = hosts_of(changed)
-        if hosts[name] != progress[name].host:  # another machine, with a log of its own
-            progress[name] = Progress(hosts[name])
-        return changed
-
-
-def exit_status(progress: Sequence[Progress]) -> int:
-    """0 if a machine saw the end of the training; machines that were lost on the way do not count."""
-    ended = [int(own.state.split()[1]) for own in progress if own.over]
-    return min(ended) if ended else 1
-
-
 def fetch(job: Job) -> Path:
     """Bring the run folder here: from the machine that got furthest, with the telemetry of all."""
     target = Path(job.runs) / job.name
@@ -260,10 +147,10 @@ def tidy(job: Job) -> None:
 
 
 def status(job: Job) -> list[tuple[str, str]]:
-    return [(own.host.name, own.state) for own in _look(job)]
+    return [(own.host.name, own.state) for own in look(job)]
 
 
-def _look(job: Job) -> list[Progress]:
+def look(job: Job) -> list[Progress]:
     hosts = hosts_of(job)
     progress = [Progress(hosts[name]) for name in job.hosts]
     for own in progress:

@@ -3,15 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from paceline.launch import control, rent
+from paceline.launch import control, following, rent
 from paceline.launch import job as jobs
 from paceline.launch.cloud import Cloud
 from paceline.launch.control import say
 from paceline.launch.job import Job
 from paceline.launch.nodes import Progress
-
-_LEFT = "ended 143"
-"""A machine that was told that it will be taken, and left in order."""
 
 
 def plan(job: Job) -> list[object]:
@@ -56,19 +53,19 @@ def submit(job: Job) -> Job:
 
 def follow(job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: bool = True) -> int:
     """As over ssh; a machine that was taken is replaced."""
-    return control.follow(job, until=until, bring_back=bring_back, revive=_revive)
+    return following.follow(job, until=until, bring_back=bring_back, revive=_revive)
 
 
 def _revive(job: Job, own: Progress) -> Job | None:
     """Start again what was lost on a machine, or rent another in its place."""
     host, cloud = own.host.name, Cloud(job.extra["ec2"]["region"])
-    if own.state == _LEFT or (own.state.startswith("unreachable") and rent.is_taken(job, cloud, host)):
+    if own.state == following.LEFT or (own.state.startswith("unreachable") and rent.is_taken(job, cloud, host)):
         say(f"{host} was taken: renting another")
         job = rent.rent_again(job, cloud, host)
         jobs.save(job)
         rent.wait_for_ssh(job, (host,))
-        return control.start_again(job, host)
-    return control.revive(job, own)
+        return following.start_again(job, host)
+    return following.revive(job, own)
 
 
 status, fetch = control.status, control.fetch

@@ -29,9 +29,11 @@ class Job:
     """Hosts that are enough to go on."""
     meeting: str = ""
     """HOST:PORT where the hosts find each other."""
+    within: int = 300
+    """Seconds to wait there until all are there."""
     meeting_host: str = ""
     """The host that keeps it; empty: the machine that launched."""
-    patience: int = 60
+    patience: int = 15
     """Seconds after which a silent rank counts as lost."""
     python: str = ""
     """Interpreter on the hosts that has paceline; empty: an environment is made from the code that is copied."""

@@ -7,6 +7,7 @@ import yaml
 
 from paceline.errors import UserError
 from paceline.launch.job import Job
+from paceline.launch.nodes import extras_of
 
 _PORT = 29400
 _RECIPE = "/tmp/recipe.yaml"
@@ -22,19 +23,12 @@ def manifest(job: Job, engine: str, image: str, gpus: int) -> str:
 
 def _train(job: Job, *place: str) -> str:
     """The command of one machine; words with a variable in them are for the shell to fill in."""
-    words = [
-        "paceline",
-        "train",
-        _RECIPE,
-        "--name",
-        job.name,
-        "--procs",
-        str(job.procs),
-        "--nodes",
-        str(len(job.hosts)),
-    ]
-    results = ["--results", job.results] if job.results else []
-    return " ".join([*map(shlex.quote, [*words, *results]), *place])
+    words = ["paceline", *_what(job), "--procs", str(job.procs), "--nodes", str(len(job.hosts))]
+    return " ".join([*map(shlex.quote, words), *place])
+
+
+def _what(job: Job) -> list[str]:
+    return ["train", _RECIPE, "--name", job.name, *(["--results", job.results] if job.results else [])]
 
 
 def _write_recipe() -> str:
@@ -51,20 +45,22 @@ def _skypilot(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
         if not job.extra.get("gpu_type"):
             raise UserError("--gpu-type is needed with --gpus-per-node, as SkyPilot names it: A100, L4 ...")
         resources["accelerators"] = f"{job.extra['gpu_type']}:{gpus}"
-    task = {
-        "name": job.id,
-        "num_nodes": len(job.hosts),
-        "resources": resources,
-        "envs": {"PACELINE_RECIPE": job.recipe},
-        "setup": "command -v paceline > /dev/null || pip install paceline",
-        "run": f"{_write_recipe()}\n{_train(job, place)}\n",
-    }
+    task: dict[str, Any] = {"name": job.id, "num_nodes": len(job.hosts), "resources": resources}
+    if not image:
+        extras = extras_of(job)
+        task |= (
+            {"workdir": job.code, "setup": f"pip install -c constraints.txt '.{extras}'"}
+            if job.code
+            else {"setup": f"pip install 'paceline{extras}'"}
+        )
+    task["envs"] = {"PACELINE_RECIPE": job.recipe}
+    task["run"] = f"{_write_recipe()}\n{_train(job, place)}\n"
     return [task]
 
 
 def _kubeflow(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
     """torchrun's place comes from the runtime, in PET_* variables."""
-    command = f"{_write_recipe()} && exec torchrun -m paceline train {_RECIPE} --name {shlex.quote(job.name)}"
+    command = f"{_write_recipe()} && exec torchrun -m paceline {shlex.join(_what(job))}"
     trainer: dict[str, Any] = {
         "numNodes": len(job.hosts),
         "numProcPerNode": job.procs,

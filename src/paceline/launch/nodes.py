@@ -19,7 +19,7 @@ import yaml
 import paceline
 from paceline.base.remote import is_remote
 from paceline.errors import UserError
-from paceline.launch.hosts import Host, HostError, tracked_files
+from paceline.launch.hosts import Host, HostError, quoted, tracked_files
 from paceline.launch.job import Job
 
 HERE = "here"
@@ -108,12 +108,12 @@ def _program(job: Job, name: str) -> str:
         place += "".join(f" -v {shlex.quote(f'{own}:{own}')}" for own in data_folders(job))
         place += ' ${PACELINE_CACHE:+-v "$PACELINE_CACHE:$PACELINE_CACHE"}'
         return f"docker run --rm --init {gpus} {place} {given} {shlex.quote(job.container)} paceline"
-    python = shlex.quote(job.python) if job.python else f'"{_environment_folder(job)}/bin/python"'
+    python = quoted(job.python) if job.python else f'"{_environment_folder(job)}/bin/python"'
     return f"{python} -m paceline"
 
 
 def _environment_folder(job: Job) -> str:
-    return f"$HOME/.paceline/envs/{_digest(job.code, _extras(job))}"
+    return f"$HOME/.paceline/envs/{_digest(job.code, extras_of(job))}"
 
 
 @cache
@@ -126,7 +126,7 @@ def _digest(code: str, extras: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _extras(job: Job) -> str:
+def extras_of(job: Job) -> str:
     """What the job needs beside the plain package."""
     recipe = yaml.safe_load(job.recipe)
     places = (job.results, recipe["data"].get("path") or "")
@@ -137,7 +137,7 @@ def _extras(job: Job) -> str:
 
 
 def _environment(job: Job) -> str:
-    extras = _extras(job)
+    extras = extras_of(job)
     what = f"-c code/constraints.txt './code{extras}'" if job.code else f"'paceline{extras}=={paceline.__version__}'"
     return f"""env="{_environment_folder(job)}"
 mkdir -p "$(dirname "$env")" && exec 9> "$env.lock" && flock 9 || exit 1  # machines may share the user's home
@@ -149,6 +149,7 @@ fi"""
 def _node_script(job: Job, host: str) -> str:
     words = ["train", "recipe.yaml", "--name", job.name, "--procs", str(job.procs), "--job", job.id]
     words += ["--nodes", f"{job.fewest}:{len(job.hosts)}", "--rendezvous", job.meeting]
+    words += ["--meet-within", str(job.within)]
     words += ["--results", job.results] if job.results else []
     return f"""cd "$(dirname "$0")" || exit 1
 {_SECRETS}

@@ -15,6 +15,7 @@ from paceline.errors import UserError
 from paceline.launch import job as jobs
 from paceline.launch.control import say
 from paceline.launch.job import Job
+from paceline.launch.nodes import data_folders
 
 _EVERY = 2.0
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
@@ -76,11 +77,11 @@ def _step(job: Job) -> list[str]:
     if not job.container:
         return step
     here = '"$PWD"'
-    image = shlex.quote(job.container)
+    seen, image = [here, *map(shlex.quote, data_folders(job))], shlex.quote(job.container)
     if job.extra["slurm"]["runtime"] == "pyxis":
-        return [*step, f"--container-image={image}", f"--container-mounts={here}:{here}",
-                f"--container-workdir={here}"]  # fmt: skip
-    return [*step, "apptainer", "exec", "--nv", "--bind", here, "--pwd", here, image]
+        mounts = ",".join(f"{folder}:{folder}" for folder in seen)
+        return [*step, f"--container-image={image}", f"--container-mounts={mounts}", f"--container-workdir={here}"]
+    return [*step, "apptainer", "exec", "--nv", "--bind", ",".join(seen), "--pwd", here, image]
 
 
 def submit(job: Job) -> Job:

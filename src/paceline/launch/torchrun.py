@@ -44,6 +44,8 @@ def plan(command: list[str], procs: int, meeting: Meeting) -> Plan:
     environment = {
         # restarts after a killed worker fail with the shared store
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        # machines without names in DNS make every connection warn; what fails raises
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         # keeps torchrun from warning; every rank sets its own threads (base/world.py)
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
