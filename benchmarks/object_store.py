@@ -38,6 +38,7 @@ def object_store(folder: Path, address: str = "127.0.0.1", bucket: str = "result
     (folder / "s3.json").write_text(json.dumps({"identities": [who]}))
     ports = _free_ports(address)
     words = ["server", f"-dir={folder}", f"-ip={address}", f"-ip.bind={address}", "-filer", "-s3", "-volume.max=8"]
+    words += ["-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]  # nothing leaves, no fixed ports
     words += [f"-s3.config={folder}/s3.json", *(f"-{part}.port={port}" for part, port in ports.items())]
     variables = {
         "AWS_ENDPOINT_URL": f"http://{address}:{ports['s3']}", "AWS_ACCESS_KEY_ID": key["accessKey"],

@@ -16,7 +16,7 @@ from types import FrameType
 from torch.distributed import DistError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
 from paceline.base import notice
 from paceline.base.files import write_json
@@ -52,8 +52,10 @@ def run(arguments: list[str], entry: Entry) -> int:
         previous = {signum: signal.signal(signum, pass_on) for signum in (signal.SIGINT, signal.SIGTERM)}
         try:
             result = agent.run()
+        except RendezvousClosedError:
+            raise UserError("another machine ended the job; its own lines say why") from None
         except (DistError, RendezvousError) as error:
-            reason = str(error).splitlines()[0]
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
                 f"the machines did not meet ({reason}); check that the same --nodes and --rendezvous are given on "
                 "each, that every --node-rank is used once, and that node 0's port can be reached"

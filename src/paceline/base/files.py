@@ -5,7 +5,6 @@ import fcntl
 import hashlib
 import json
 import os
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -77,11 +76,6 @@ def ignoring_a_full_disk(action: Callable[[], None]) -> Callable[[], None]:
 def printable(text: str) -> str:
     """Text for terminals and pages, whatever a file or folder was called."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-
-def host_name() -> str:
-    """As the launcher calls this machine, or as it calls itself."""
-    return os.environ.get("PACELINE_HOST") or socket.gethostname()
 
 
 LOCK_NAME = ".lock"

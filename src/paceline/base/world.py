@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from paceline.base.files import host_name
+from paceline.base.host import cores, host_name
 from paceline.config import launched
 from paceline.errors import UserError
 
@@ -183,8 +183,7 @@ def threads_per_process(processes: int) -> int:
         if not wanted.isdigit() or int(wanted) < 1:
             raise UserError(f"PACELINE_THREADS={wanted!r} is not a whole number from 1 on; unset it, or use --threads")
         return int(wanted)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // processes)
+    return max(1, cores() // processes)
 
 
 def keep_freed_memory() -> None:

@@ -157,6 +157,10 @@ def bring(place: str, runs: Path) -> Path:
         ) from None
     if not any(entry["path"] == "recipe.yaml" for entry in found):
         raise UserError(f"{shown(place)} holds no run: there is no recipe.yaml")
+    there = {entry["path"].split("/")[1] for entry in found if entry["path"].endswith(f"/{store.COMMIT}")}
+    newest = next(store.committed(target / "checkpoints"), None)
+    if newest and newest.name >= max(there - {"best"}, default=""):
+        return target  # what is here is as new
     for entry in sorted(found, key=lambda entry: entry["path"].endswith(store.COMMIT)):
         path = target / entry["path"]
         if entry["path"].startswith(_BEST) or (path.is_file() and path.stat().st_size == entry["size"]):

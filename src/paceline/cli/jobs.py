@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from paceline.cli.options import make_parser, positive
+from paceline.errors import UserError
 
 if TYPE_CHECKING:
     from paceline.launch.job import Backend, Job
@@ -76,7 +77,8 @@ def logs(arguments: list[str]) -> int:
 
     job, once = load(options.job), iter([False])
     until = (lambda: False) if options.follow else (lambda: next(once, True))
-    return backend_of(job).follow(job, until=until, bring_back=False)
+    status = backend_of(job).follow(job, until=until, bring_back=False)
+    return status if options.follow else 0
 
 
 def attach(arguments: list[str]) -> int:
@@ -87,6 +89,19 @@ def attach(arguments: list[str]) -> int:
     from paceline.launch.job import load
 
     return follow_to_the_end(load(options.job))
+
+
+def resume(arguments: list[str]) -> int:
+    """Start a job again that ended before its time."""
+    parser = _job_parser("resume", "Start a job again that failed or was stopped, from its last save, and follow it.")
+    options = parser.parse_args(arguments)
+    from paceline.launch.job import load
+
+    job = load(options.job)
+    back = backend_of(job)
+    if busy := [name for name, state in back.status(job) if state.startswith(("running", "RUNNING", "PENDING"))]:
+        raise UserError(f"{job.id} still runs on {', '.join(busy)}; `paceline attach {job.id}` follows it")
+    return follow_to_the_end(back.resume(job))
 
 
 def stop(arguments: list[str]) -> int:

@@ -13,6 +13,7 @@ from paceline.cli.options import count, make_parser, plain_name, positive, split
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
+    from paceline.config.recipe import Recipe
     from paceline.launch.job import Job
 
 _BACKENDS = ("local", "ssh", "slurm", "ec2", "manifest")
@@ -46,6 +47,9 @@ def launch(arguments: list[str]) -> int:
     )
     parser.add_argument(
         "--results", default="", metavar="s3://BUCKET/PREFIX", help="copy the run folder there while it goes on"
+    )
+    parser.add_argument(
+        "--resume", default="", metavar="s3://BUCKET/PREFIX/RUN", help="go on with such results, in place of RECIPE"
     )
     parser.add_argument(
         "--data", default="", metavar="PLACE", help="prepared data: a folder there, or s3://..., which is fetched first"
@@ -127,9 +131,12 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
     from paceline.config.io import dump_recipe, load_recipe
     from paceline.launch.job import Job, new_id
 
-    if not source:
+    if options.resume:
+        recipe = _brought_recipe(backend, source, overrides, options)
+    elif source:
+        recipe = load_recipe(source, [*overrides, *(["--data.path", options.data] if options.data else [])])
+    else:
         raise UserError("launch which recipe? `paceline recipes` lists them")
-    recipe = load_recipe(source, [*overrides, *(["--data.path", options.data] if options.data else [])])
     hosts = hosts_from(options.hosts) if backend == "ssh" else [f"node-{number}" for number in range(options.nodes)]
     extra: dict[str, object] = {"meet": options.meet, "gpu_type": options.gpu_type}
     if options.ssh_config:
@@ -159,9 +166,28 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
         code=str(_source_tree() or ""),
         passed=tuple(name for name in options.passed.split(",") if name),
         runs=str(options.runs.resolve()),
+        resume=options.resume,
         results=options.results,
         extra=extra,
     )
+
+
+def _brought_recipe(backend: str, source: str, overrides: Sequence[str], options: argparse.Namespace) -> "Recipe":
+    """The recipe of the run to go on with, whose name and place of results are those that it had."""
+    import yaml
+
+    from paceline.base import remote
+    from paceline.config.io import recipe_from_tree
+
+    place = options.resume.rstrip("/")
+    if backend not in ("local", "ssh", "ec2") or not place.startswith("s3://"):
+        raise UserError(f"--resume {place}: write s3://BUCKET/PREFIX/RUN, for local, ssh or ec2")
+    if source or overrides or options.name or options.data:
+        raise UserError("--resume goes on with the run's own recipe, data and name; leave others out")
+    with remote.opened(remote.join(place, "recipe.yaml")) as stream:
+        tree = yaml.safe_load(stream)
+    options.results, _, options.name = place.rpartition("/")
+    return recipe_from_tree(tree, place)
 
 
 def _slurm(options: argparse.Namespace) -> dict[str, object]:

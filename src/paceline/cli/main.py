@@ -97,6 +97,7 @@ _VERBS = {
     "status": ("say what the machines of a job are doing", "jobs"),
     "logs": ("show the logs of a job's machines", "jobs"),
     "attach": ("follow a job that was launched before", "jobs"),
+    "resume": ("start a job again that ended before its time", "jobs"),
     "stop": ("end a job on all machines", "jobs"),
     "fetch": ("bring a job's run folder here", "jobs"),
     "ec2": ("look after machines, volumes and images on EC2", "ec2"),

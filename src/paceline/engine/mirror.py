@@ -11,8 +11,10 @@ from uuid import uuid4
 
 import torch
 
+from paceline.base.host import host_name
 from paceline.base.world import World
 from paceline.checkpoint import store
+from paceline.errors import UserError
 from paceline.track.records import RunFolder
 
 _CHUNK = 16 << 20
@@ -77,7 +79,12 @@ class Mirror:
         known = set.intersection(*(there for there in world.from_all(saves if writes else None) if there is not None))
         files, kept = world.from_rank((list(self._to_send(known)) if world.rank == giver else [], saves), giver)
         for name, begin, end in files:
-            self._copy_file(giver, self._folder.path / name, begin, end, writes)
+            try:
+                self._copy_file(giver, self._folder.path / name, begin, end, writes)
+            except OSError as error:
+                raise UserError(
+                    f"{host_name()}: the copy of {self._folder.path / name} failed ({error.strerror}); make room there"
+                ) from None
         for name in saves - kept if writes else ():
             shutil.rmtree(checkpoints / name)
 

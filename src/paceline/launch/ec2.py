@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from paceline.errors import UserError
 from paceline.launch import control, following, rent
 from paceline.launch import job as jobs
 from paceline.launch.cloud import Cloud
@@ -49,6 +50,19 @@ def submit(job: Job) -> Job:
         for line in cloud.release(job.id):
             say(f"left over: {line}")
         raise
+
+
+def resume(job: Job) -> Job:
+    """On machines that were kept; others are gone, and what was on their disks with them."""
+    if not all(name in job.extra.get("machines", {}) for name in job.hosts) or any(
+        rent.is_taken(job, Cloud(job.extra["ec2"]["region"]), name) for name in job.hosts
+    ):
+        place = f"{job.results}/{job.name}" if job.results else "s3://BUCKET/PREFIX/RUN"
+        raise UserError(
+            f"the machines of {job.id} are gone; `paceline launch ec2 --resume {place}` goes on with results that were "
+            "copied (--results)"
+        )
+    return control.submit(job)
 
 
 def follow(job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: bool = True) -> int:

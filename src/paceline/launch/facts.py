@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import platform
 import shutil
 import socket
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 
 import paceline
+from paceline.base.host import cores
 from paceline.track.devices import Gpus
 
 _PING, _PINGS, _SECONDS = b"x", 20, 1.0
@@ -28,7 +28,7 @@ def facts(data: str = "") -> dict[str, Any]:
         "paceline": paceline.__version__,
         "code": _code(),
         "torch": _version("torch"),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "shared_memory_bytes": _free("/dev/shm"),
         "disk_bytes": _free(str(Path.home())),

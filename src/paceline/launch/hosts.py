@@ -154,7 +154,7 @@ def free_port(host: Host, python: str) -> int:
 
 
 def last_line(answer: Answer) -> str:
-    lines = (answer.err.strip() or answer.text).splitlines()
+    lines = [line for line in (answer.err.strip() or answer.text).splitlines() if not line.startswith("tar: Exiting")]
     return printable(lines[-1]) if lines else f"status {answer.status}"
 
 

@@ -49,6 +49,8 @@ class Job:
     """Scripts of single hosts, to be run before anything else."""
     runs: str = "runs"
     """Where the run folder is brought to."""
+    resume: str = ""
+    """Results in an object store to go on with, instead of beginning."""
     results: str = ""
     """Object store that it is copied to while the run goes on."""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -64,6 +66,9 @@ class Backend(Protocol):
 
     def submit(self, job: Job) -> Job:
         """Start it; the job with what was found out on the way."""
+
+    def resume(self, job: Job) -> Job:
+        """Start one again that ended before its time, from its last save."""
 
     def follow(self, job: Job, *, until: Callable[[], bool] = ..., bring_back: bool = ...) -> int:
         """Show what it prints until it is over, and bring lost machines back; its exit status."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 import paceline
+from paceline.base.host import cores
 from paceline.base.remote import is_remote
 from paceline.errors import UserError
 from paceline.launch.hosts import Host, HostError, quoted, tracked_files
@@ -147,10 +148,13 @@ fi"""
 
 
 def _node_script(job: Job, host: str) -> str:
-    words = ["train", "recipe.yaml", "--name", job.name, "--procs", str(job.procs), "--job", job.id]
+    what = ["--resume", job.resume] if job.resume else ["recipe.yaml", "--name", job.name]
+    words = ["train", *what, "--procs", str(job.procs), "--job", job.id]
     words += ["--nodes", f"{job.fewest}:{len(job.hosts)}", "--rendezvous", job.meeting]
     words += ["--meet-within", str(job.within)]
     words += ["--results", job.results] if job.results else []
+    if job.backend == "local":  # its nodes share the processors
+        words += ["--threads", str(max(1, cores() // (job.procs * len(job.hosts))))]
     return f"""cd "$(dirname "$0")" || exit 1
 {_SECRETS}
 rm -f secrets
@@ -203,7 +207,8 @@ class Progress:
         return [line.decode(errors="replace") for line in lines]
 
 
-_STATUS = """if [ -f node.exit ]; then echo "ended $(cat node.exit)"
+# a full disk leaves the file empty
+_STATUS = """if [ -f node.exit ]; then echo "ended $(grep . node.exit || echo 1)"
 elif [ -s node.pid ] && pgrep -s "$(cat node.pid)" > /dev/null; then echo running
 elif [ -s node.pid ]; then echo lost; else echo absent; fi"""
 
@@ -225,6 +230,7 @@ def carry_out(steps: Sequence[Step], hosts: dict[str, Host], secrets: dict[str, 
     """Steps of one title on all machines at once, one title after the other."""
     for title in dict.fromkeys(step.title for step in steps):
         own = [step for step in steps if step.title == title]
+        print(f"{', '.join(step.host for step in own)}: {title} ...", file=sys.stderr, flush=True)
         with ThreadPoolExecutor(len(own)) as pool:
             for done in [pool.submit(_carry_out, step, hosts[step.host], secrets) for step in own]:
                 done.result()

@@ -100,6 +100,9 @@ def submit(job: Job) -> Job:
     return job
 
 
+resume = submit  # a run of that name that is not finished goes on
+
+
 def _ask(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:

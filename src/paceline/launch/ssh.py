@@ -3,4 +3,6 @@
 from paceline.launch.control import fetch, plan, status, stop, submit, tidy
 from paceline.launch.following import follow
 
-__all__ = ["fetch", "follow", "plan", "status", "stop", "submit", "tidy"]
+resume = submit  # a run of that name that is not finished goes on
+
+__all__ = ["fetch", "follow", "plan", "resume", "status", "stop", "submit", "tidy"]

@@ -20,7 +20,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from paceline.base.files import host_name, is_locked, write_json
+from paceline.base.files import is_locked, write_json
+from paceline.base.host import host_name
 from paceline.track.checks import Start, Summary, is_sound, is_sound_record, sound
 
 _MOMENT = 60.0

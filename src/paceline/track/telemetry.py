@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from paceline.base.files import host_name
+from paceline.base.host import host_name
 from paceline.track.devices import Gpus
 
 _PATIENCE = 5.0

@@ -1,0 +1,81 @@
+"""Jobs on "nodes" of this machine: detached, looked after from other processes, stopped, and gone on with."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import TINY, command, environment
+from object_store import ObjectStore, object_store
+
+from paceline.track.records import RunFolder
+
+WORDS = ("digits", *TINY, "--train.duration", "400ba", "--checkpoint.every", "10ba", "--log.every", "1ba")
+Ask = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[ObjectStore]:
+    with object_store(tmp_path / "store") as made:
+        yield made
+
+
+@pytest.fixture
+def ask(tmp_path: Path, bucket: ObjectStore) -> Ask:
+    """paceline, as the user of a machine would call it: each has a folder of its own, and a home."""
+
+    def run(machine: str, *words: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+        folder = tmp_path / machine
+        folder.mkdir(exist_ok=True)
+        own = environment() | bucket.variables | {"PACELINE_HOME": str(folder / "home")}
+        answer = subprocess.run(command(*words), cwd=folder, env=own, capture_output=True, text=True, timeout=240)
+        assert answer.returncode == status, answer.stdout + answer.stderr
+        return answer
+
+    return run
+
+
+def _processes(folder: Path) -> list[psutil.Process]:
+    """All that work below a folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.cwd().startswith(f"{folder}/"):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def test_a_job_is_stopped_and_gone_on_with_here_and_elsewhere(ask: Ask, bucket: ObjectStore, tmp_path: Path) -> None:
+    names = ("--pass", ",".join(bucket.variables))
+    results = ("--results", "s3://results/runs", "--name", "mine")
+    launched = ask("a", "launch", "local", "--nodes", 2, *WORDS, *names, *results, "--detach")
+    assert "handed to node-0, node-1" in launched.stderr
+    deadline = time.monotonic() + 120
+    while not any((tmp_path / "a").rglob("COMMIT")):
+        assert time.monotonic() < deadline, ask("a", "logs").stdout
+        time.sleep(0.1)
+    assert ask("a", "status").stdout.count("running") == 2
+    assert "still runs on node-0, node-1" in ask("a", "resume", status=1).stderr
+    assert "stopped" in ask("a", "stop").stdout
+    assert _processes(tmp_path / "a") == []
+    assert "node-0 | " in ask("a", "logs").stdout
+    stopped = json.loads((Path(ask("a", "fetch").stdout.strip()) / "summary.json").read_text())["step"]
+    assert 0 < stopped < 400
+    # from the object store, on a machine that knows nothing of the job
+    ask("b", "launch", "local", "--nodes", 1, "--resume", "s3://results/runs/mine", *names)
+    # and where it was
+    ask("a", "resume")
+    for machine in ("a", "b"):
+        run = RunFolder(tmp_path / machine / "runs" / "mine")
+        assert [own["step"] for own in run.records() if own["kind"] == "train"] == list(range(1, 401))
+        assert run.read_starts()[-1]["first_step"] == stopped
+    everything = [path for path in tmp_path.rglob("*") if path.is_file() and "store" not in path.parts]
+    assert not [path for path in everything if b"canary" in path.read_bytes()]
+
+
