@@ -1,6 +1,7 @@
 """Renting from moto's EC2, with the addresses of machines made of namespaces; data and results in a real store."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
 from paceline.errors import UserError
+from paceline.launch import disks
 from paceline.launch.cloud import Cloud, tag
 from paceline.logbook.read import read
 from paceline.track.records import RunFolder
@@ -220,6 +222,31 @@ def test_a_machine_that_is_taken_is_replaced(cluster: Cluster, aws, bucket: Obje
     assert [start["ranks"] for start in run.read_starts()][-1] == 2
     assert sorted(name[-2:] for name in rented().values()) == ["-0", "-1", "-1"]  # only the lost one
     assert _what_is_left(client) == []
+
+
+def test_what_is_fetched_goes_to_the_disk_of_the_machine(cluster: Cluster, tmp_path: Path) -> None:
+    """In a mount namespace of its own, with a blank device that says that it is such a disk."""
+    image, tools = tmp_path / "disk.img", tmp_path / "tools"
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    made = subprocess.run(["losetup", "-f", "--show", str(image)], check=True, capture_output=True, text=True)
+    device = made.stdout.strip()
+    tools.mkdir()
+    (tools / "lsblk").write_text(f"#!/bin/sh\necho '{device} Amazon EC2 NVMe Instance Storage'\n")
+    (tools / "lsblk").chmod(0o700)
+    script = disks.script("", "", "", "", fetches=True)
+    told = "df --output=source,fstype /mnt/nvme | tail -1; cat disks"
+    words = ["unshare", "--mount", "sh", "-ec", f"mount -t tmpfs none /mnt; cd {tmp_path}; {script}; {told}"]
+    try:
+        answer = subprocess.run(
+            words, env={"PATH": f"{tools}:{os.environ['PATH']}:/usr/sbin"}, capture_output=True, text=True, check=False
+        )
+    finally:
+        subprocess.run(["losetup", "-d", device], check=False)
+    assert answer.returncode == 0, answer.stderr
+    where, variable = answer.stdout.splitlines()
+    assert where.split() == [device, "ext4"]
+    assert variable == "export PACELINE_CACHE=/mnt/nvme/paceline"
 
 
 STEPS = ("image", "key", "firewall", "run", "wait_until_running", "volume", "attach")

@@ -51,7 +51,10 @@ ReturnToService=2
 MpiDefault=none
 NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=500
 NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=500
-PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9
 """
 
 
@@ -111,7 +114,7 @@ def _launch(slurm: dict[str, str], tmp_path: Path, *words: object) -> subprocess
     options = ("--nodes", 2, "--sbatch", "mem=100", "--time", "0:30:00")
     return subprocess.Popen(
         command("launch", "slurm", *options, "digits", *TINY, "--train.duration", "200ba", *words),
-        cwd=tmp_path, env=slurm | {"PACELINE_HOME": str(tmp_path / "home")},
+        cwd=tmp_path, env=slurm | {"PACELINE_HOME": str(tmp_path / "home"), "WANDB_API_KEY": "canary-slurm"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -124,12 +127,27 @@ def _weights(run: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if "running_" not in name}
 
 
-def test_told_to_leave_it_saves_requeues_and_ends_with_the_same_weights(slurm: dict[str, str], tmp_path: Path) -> None:
-    whole = _launch(slurm, tmp_path, "--name", "whole")
-    output, _ = whole.communicate(timeout=200)
-    assert whole.returncode == 0, output
+@pytest.fixture(scope="module")
+def whole(slurm: dict[str, str], tmp_path_factory) -> dict[str, torch.Tensor]:
+    """Weights of a job that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    job = _launch(slurm, folder, "--name", "whole")
+    output, _ = job.communicate(timeout=200)
+    assert job.returncode == 0, output
     assert "finished: top-1" in output
-    assert RunFolder(tmp_path / "runs" / "whole").read_summary()["ranks"] == 2
+    assert RunFolder(folder / "runs" / "whole").read_summary()["ranks"] == 2
+    assert not [path for path in folder.rglob("*") if path.is_file() and b"canary-slurm" in path.read_bytes()]
+    return _weights(folder / "runs" / "whole")
+
+
+NOTICE = ("scancel", "--batch", "--signal=USR1")
+URGENT = ("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true", "--comment")
+
+
+@pytest.mark.parametrize("how", [NOTICE, URGENT], ids=["time is up", "preempted"])
+def test_told_to_leave_it_saves_requeues_and_ends_with_the_same_weights(
+    slurm: dict[str, str], tmp_path: Path, whole: dict[str, torch.Tensor], how: tuple[str, ...]
+) -> None:
     told = _launch(slurm, tmp_path, "--name", "told", "--checkpoint.every", "1000ba")
     run, deadline = tmp_path / "runs" / "told", time.monotonic() + 120
     while not any(record["step"] >= 20 for record in RunFolder(run).records()):
@@ -137,8 +155,8 @@ def test_told_to_leave_it_saves_requeues_and_ends_with_the_same_weights(slurm: d
         assert told.poll() is None, told.stdout.read()
         time.sleep(0.02)
     number = _ask(slurm, "squeue", "--noheader", "--format=%i").strip()
-    _ask(slurm, "scancel", "--batch", "--signal=USR1", number)
-    while "PENDING" not in _ask(slurm, "squeue", "--noheader", "--format=%T"):
+    _ask(slurm, *how, number)
+    while _ask(slurm, "squeue", "--noheader", f"--jobs={number}", "--format=%T").strip() != "PENDING":
         assert time.monotonic() < deadline + 60, (tmp_path / "runs" / "told.log").read_text()
         time.sleep(0.2)
     assert RunFolder(run).read_summary()["status"] == "interrupted"
@@ -147,9 +165,9 @@ def test_told_to_leave_it_saves_requeues_and_ends_with_the_same_weights(slurm: d
     assert told.returncode == 0, output
     assert "told to leave: saving" in output
     assert "resuming from step" in output
-    there, whole_weights = _weights(run), _weights(tmp_path / "runs" / "whole")
-    assert there.keys() == whole_weights.keys()
-    assert all(torch.equal(there[name], whole_weights[name]) for name in there)
+    there = _weights(run)
+    assert there.keys() == whole.keys()
+    assert all(torch.equal(there[name], whole[name]) for name in there)
 
 
 def test_sbatch_takes_the_file_and_says_what_it_does_not_like(slurm: dict[str, str], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Plans of launches, as --dry-run prints them: nothing is done, and nothing secret is in them."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_containers(here) -> None:
     assert 'srun --wait=60 --container-image=me/paceline:1 --container-mounts="$PWD":"$PWD"' in pyxis
 
 
-def test_ec2(here) -> None:
+def test_ec2(here, tmp_path: Path) -> None:
     words = (
         "--nodes",
         2,
@@ -59,6 +60,15 @@ def test_ec2(here) -> None:
     assert "2 x g4dn.2xlarge, spot at most 0.5 $ an hour" in plan
     assert "ssh from your address" in plan
     assert "attaches volumes imagenet_0" in plan
+    own = ("--efs", "fs-1:/here", "--data", "s3://bucket/data", "--mount", "/photos", "--region", "eu-west-1")
+    plan = _plan(here, "ec2", *words, *own, "imagenet-rn18-2ep")
+    assert "nvme-Amazon_Elastic_Block_Store_" in plan
+    assert 'mount "$device" /photos' in plan
+    assert "fs-1.efs.eu-west-1.amazonaws.com:/here /efs" in plan
+    assert "paceline data s3://bucket/data" in plan
+    assert "[s3]" in plan  # what it needs to fetch is installed
+    (tmp_path / "plan.sh").write_text(plan)
+    subprocess.run(["sh", "-n", tmp_path / "plan.sh"], check=True)
 
 
 def test_mistakes(here) -> None:

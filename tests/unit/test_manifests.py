@@ -43,6 +43,14 @@ def test_skypilot_gets_its_words(here) -> None:
     assert "$SKYPILOT_NODE_RANK" in task["run"]
 
 
+def test_no_secret_of_the_environment_is_in_them(here, monkeypatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, "canary")
+    for engine in ("kubernetes", "kubeflow", "skypilot"):
+        words = ("--gpu-type", "A100", "--results", "s3://bucket/prefix", "--pass", "AWS_SECRET_ACCESS_KEY")
+        assert "canary" not in str(_manifest(here, engine, *words))
+
+
 def test_what_is_missing_is_said(here) -> None:
     for words, complaint in (
         (("--for", "nomad"), "--for nomad: known are skypilot, kubeflow, kubernetes"),

@@ -13,13 +13,15 @@ from paceline.errors import UserError
 JOB = "paceline-job"
 """Tag of everything that a job made, with its id."""
 _ALIVE = ("pending", "running", "stopping", "stopped")
-_IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+_IMAGE = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+"""Older ones have Python 3.10."""
 _TROUBLES = {
     "InsufficientInstanceCapacity": "there is no capacity; try another --zone or --instance-type, or without --spot",
     "SpotMaxPriceTooLow": "the price is above --max-price; raise it, or wait",
     "MaxSpotInstanceCountExceeded": "your quota of spot machines is used up; ask for more under Service Quotas",
     "VcpuLimitExceeded": "your quota of such machines is used up; ask for more under Service Quotas",
     "InstanceLimitExceeded": "your quota of such machines is used up; ask for more under Service Quotas",
+    "InvalidInstanceType": "there is no such type in this region; check --instance-type and --region",
     "InvalidAMIID.NotFound": "there is no such image in this region; check --image-id and --region",
     "InvalidVolume.ZoneMismatch": "the volume is in another zone; say --zone, or replicate it from a snapshot",
     "VolumeInUse": "the volume is attached to another machine; detach it, or replicate it from a snapshot",
@@ -64,23 +66,29 @@ class Cloud:
 
     # ---- finding ----
 
-    def image(self, identifier: str, name: str) -> str:
+    def kind(self, name: str) -> dict[str, Any]:
+        """What a type of machine is and can do."""
+        with told_clearly(f"--instance-type {name}"):
+            return dict(self.ec2.describe_instance_types(InstanceTypes=[name])["InstanceTypes"][0])
+
+    def image(self, identifier: str, name: str, architectures: Sequence[str]) -> dict[str, Any]:
         """By id or name; without either, AWS's own image for deep learning."""
-        if identifier:
-            return identifier
         with told_clearly("looking for the image"):
-            if not name:
-                return str(self.ssm.get_parameter(Name=_IMAGE)["Parameter"]["Value"])
-            found = self.ec2.describe_images(Filters=[{"Name": "name", "Values": [name]}])["Images"]
+            if not identifier and not name:
+                arch = "x86_64" if "x86_64" in architectures else "arm64"
+                identifier = self.ssm.get_parameter(Name=_IMAGE.format(arch=arch))["Parameter"]["Value"]
+            own: dict[str, Any] = {"ImageIds": [identifier]} if identifier else {"Filters": [_named("name", name)]}
+            found = self.ec2.describe_images(**own)["Images"]
         if not found:
-            raise UserError(f"--image-name {name}: there is no such image in this region")
-        return str(max(found, key=lambda image: image.get("CreationDate", ""))["ImageId"])
+            raise UserError(f"{identifier or name}: there is no such image in {self.region}; --image-id, --image-name")
+        newest: dict[str, Any] = max(found, key=lambda image: str(image.get("CreationDate", "")))
+        return newest
 
     def subnet(self, identifier: str, zone: str) -> dict[str, Any]:
         """The one that was given, or one of the default network."""
         own = {"SubnetIds": [identifier]} if identifier else {}
-        filters = [] if identifier else [{"Name": "default-for-az", "Values": ["true"]}]
-        filters += [{"Name": "availability-zone", "Values": [zone]}] if zone else []
+        filters = [] if identifier else [_named("default-for-az", "true")]
+        filters += [_named("availability-zone", zone)] if zone else []
         with told_clearly("looking for a subnet"):
             found = self.ec2.describe_subnets(Filters=filters, **own)["Subnets"]
         if not found:
@@ -88,7 +96,7 @@ class Cloud:
         return dict(sorted(found, key=lambda subnet: str(subnet["AvailabilityZone"]))[0])
 
     def spot_price(self, kind: str, zone: str = "") -> float | None:
-        filters = [{"Name": "availability-zone", "Values": [zone]}] if zone else []
+        filters = [_named("availability-zone", zone)] if zone else []
         with told_clearly("asking for prices"):
             history = self.ec2.describe_spot_price_history(
                 InstanceTypes=[kind], ProductDescriptions=["Linux/UNIX"], Filters=filters, MaxResults=20
@@ -114,15 +122,15 @@ class Cloud:
             return None
 
     def machines(self, job: str = "", states: Sequence[str] = _ALIVE) -> list[Any]:
-        filters = [{"Name": f"tag:{JOB}", "Values": [job or "*"]}, {"Name": "instance-state-name", "Values": [*states]}]
+        filters = [_named(f"tag:{JOB}", job or "*"), _named("instance-state-name", *states)]
         with told_clearly("listing machines"):
             pages = self.ec2.get_paginator("describe_instances").paginate(Filters=filters)
             found = [machine for page in pages for group in page["Reservations"] for machine in group["Instances"]]
         return sorted(found, key=lambda machine: tag(machine, "Name"))
 
     def volumes(self, name: str = "", job: str = "") -> list[Any]:
-        filters = [{"Name": "tag:Name", "Values": [name]}] if name else []
-        filters += [{"Name": f"tag:{JOB}", "Values": [job]}] if job else []
+        filters = [_named("tag:Name", name)] if name else []
+        filters += [_named(f"tag:{JOB}", job)] if job else []
         with told_clearly("listing volumes"):
             return list(self.ec2.describe_volumes(Filters=filters)["Volumes"])
 
@@ -220,7 +228,7 @@ class Cloud:
             attempt("waiting for their end", lambda: gone.wait(InstanceIds=machines, WaiterConfig={"Delay": 5}))
         for volume in self.volumes(job=job):
             attempt("deleting a volume", partial(self.ec2.delete_volume, VolumeId=volume["VolumeId"]), 60)
-        of_job = [{"Name": f"tag:{JOB}", "Values": [job]}]
+        of_job = [_named(f"tag:{JOB}", job)]
         with suppress(UserError), told_clearly("listing"):
             for group in self.ec2.describe_security_groups(Filters=of_job)["SecurityGroups"]:
                 delete = partial(self.ec2.delete_security_group, GroupId=group["GroupId"])
@@ -230,6 +238,11 @@ class Cloud:
         with suppress(Exception):  # there may be none, or no such thing
             self.ec2.delete_placement_group(GroupName=job)
         return left
+
+
+def _named(name: str, *values: str) -> dict[str, Any]:
+    """A filter, as AWS wants it."""
+    return {"Name": name, "Values": [*values]}
 
 
 def tag(thing: Any, key: str) -> str:

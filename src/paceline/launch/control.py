@@ -13,7 +13,7 @@ from paceline.errors import UserError
 from paceline.launch import job as jobs
 from paceline.launch import nodes
 from paceline.launch.doctor import refuse_different_code
-from paceline.launch.hosts import Host, HostError, SshHost, addresses, free_port
+from paceline.launch.hosts import Host, HostError, SshHost, addresses, free_port, quoted
 from paceline.launch.job import Job
 from paceline.launch.nodes import HERE, Progress
 
@@ -54,16 +54,17 @@ def with_meeting_place(job: Job, where: str) -> Job:
     if where not in ("auto", "here", *job.hosts):
         raise UserError(f"--meet {where}: say auto, here, or one of the hosts ({', '.join(job.hosts)})")
     hosts = [host for name, host in hosts_of(job).items() if name != HERE]
+    python = job.python or "python3"
     if where in ("auto", "here"):
         ours = {addresses(host)[0] for host in hosts}
-        if len(ours) == 1 and all(_can_reach(host, *ours) for host in hosts):
+        if len(ours) == 1 and all(_can_reach(host, python, *ours) for host in hosts):
             return replace(job, meeting=f"{ours.pop()}:{_free_port_here()}")
         if where == "here":
             raise UserError(
                 f"--meet here: not all hosts can connect to this machine ({', '.join(ours)}); say --meet HOST"
             )
     keeper = next((host for host in hosts if host.name == where), hosts[0])
-    return replace(job, meeting=f"{addresses(keeper)[1]}:{free_port(keeper, 'python3')}", meeting_host=keeper.name)
+    return replace(job, meeting=f"{addresses(keeper)[1]}:{free_port(keeper, python)}", meeting_host=keeper.name)
 
 
 def _free_port_here() -> int:
@@ -73,12 +74,12 @@ def _free_port_here() -> int:
         return port
 
 
-def _can_reach(host: Host, address: str) -> bool:
+def _can_reach(host: Host, python: str, address: str) -> bool:
     """Whether it can connect to a port that is opened here for a moment."""
     with socket.create_server(("", 0)) as listener:
         port = listener.getsockname()[1]
         attempt = f'import socket; socket.create_connection(("{address}", {port}), 3).close()'
-        return host.call(f"python3 -c '{attempt}'", timeout=30).status == 0
+        return host.call(f"{quoted(python)} -c '{attempt}'", timeout=30).status == 0
 
 
 def plan(job: Job) -> Sequence[object]:

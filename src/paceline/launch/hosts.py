@@ -147,7 +147,7 @@ def addresses(host: Host) -> tuple[str, str]:
 
 
 def free_port(host: Host, python: str) -> int:
-    answer = host.call(f"{python} -c '{_FREE_PORT}'")
+    answer = host.call(f"{quoted(python)} -c '{_FREE_PORT}'")
     if answer.status:
         raise HostError(f"{host.name}: looking for a free port failed: {last_line(answer)}")
     return int(answer.text)

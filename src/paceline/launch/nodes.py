@@ -143,7 +143,11 @@ def _environment(job: Job) -> str:
     return f"""env="{_environment_folder(job)}"
 mkdir -p "$(dirname "$env")" && exec 9> "$env.lock" && flock 9 || exit 1  # machines may share the user's home
 if [ ! -x "$env/bin/paceline" ]; then
-    python3 -m venv "$env" && "$env/bin/pip" install --quiet --disable-pip-version-check {what} || exit 1
+    for python in python3 python3.13 python3.12 python3.11 ""; do
+        if $python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then break; fi
+    done
+    [ -n "$python" ] || {{ echo "it needs Python 3.11 with venv or newer: install it, or say --python" >&2; exit 1; }}
+    $python -m venv "$env" && "$env/bin/pip" install --quiet --disable-pip-version-check {what} || exit 1
 fi"""
 
 
@@ -207,21 +211,26 @@ class Progress:
         return [line.decode(errors="replace") for line in lines]
 
 
-# a full disk leaves the file empty
-_STATUS = """if [ -f node.exit ]; then echo "ended $(grep . node.exit || echo 1)"
-elif [ -s node.pid ] && pgrep -s "$(cat node.pid)" > /dev/null; then echo running
+# of a session; who is dead but for its entry in the list of processes is not
+_ALIVE = """alive() { ps -s "$1" -o stat= 2> /dev/null | grep -qv '^Z'; }"""
+
+# a full disk leaves node.exit empty
+_STATUS = f"""{_ALIVE}
+if [ -f node.exit ]; then echo "ended $(grep . node.exit || echo 1)"
+elif [ -s node.pid ] && alive "$(cat node.pid)"; then echo running
 elif [ -s node.pid ]; then echo lost; else echo absent; fi"""
 
-_STOP = """rm -f secrets
+_STOP = """{alive}
+rm -f secrets
 for name in node meet; do
     [ -s $name.pid ] || continue
     sid=$(cat $name.pid)
     pkill -TERM -s "$sid" -f 'paceline (train|meet)'
-    i=0; while pgrep -s "$sid" > /dev/null && [ $i -lt {tenths} ]; do sleep 0.1; i=$((i+1)); done
+    i=0; while alive "$sid" && [ $i -lt {tenths} ]; do sleep 0.1; i=$((i+1)); done
     pkill -KILL -s "$sid"
     [ ! -s $name.cid ] || docker rm -f "$(cat $name.cid)" > /dev/null 2>&1
-    i=0; while pgrep -s "$sid" > /dev/null && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done
-    pgrep -s "$sid" > /dev/null && echo "$name"
+    i=0; while alive "$sid" && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done
+    alive "$sid" && echo "$name"
 done
 true"""
 
@@ -259,7 +268,7 @@ def stop(hosts: Sequence[Host], grace: float) -> list[str]:
 
     def one(host: Host) -> list[str]:
         try:
-            answer = host.run(_STOP.format(tenths=int(10 * grace)), timeout=grace + 60)
+            answer = host.run(_STOP.format(alive=_ALIVE, tenths=int(10 * grace)), timeout=grace + 60)
         except HostError as error:
             return [str(error)]
         names = answer.text.split() if answer.status != 97 else []

@@ -33,6 +33,10 @@ _USER_DATA = """#!/bin/sh
 ) > /dev/null 2>&1 &
 """
 
+# images come without it
+_VENV = """python3 -c 'import ensurepip' 2> /dev/null ||
+    { sudo -n apt-get -qq update && sudo -n apt-get -qq install -y python3-venv > /dev/null; }"""
+
 
 def rent(job: Job, cloud: Cloud) -> Job:
     """All that the job needs; the job with what was made and found, of which `disks` and addresses are of its hosts."""
@@ -41,16 +45,19 @@ def rent(job: Job, cloud: Cloud) -> Job:
     zone = subnet["AvailabilityZone"]
     _check_volumes(job, cloud, zone)
     price = _price(cloud, wish, zone)
-    image = cloud.image(wish["image_id"], wish["image_name"])
+    kind = cloud.kind(wish["instance_type"])
+    image = cloud.image(wish["image_id"], wish["image_name"], kind["ProcessorInfo"]["SupportedArchitectures"])
     private = jobs.folder_of(job.id) / "key"
     cloud.key(job.id, job.id, Path(wish["public_key"]) if wish["public_key"] else None, private)
     group = cloud.firewall(job.id, subnet["VpcId"], wish["ssh_from"] or f"{_my_address()}/32")
-    placement = cloud.placement(job.id) if count > 1 else ""
+    close = count > 1 and "cluster" in kind.get("PlacementGroupInfo", {}).get("SupportedStrategies", [])
+    placement = cloud.placement(job.id) if close else ""
     known = [f"UserKnownHostsFile={jobs.folder_of(job.id) / 'known_hosts'}", "StrictHostKeyChecking=accept-new"]
     identity = [] if wish["public_key"] else ["-i", str(private)]
     ssh = [*job.extra.get("ssh", []), "-l", wish["user"], *identity, *(word for own in known for word in ("-o", own))]
     where: dict[str, Any] = {
-        "Image": image,
+        "Image": image["ImageId"],
+        "Root": image.get("RootDeviceName", "/dev/sda1"),
         "Subnet": subnet["SubnetId"],
         "Group": group,
         "Placement": placement,
@@ -104,7 +111,8 @@ def _settled(job: Job, cloud: Cloud, number: int, machine: str) -> Job:
 def before(job: Job, volume: str) -> str:
     """What has to be done on a machine before anything else."""
     wish = job.extra["ec2"]
-    return disks.script(volume, wish["mount"], wish["efs"], wish["region"] or "REGION", bool(remote_data(job)))
+    mounts = disks.script(volume, wish["mount"], wish["efs"], wish["region"] or "REGION", bool(remote_data(job)))
+    return mounts if job.python or job.container else f"{mounts}\n{_VENV}".strip()
 
 
 def _request(job: Job, number: int) -> dict[str, Any]:
@@ -122,7 +130,7 @@ def _request(job: Job, number: int) -> dict[str, Any]:
         "InstanceType": wish["instance_type"],
         "KeyName": job.id,
         "NetworkInterfaces": [network],
-        "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": root}],
+        "BlockDeviceMappings": [{"DeviceName": where["Root"], "Ebs": root}],
         "InstanceInitiatedShutdownBehavior": "terminate",
         "TagSpecifications": tagged("instance", job.id, f"{job.id}-{number}"),
         "Placement": {"AvailabilityZone": where["Zone"]} | placed,

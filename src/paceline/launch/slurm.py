@@ -68,6 +68,9 @@ trap again USR1 TERM
 {command} &
 step=$!
 wait "$step"
+status=$?
+[ $status != 143 ] || again  # preempted with a time of grace, only the ranks are told
+exit $status
 """
 
 
