@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
 from paceline.errors import UserError
-from paceline.launch import disks
+from paceline.launch import control, disks, nodes, rent
 from paceline.launch.cloud import Cloud, tag
 from paceline.logbook.read import read
 from paceline.track.records import RunFolder
@@ -249,27 +250,45 @@ def test_what_is_fetched_goes_to_the_disk_of_the_machine(cluster: Cluster, tmp_p
     assert variable == "export PACELINE_CACHE=/mnt/nvme/paceline"
 
 
-STEPS = ("image", "key", "firewall", "run", "wait_until_running", "volume", "attach")
+STEPS = [
+    *((Cloud, name) for name in ("subnet", "kind", "spot_price", "image", "key", "firewall", "run")),
+    *((Cloud, name) for name in ("wait_until_running", "volume", "attach", "machines")),
+    *((rent, "wait_for_ssh"), (control, "with_meeting_place"), (nodes, "plan"), (nodes, "carry_out")),
+]
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_whatever_fails_nothing_is_left(cluster: Cluster, aws, tmp_path: Path, monkeypatch, step: str) -> None:
+@pytest.mark.parametrize(("owner", "step"), STEPS, ids=[name for _, name in STEPS])
+def test_whatever_fails_nothing_is_left(
+    cluster: Cluster, aws, tmp_path: Path, monkeypatch, owner: Any, step: str
+) -> None:
     """The second call of a step that is done for each machine, so that something is there to give back."""
     from paceline.cli.launch import launch
 
-    honest, calls = getattr(Cloud, step), []
+    honest, calls = getattr(owner, step), []
 
-    def failing(self, *words: Any, **more: Any) -> Any:
+    def failing(*words: Any, **more: Any) -> Any:
         calls.append(step)
         if len(calls) == (2 if step in ("run", "volume", "attach") else 1):
             raise UserError(f"{step} failed")
-        return honest(self, *words, **more)
+        return honest(*words, **more)
 
-    monkeypatch.setattr(Cloud, step, failing)
+    monkeypatch.setattr(owner, step, failing)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"{step} failed"):
         launch([str(word) for word in _words(cluster, aws, *_from_snapshot(aws))[4:]])
     assert _what_is_left(aws["client"]) == []
+
+
+def test_a_launcher_that_is_ended_while_it_rents_leaves_nothing(cluster: Cluster, aws, tmp_path: Path) -> None:
+    client = aws["client"]
+    nobody = ",".join(f"{cluster.gateway.rpartition('.')[0]}.{number}" for number in (201, 202))
+    words = _words(cluster, aws, "--addresses", nobody)
+    with _launcher(cluster, words, aws, tmp_path) as launcher:
+        wait_for(lambda: len(client.describe_instances()["Reservations"]) == 2, launcher)
+        launcher.send_signal(signal.SIGHUP)
+        launcher.communicate(timeout=120)
+    assert launcher.returncode == 128 + signal.SIGHUP
+    assert _what_is_left(client) == []
 
 
 def test_a_start_that_fails_gives_the_machines_back(cluster: Cluster, aws, tmp_path: Path, monkeypatch) -> None:

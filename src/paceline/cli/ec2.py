@@ -45,6 +45,7 @@ def add_ec2_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--root-gb", type=count, default=100, metavar="N", help="size of the root volume (default 100)")
     group.add_argument("--attach-volume", default="", metavar="NAME", help="volumes NAME_0, NAME_1 ... to attach")
     group.add_argument("--from-snapshot", default="", metavar="ID", help="a volume of it for each machine")
+    group.add_argument("--user-data", type=Path, metavar="FILE", help="a script for the first boot (begins with #!)")
     group.add_argument("--mount", default="/data", metavar="DIR", help="where volumes are mounted (default /data)")
     group.add_argument("--efs", default="", metavar="fs-ID[:/DIR]", help="a shared file system, mounted at /efs")
     group.add_argument(
@@ -79,13 +80,25 @@ def ec2_wish(options: argparse.Namespace) -> dict[str, Any]:
         raise UserError("--attach-volume and --from-snapshot: a machine gets one volume; leave one of them out")
     if not options.mount.startswith("/") or options.mount == "/":
         raise UserError(f"--mount {options.mount}: write a folder of the machines, e.g. /data")
+    if options.user_data:
+        _check_script(options.user_data)
     wish = {name: getattr(options, name) for name in _PLAIN}
     return wish | {
         "addresses": addresses,
         "snapshot": options.from_snapshot,
         "public_key": str(key) if key else "",
+        "user_data": str(options.user_data.resolve()) if options.user_data else "",
         "groups": [group for group in options.security_groups.split(",") if group],
     }
+
+
+def _check_script(path: Path) -> None:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"--user-data {path}: {error.strerror}") from None
+    if not content.startswith(b"#!") or len(content) > 10_000:
+        raise UserError(f"--user-data {path}: write a script that begins with #!, of at most 10 kB")
 
 
 _PLAIN = (

@@ -1,5 +1,7 @@
 """Jobs on machines rented from EC2: rent, then as over ssh, then give everything back, also when a step fails."""
 
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -41,15 +43,20 @@ def submit(job: Job) -> Job:
     """Rent and start; if anything fails, nothing that costs money is left."""
     cloud = Cloud(job.extra["ec2"]["region"])
     jobs.save(job)
+    for signum in (signal.SIGTERM, signal.SIGHUP):  # also a terminal that is closed gives back what was rented
+        signal.signal(signum, lambda number, _: sys.exit(128 + number))
     try:
         job = rent.rent(job, cloud)
         jobs.save(job)
         rent.wait_for_ssh(job, job.hosts)
-        return control.submit(job)
+        job = control.submit(job)
     except BaseException:
         for line in cloud.release(job.id):
             say(f"left over: {line}")
         raise
+    for signum in (signal.SIGTERM, signal.SIGHUP):  # from now on the job goes on without its launcher
+        signal.signal(signum, signal.SIG_DFL)
+    return job
 
 
 def resume(job: Job) -> Job:

@@ -1,5 +1,6 @@
 """What a job rents from EC2: wishes into requests, machines and their volumes into hosts."""
 
+import base64
 import time
 import urllib.request
 from dataclasses import replace
@@ -19,8 +20,7 @@ _MY_ADDRESS = "https://checkip.amazonaws.com"
 _SSH_WITHIN = 300.0
 
 # ending itself is what terminates a machine, whatever became of the one that rented it
-_USER_DATA = """#!/bin/sh
-(
+_USER_DATA = """(
     busy=$(date +%s)
     while sleep 30; do
         now=$(date +%s)
@@ -135,13 +135,21 @@ def _request(job: Job, number: int) -> dict[str, Any]:
         "TagSpecifications": tagged("instance", job.id, f"{job.id}-{number}"),
         "Placement": {"AvailabilityZone": where["Zone"]} | placed,
     }
-    if not wish["keep"]:
-        asked["UserData"] = _USER_DATA.format(job=job.id, linger=wish["linger"], idle=wish["idle"])
+    own = "" if wish["keep"] else _USER_DATA.format(job=job.id, linger=wish["linger"], idle=wish["idle"])
+    asked["UserData"] = f"#!/bin/sh\n{own}{_then(wish['user_data'])}"
     if wish["spot"]:
         limit = {"MaxPrice": str(wish["max_price"])} if wish["max_price"] else {}
         spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"} | limit
         asked["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
     return asked
+
+
+def _then(path: str) -> str:
+    """The user's own script for the first boot, whatever it is written in."""
+    if not path:
+        return ""
+    packed = base64.b64encode(Path(path).read_bytes()).decode()
+    return f"echo {packed} | base64 -d > /root/user-data && chmod 700 /root/user-data && /root/user-data\n"
 
 
 def _check_volumes(job: Job, cloud: Cloud, zone: str) -> None:
