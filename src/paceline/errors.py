@@ -17,6 +17,10 @@ class ConfigError(UserError):
         super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems)]))
 
 
+class NoRunFolder(UserError):
+    """A job that ended, or has not come, before there was anything to bring home."""
+
+
 class Stopped(Exception):
     """Training ended early on a signal, after a committed save; carries the exit status."""
 

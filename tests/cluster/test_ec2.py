@@ -2,23 +2,19 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import machines
 import pytest
-from conftest import command, environment
 from jobs import on_disk, wait_for
 from machines import Cluster, cluster_of
 from object_store import ObjectStore, object_store
 from photographs import tree
+from rented import devices, from_snapshot, launcher_of, what_is_left, words_of
 
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
@@ -30,9 +26,6 @@ from paceline.logbook.read import read
 from paceline.track.records import RunFolder
 
 pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
-SMALL = ("--train.duration", "30ba", "--checkpoint.every", "10ba", "--log.every", "1ba", "--log.tensorboard", "false")
-
-
 SHARDS = (
     *("--data.name", "shards", "--data.size", "24", "--data.augment", "{flip: random}", "--train.global_batch", "16"),
     *("--model.options", "{widths: [8, 16], norm: group}"),
@@ -90,89 +83,15 @@ def aws(monkeypatch, tmp_path: Path, cluster: Cluster, bucket: ObjectStore) -> I
     moto.backends.get_backend("ec2").reset()
 
 
-@contextmanager
-def devices(client: Any, folder: Path, content: Path) -> Iterator[None]:
-    """What a machine's kernel does: a device shows up for a volume that is attached, with a file system on it."""
-    shown: dict[Path, str] = {}
-    over = threading.Event()
-
-    def watch() -> None:
-        by_id = Path("/dev/disk/by-id")
-        by_id.mkdir(parents=True, exist_ok=True)
-        while not over.wait(0.2):
-            for volume in client.describe_volumes()["Volumes"]:
-                serial = volume["VolumeId"].replace("-", "")
-                link = by_id / f"nvme-Amazon_Elastic_Block_Store_{serial}"
-                if volume["Attachments"] and volume.get("SnapshotId") and link not in shown:
-                    image = folder / f"{serial}.img"
-                    subprocess.run(["mkfs.ext4", "-q", "-d", str(content), str(image), "16M"], check=True)
-                    made = subprocess.run(["losetup", "-f", "--show", str(image)], check=True, capture_output=True)
-                    shown[link] = made.stdout.decode().strip()
-                    link.symlink_to(shown[link])
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
-        for link, device in shown.items():
-            link.unlink()
-            subprocess.run(["losetup", "-d", device], check=False)
-
-
-def _words(cluster: Cluster, aws: dict[str, Any], *more: object) -> list[str]:
-    addresses = ",".join(machine.address for machine in cluster.machines.values())
-    options = (
-        *("--nodes", 2, "--instance-type", "g4dn.2xlarge", "--spot", "--subnet", aws["subnet"]),
-        *("--image-id", aws["image"], "--private", "--addresses", addresses, "--user", "root"),
-        *("--ssh-config", cluster.config, "--public-key", cluster.folder / "key.pub", "--ssh-from", "192.0.2.7/32"),
-        *("--python", sys.executable, "--patience", 10),
-    )
-    return command("launch", "ec2", *options, "digits", *SMALL, *more)
-
-
-def _from_snapshot(aws: dict[str, Any]) -> tuple[object, ...]:
-    return "--from-snapshot", aws["snapshot"], "--volume-gb", 9
-
-
-@contextmanager
-def _launcher(
-    cluster: Cluster, words: list[str], aws: dict[str, Any], tmp_path: Path
-) -> Iterator[subprocess.Popen[str]]:
-    names = ",".join(name for name in aws["variables"] if name.startswith("AWS_"))
-    own = environment() | aws["variables"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    job = subprocess.Popen([*words, "--pass", names], cwd=tmp_path, env=own, **pipes)
-    try:
-        yield job
-    finally:
-        job.kill()
-        job.wait()
-        for machine in cluster.machines.values():
-            shutil.rmtree(machine.root / ".paceline", ignore_errors=True)
-
-
-def _what_is_left(client: Any) -> list[str]:
-    groups = client.describe_instances()["Reservations"]
-    alive = [own for group in groups for own in group["Instances"] if own["State"]["Name"] != "terminated"]
-    found = [own["InstanceId"] for own in alive]
-    found += [own["VolumeId"] for own in client.describe_volumes()["Volumes"]]
-    found += [own["KeyName"] for own in client.describe_key_pairs()["KeyPairs"]]
-    groups = client.describe_security_groups()["SecurityGroups"]
-    return found + [own["GroupName"] for own in groups if own["GroupName"] != "default"]
-
-
 def test_rent_train_bring_results_home_and_give_everything_back(
     cluster: Cluster, aws, bucket: ObjectStore, photographs: Path, tmp_path: Path, monkeypatch
 ) -> None:
     client, mount = aws["client"], tmp_path / "data"
     data = ("--mount", mount, *SHARDS, "--data.path", mount)
     results = ("--results", "s3://results/here", "--name", "rented")
-    words = _words(cluster, aws, *_from_snapshot(aws), *data, *results)
+    words = words_of(cluster, aws, *from_snapshot(aws), *data, *results)
     seen: dict[str, Any] = {}
-    with devices(client, tmp_path, photographs), _launcher(cluster, words, aws, tmp_path) as launcher:
+    with devices(client, tmp_path, photographs), launcher_of(cluster, words, aws, tmp_path) as launcher:
         while launcher.poll() is None and not seen:
             if on_disk(cluster):  # it trains: look at what was rented
                 groups = client.describe_instances()["Reservations"]
@@ -196,7 +115,7 @@ def test_rent_train_bring_results_home_and_give_everything_back(
     assert read(run).price == Cloud().spot_price("g4dn.2xlarge", "us-east-1a")  # compare makes the cost of it
     keys = {own["Key"] for own in bucket.client.list_objects_v2(Bucket="results", Prefix="here/")["Contents"]}
     assert "here/rented/summary.json" in keys
-    assert _what_is_left(client) == []
+    assert what_is_left(client) == []
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".img"]
     assert not [path for path in written if b"canary" in path.read_bytes()]
     assert "canary" not in output
@@ -205,13 +124,13 @@ def test_rent_train_bring_results_home_and_give_everything_back(
 def test_a_machine_that_is_taken_is_replaced(cluster: Cluster, aws, bucket: ObjectStore, tmp_path: Path) -> None:
     """Without notice; the one in its place has an empty disk, and nobody knows its host key."""
     client = aws["client"]
-    words = _words(cluster, aws, "--data", "s3://results/photographs", *SHARDS, "--train.duration", "300ba")
+    words = words_of(cluster, aws, "--data", "s3://results/photographs", *SHARDS, "--train.duration", "300ba")
 
     def rented() -> dict[str, str]:
         groups = client.describe_instances()["Reservations"]
         return {own["InstanceId"]: tag(own, "Name") for group in groups for own in group["Instances"]}
 
-    with _launcher(cluster, [*words, "--name", "taken"], aws, tmp_path) as launcher:
+    with launcher_of(cluster, [*words, "--name", "taken"], aws, tmp_path) as launcher:
         wait_for(lambda: len(on_disk(cluster)) >= 25, launcher)
         client.terminate_instances(InstanceIds=[own for own, name in rented().items() if name.endswith("-1")])
         cluster.machines["n2"].lose()
@@ -222,7 +141,7 @@ def test_a_machine_that_is_taken_is_replaced(cluster: Cluster, aws, bucket: Obje
     assert [record["step"] for record in run.records() if record["kind"] == "train"] == list(range(1, 301))
     assert [start["ranks"] for start in run.read_starts()][-1] == 2
     assert sorted(name[-2:] for name in rented().values()) == ["-0", "-1", "-1"]  # only the lost one
-    assert _what_is_left(client) == []
+    assert what_is_left(client) == []
 
 
 def test_what_is_fetched_goes_to_the_disk_of_the_machine(cluster: Cluster, tmp_path: Path) -> None:
@@ -275,31 +194,31 @@ def test_whatever_fails_nothing_is_left(
     monkeypatch.setattr(owner, step, failing)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"{step} failed"):
-        launch([str(word) for word in _words(cluster, aws, *_from_snapshot(aws))[4:]])
-    assert _what_is_left(aws["client"]) == []
+        launch([str(word) for word in words_of(cluster, aws, *from_snapshot(aws))[4:]])
+    assert what_is_left(aws["client"]) == []
 
 
 def test_a_launcher_that_is_ended_while_it_rents_leaves_nothing(cluster: Cluster, aws, tmp_path: Path) -> None:
     client = aws["client"]
     nobody = ",".join(f"{cluster.gateway.rpartition('.')[0]}.{number}" for number in (201, 202))
-    words = _words(cluster, aws, "--addresses", nobody)
-    with _launcher(cluster, words, aws, tmp_path) as launcher:
+    words = words_of(cluster, aws, "--addresses", nobody)
+    with launcher_of(cluster, words, aws, tmp_path) as launcher:
         wait_for(lambda: len(client.describe_instances()["Reservations"]) == 2, launcher)
         launcher.send_signal(signal.SIGHUP)
         launcher.communicate(timeout=120)
     assert launcher.returncode == 128 + signal.SIGHUP
-    assert _what_is_left(client) == []
+    assert what_is_left(client) == []
 
 
 def test_a_start_that_fails_gives_the_machines_back(cluster: Cluster, aws, tmp_path: Path, monkeypatch) -> None:
     from paceline.cli.launch import launch
 
     monkeypatch.chdir(tmp_path)
-    words = _words(cluster, aws)[4:]
+    words = words_of(cluster, aws)[4:]
     words[words.index("--python") + 1] = "/nowhere/python"
     with pytest.raises(UserError, match="/nowhere/python cannot run paceline there"):
         launch(words)
-    assert _what_is_left(aws["client"]) == []
+    assert what_is_left(aws["client"]) == []
 
 
 def test_what_aws_says_comes_with_a_cure(cluster: Cluster, aws, tmp_path: Path, monkeypatch) -> None:
@@ -308,7 +227,7 @@ def test_what_aws_says_comes_with_a_cure(cluster: Cluster, aws, tmp_path: Path, 
     from paceline.cli.launch import launch
 
     monkeypatch.chdir(tmp_path)
-    words = _words(cluster, aws)[4:]
+    words = words_of(cluster, aws)[4:]
     for code, cure in (
         ("InsufficientInstanceCapacity", "try another --zone or --instance-type, or without --spot"),
         ("VcpuLimitExceeded", "ask for more under Service Quotas"),
@@ -325,7 +244,7 @@ def test_what_aws_says_comes_with_a_cure(cluster: Cluster, aws, tmp_path: Path, 
         monkeypatch.setattr(Cloud, "run", refused)
         with pytest.raises(UserError, match=cure):
             launch(words)
-        assert _what_is_left(aws["client"]) == []
+        assert what_is_left(aws["client"]) == []
     monkeypatch.setattr(Cloud, "spot_price", lambda *_: 9.0)
     with pytest.raises(UserError, match=r"costs 9\.0 \$ an hour in us-east-1a now, above --max-price 1"):
         launch([*words, "--max-price", "1"])

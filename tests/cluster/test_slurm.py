@@ -170,6 +170,36 @@ def test_told_to_leave_it_saves_requeues_and_ends_with_the_same_weights(
     assert all(torch.equal(there[name], whole[name]) for name in there)
 
 
+def test_of_an_array_one_is_told_to_leave_and_not_the_others(slurm: dict[str, str], tmp_path: Path) -> None:
+    words = ("--nodes", 1, "--seeds", "7,8", "--train.duration", "20000ba", "--name", "many", "--detach")
+    job = _launch(slurm, tmp_path, *words)
+    assert job.wait(60) == 0, job.stdout.read()
+    runs, deadline = [RunFolder(tmp_path / "runs" / f"many-seed-{seed}") for seed in (7, 8)], time.monotonic() + 120
+    while not all(run.records() for run in runs):
+        assert time.monotonic() < deadline, _ask(slurm, "squeue")
+        time.sleep(0.1)
+    # the task that has the number of the whole array as its own
+    names = _ask(slurm, "squeue", "--noheader", "--array", "--format=%A %F_%K %F").splitlines()
+    told = next(task for number, task, array in map(str.split, names) if number == array)
+    _ask(slurm, "scancel", "--batch", "--signal=USR1", told)
+
+    def states() -> dict[str, str]:
+        lines = _ask(slurm, "squeue", "--noheader", "--array", "--format=%F_%K %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    while states()[told] != "PENDING":
+        assert time.monotonic() < deadline + 60, states()
+        time.sleep(0.1)
+    assert sorted(states().values()) == ["PENDING", "RUNNING"]
+    logs = [path.read_text() for path in (tmp_path / "runs").glob("many-*.log")]
+    assert sorted("told to leave" in log for log in logs) == [False, True]
+    own = slurm | {"PACELINE_HOME": str(tmp_path / "home")}
+    subprocess.run(command("stop"), env=own, cwd=tmp_path, check=True, capture_output=True)
+    while states():
+        assert time.monotonic() < deadline + 120, states()
+        time.sleep(0.1)
+
+
 def test_sbatch_takes_the_file_and_says_what_it_does_not_like(slurm: dict[str, str], tmp_path: Path) -> None:
     shown = _launch(slurm, tmp_path, "--dry-run", "--seeds", "0,1,2")
     script, _ = shown.communicate(timeout=60)

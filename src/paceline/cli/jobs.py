@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from paceline.cli.options import make_parser, positive
-from paceline.errors import UserError
+from paceline.errors import NoRunFolder, UserError
 
 if TYPE_CHECKING:
     from paceline.launch.job import Backend, Job
@@ -20,16 +20,24 @@ def backend_of(job: "Job") -> "Backend":
 
 
 def follow_to_the_end(job: "Job") -> int:
+    """Show what it does, bring its run folder here, and clean up behind it; the exit status."""
     back = backend_of(job)
     try:
         status = back.follow(job)
-        print(f"run folder: {back.fetch(job)}", file=sys.stderr)
+        try:
+            print(f"run folder: {back.fetch(job)}", file=sys.stderr)
+        except NoRunFolder as error:
+            print(f"paceline: {error}", file=sys.stderr)
+            status = status or 1
     except KeyboardInterrupt:
         print(
             f"{job.id} goes on; `paceline attach {job.id}` comes back, `paceline stop {job.id}` ends it",
             file=sys.stderr,
         )
         return 130
+    except UserError:
+        print(f"what there is stays where it is; try `paceline fetch {job.id}`, then `paceline stop {job.id}`")
+        raise
     back.tidy(job)
     return status
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.errors import UserError
+from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
 from paceline.launch import nodes
 from paceline.launch.doctor import refuse_different_code
@@ -122,7 +122,7 @@ def fetch(job: Job) -> Path:
         except (HostError, ValueError) as error:
             say(f"{name}: {error}")
     if not found:
-        raise UserError(f"no machine of {job.id} has a run folder yet; `paceline logs {job.id}` shows why")
+        raise NoRunFolder(f"no machine of {job.id} has a run folder; `paceline logs {job.id}` shows why")
     furthest = max(found, key=lambda name: (found[name].get("status") == "finished", found[name].get("step", -1)))
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as scratch:

@@ -84,7 +84,6 @@ def _revive(job: Job, own: Progress) -> Job | None:
         say(f"{host} was taken: renting another")
         job = rent.rent_again(job, cloud, host)
         jobs.save(job)
-        rent.wait_for_ssh(job, (host,))
         return following.start_again(job, host)
     return following.revive(job, own)
 

@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -240,9 +241,15 @@ def carry_out(steps: Sequence[Step], hosts: dict[str, Host], secrets: dict[str, 
     for title in dict.fromkeys(step.title for step in steps):
         own = [step for step in steps if step.title == title]
         print(f"{', '.join(step.host for step in own)}: {title} ...", file=sys.stderr, flush=True)
-        with ThreadPoolExecutor(len(own)) as pool:
-            for done in [pool.submit(_carry_out, step, hosts[step.host], secrets) for step in own]:
-                done.result()
+        try:
+            with ThreadPoolExecutor(len(own)) as pool:
+                for done in [pool.submit(_carry_out, step, hosts[step.host], secrets) for step in own]:
+                    done.result()
+        except BaseException:
+            for name in {step.host for step in steps}:
+                with suppress(HostError):
+                    hosts[name].run("rm -f secrets")
+            raise
 
 
 def _carry_out(step: Step, host: Host, secrets: dict[str, str]) -> None:

@@ -83,8 +83,14 @@ def rent_again(job: Job, cloud: Cloud, host: str) -> Job:
     lost = job.extra["machines"][host]["id"]
     cloud.end([lost])
     machine = cloud.run(_request(job, number))["InstanceId"]
-    cloud.wait_until_running([machine])
-    return _settled(job, cloud, number, machine)
+    try:
+        cloud.wait_until_running([machine])
+        job = _settled(job, cloud, number, machine)
+        wait_for_ssh(job, (host,))
+        return job
+    except BaseException:
+        cloud.end([machine])  # the next attempt rents another
+        raise
 
 
 def is_taken(job: Job, cloud: Cloud, host: str) -> bool:

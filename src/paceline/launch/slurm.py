@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.errors import UserError
+from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
 from paceline.launch.control import say
 from paceline.launch.job import Job
@@ -51,15 +51,19 @@ def plan(job: Job) -> list[str]:
 
 _BODY = """
 
+# of an array this one, not all of it
+me=$SLURM_JOB_ID
+[ -z "$SLURM_ARRAY_JOB_ID" ] || me=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+
 # when the time is nearly up, or the job is preempted: save, then go on in another allocation
 again() {{
     trap '' USR1 TERM
     echo "told to leave: saving"
-    scancel --signal=TERM "$SLURM_JOB_ID"
+    scancel --signal=TERM "$me"
     wait "$step"
-    case $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) in
+    case $(squeue --noheader --jobs="$me" --format=%T) in
         CANCELLED | COMPLETING) ;;  # by its user
-        *) scontrol requeue "$SLURM_JOB_ID" ;;
+        *) scontrol requeue "$me" ;;
     esac
     exit
 }}
@@ -167,7 +171,7 @@ def fetch(job: Job) -> Path:
     seeds = job.extra["slurm"]["seeds"]
     folder = Path(job.runs) / (f"{job.name}-seed-{seeds[0]}" if seeds else job.name)
     if not folder.exists():
-        raise UserError(f"{folder} is not there yet; `paceline logs {job.id}` shows why")
+        raise NoRunFolder(f"{folder} is not there yet; `paceline logs {job.id}` shows why")
     return folder
 
 
