@@ -74,3 +74,35 @@ def wait_for(happened: Callable[[], bool], job: subprocess.Popen[str], seconds: 
         assert job.poll() is None, job.stdout.read() if job.stdout else ""
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+STUB = """
+import http.server, pathlib, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    def answer(self):
+        asked = self.path.endswith("instance-action")
+        told = b'{"action": "terminate"}' if pathlib.Path(sys.argv[1]).exists() else b""
+        content = told if asked else b"token"
+        self.send_response(200 if content else 404)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+    do_GET = do_PUT = answer
+    def log_message(self, *words): pass
+http.server.HTTPServer(("169.254.169.254", 80), Answer).serve_forever()
+"""
+
+
+@contextmanager
+def noticed(cluster: Cluster, name: str, folder: Path) -> Iterator[Path]:
+    """A metadata service on the machine, which tells it to leave as soon as a file is there."""
+    space, note = cluster.space(name), folder / "notice"
+    address = ["169.254.169.254/32", "dev", "lo"]
+    subprocess.run(["ip", "-n", space, "address", "add", *address], check=True)
+    service = subprocess.Popen(["ip", "netns", "exec", space, sys.executable, "-c", STUB, str(note)])
+    try:
+        yield note
+    finally:
+        service.kill()
+        service.wait()
+        subprocess.run(["ip", "-n", space, "address", "delete", *address], check=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import machines
 import pytest
-from jobs import on_disk, wait_for
+from jobs import noticed, on_disk, wait_for
 from machines import Cluster, cluster_of
 from object_store import ObjectStore, object_store
 from photographs import tree
@@ -121,24 +121,33 @@ def test_rent_train_bring_results_home_and_give_everything_back(
     assert "canary" not in output
 
 
-def test_a_machine_that_is_taken_is_replaced(cluster: Cluster, aws, bucket: ObjectStore, tmp_path: Path) -> None:
-    """Without notice; the one in its place has an empty disk, and nobody knows its host key."""
+@pytest.mark.parametrize("how", ["told", "gone"])
+def test_a_machine_that_is_taken_is_replaced(
+    cluster: Cluster, aws, bucket: ObjectStore, tmp_path: Path, how: str
+) -> None:
+    """With and without notice; the one in its place has an empty disk, and nobody knows its host key."""
     client = aws["client"]
-    words = words_of(cluster, aws, "--data", "s3://results/photographs", *SHARDS, "--train.duration", "300ba")
+    words = words_of(cluster, aws, "--data", "s3://results/photographs", *SHARDS, "--train.duration", "200ba")
 
     def rented() -> dict[str, str]:
         groups = client.describe_instances()["Reservations"]
         return {own["InstanceId"]: tag(own, "Name") for group in groups for own in group["Instances"]}
 
-    with launcher_of(cluster, [*words, "--name", "taken"], aws, tmp_path) as launcher:
+    words += ["--name", "taken"]
+    with noticed(cluster, "n2", tmp_path) as note, launcher_of(cluster, words, aws, tmp_path) as launcher:
         wait_for(lambda: len(on_disk(cluster)) >= 25, launcher)
-        client.terminate_instances(InstanceIds=[own for own, name in rented().items() if name.endswith("-1")])
-        cluster.machines["n2"].lose()
+        if how == "told":
+            note.touch()
+        else:
+            client.terminate_instances(InstanceIds=[own for own, name in rented().items() if name.endswith("-1")])
+            cluster.machines["n2"].lose()
         output, _ = launcher.communicate(timeout=240)
+    if how == "gone":
+        cluster.start("n2")  # for other tests
     assert launcher.returncode == 0, output
     assert "node-1 was taken: renting another" in output
     run = RunFolder(tmp_path / "runs" / "taken")
-    assert [record["step"] for record in run.records() if record["kind"] == "train"] == list(range(1, 301))
+    assert [record["step"] for record in run.records() if record["kind"] == "train"] == list(range(1, 201))
     assert [start["ranks"] for start in run.read_starts()][-1] == 2
     assert sorted(name[-2:] for name in rented().values()) == ["-0", "-1", "-1"]  # only the lost one
     assert what_is_left(client) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import machines
 import pytest
-from jobs import launch, on_disk, wait_for
+from jobs import launch, noticed, on_disk, wait_for
 from machines import Cluster, cluster_of
 
 import paceline
@@ -63,36 +63,12 @@ def test_training_goes_on_without_a_lost_machine_and_takes_it_back(
     assert 1 in ranks
 
 
-STUB = """
-import http.server, pathlib, sys
-class Answer(http.server.BaseHTTPRequestHandler):
-    def answer(self):
-        asked = self.path.endswith("instance-action")
-        told = b'{"action": "terminate"}' if pathlib.Path(sys.argv[1]).exists() else b""
-        content = told if asked else b"token"
-        self.send_response(200 if content else 404)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-    do_GET = do_PUT = answer
-    def log_message(self, *words): pass
-http.server.HTTPServer(("169.254.169.254", 80), Answer).serve_forever()
-"""
-
-
 def test_a_machine_that_is_told_to_leave_saves_first(cluster: Cluster, tmp_path: Path) -> None:
-    space, note = cluster.space("n2"), tmp_path / "notice"
-    subprocess.run(["ip", "-n", space, "address", "add", "169.254.169.254/32", "dev", "lo"], check=True)
-    service = subprocess.Popen(["ip", "netns", "exec", space, sys.executable, "-c", STUB, str(note)])
     words = ("--train.duration", "300ba", "--pass", "PACELINE_SPOT", *WORDS, "--checkpoint.every", "1000ba")
-    try:
-        with launch(cluster, tmp_path, "n1,n2", *words, PACELINE_SPOT="1") as job:
-            wait_for(lambda: _ranks_now(cluster)[1] >= 25, job)
-            note.touch()
-            output, _ = job.communicate(timeout=240)
-    finally:
-        service.kill()
-        service.wait()
+    with noticed(cluster, "n2", tmp_path) as note, launch(cluster, tmp_path, "n1,n2", *words, PACELINE_SPOT="1") as job:
+        wait_for(lambda: _ranks_now(cluster)[1] >= 25, job)
+        note.touch()
+        output, _ = job.communicate(timeout=240)
     assert job.returncode == 0, output
     assert "this machine will be taken away" in output
     assert "resuming from step" in output  # without a save there would be none
