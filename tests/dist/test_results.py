@@ -1,6 +1,7 @@
 """Results in an object store: copied while a run goes on, and brought back to resume it."""
 
 import json
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from conftest import TINY
 
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
+from paceline.errors import UserError
 from paceline.track.records import RunFolder
 
 boto3 = pytest.importorskip("boto3", reason="needs boto3: pip install 'paceline[dev]'")
@@ -71,16 +73,64 @@ def test_results_are_there_and_can_be_resumed_elsewhere(here, tmp_path: Path, bu
         assert complaint in wrong.stderr
 
 
+def _folder(run: Path, begun: str = "today") -> Path:
+    run.mkdir(parents=True)
+    (run / "recipe.yaml").write_text("name: digits\n")
+    (run / "environment.json").write_text(json.dumps({"starts": [{"started": begun}]}))
+    (run / "metrics.jsonl").write_text("1\n")
+    return run
+
+
+def _save(run: Path, step: int) -> None:
+    folder = run / "checkpoints" / f"step-{step:08}"
+    folder.mkdir(parents=True)
+    for name in ("model.safetensors", store.COMMIT):
+        (folder / name).write_text("{}")
+
+
+def test_a_store_that_cannot_be_used_is_told_before_anything_is_trained(tmp_path: Path, bucket) -> None:
+    with pytest.raises(UserError, match="results cannot go to s3://nowhere/run .*--pass"):
+        Results(_folder(tmp_path / "run"), "s3://nowhere", "top1")
+    Results(tmp_path / "run", "s3://results", "top1", every=1000).close()
+    Results(tmp_path / "run", "s3://results", "top1", every=1000).close()  # the same run, started again
+    with pytest.raises(UserError, match="s3://results/run holds another run; choose another --name"):
+        Results(_folder(tmp_path / "elsewhere" / "run", begun="tomorrow"), "s3://results", "top1")
+
+
+def test_saves_of_an_earlier_start_are_removed_as_well(tmp_path: Path, bucket, monkeypatch) -> None:
+    monkeypatch.setattr(store, "best", lambda *_: None)
+    run = _folder(tmp_path / "run")
+    _save(run, 10)
+    Results(run, "s3://results", "top1", every=1000).close()
+    shutil.rmtree(run / "checkpoints")
+    _save(run, 20)
+    Results(run, "s3://results", "top1", every=1000).close()
+    assert {key.split("/")[2] for key in _keys(bucket) if key.startswith("run/checkpoints")} == {"step-00000020"}
+
+
+def test_tags_that_are_no_checksums_are_seen_through(tmp_path: Path, bucket, monkeypatch) -> None:
+    """As those of encrypted buckets."""
+    import obstore
+
+    honest = obstore.put
+    monkeypatch.setattr(obstore, "put", lambda *words: honest(*words) | {"e_tag": '"' + 32 * "0" + '"'})
+    results = Results(_folder(tmp_path / "run"), "s3://results", "top1", every=1000)
+    assert results._try()
+    monkeypatch.setattr(obstore, "put", lambda place, name, content: honest(place, name, b"") | {"e_tag": 32 * "0"})
+    (tmp_path / "run" / "metrics.jsonl").write_text("1\n2\n")
+    assert not results._try()
+    monkeypatch.setattr(obstore, "put", honest)
+    results.close()
+
+
 def test_a_store_that_is_away_holds_nobody_up(tmp_path: Path, bucket, caplog, monkeypatch) -> None:
     from paceline.base.logs import log
 
     log.propagate = True
     monkeypatch.setattr("paceline.checkpoint.results._RETRIES", 0)
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "metrics.jsonl").write_text("1\n")
-    bucket.server.stop()
+    run = _folder(tmp_path / "run")
     results = Results(run, "s3://results", "top1", every=1000)
+    bucket.server.stop()
     assert not results._try()
     assert "results to s3://results/run wait" in caplog.text
     bucket.server.start()

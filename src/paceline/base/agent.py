@@ -64,6 +64,8 @@ def run(arguments: list[str], entry: Entry) -> int:
             agent.leave()
             for signum, handler in previous.items():
                 signal.signal(signum, handler)
+        if result is None:  # one machine too many when the job ended
+            raise UserError("the job ended without this machine; its lines on others say how")
         received = agent.received
         # ranks that had not begun yet die of the signal that was passed on
         if received and all(failure.exitcode == -signal.SIGTERM for failure in result.failures.values()):

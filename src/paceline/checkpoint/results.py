@@ -5,6 +5,7 @@ has; training never waits for them. A save counts there only when its marker is,
 """
 
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -32,8 +33,7 @@ def _open(place: str) -> Any:
             place.rstrip("/"), client_options={"allow_http": True}, retry_config={"max_retries": _RETRIES}
         )
     except Exception as error:  # obstore's own exceptions have no common base but this
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{shown(place)} is no place for results ({reason}); write s3://BUCKET/PREFIX") from None
+        raise UserError(f"{shown(place)} is no place for results ({brief(error)}); write s3://BUCKET/PREFIX") from None
 
 
 class Results:
@@ -46,9 +46,45 @@ class Results:
         self._there: dict[str, tuple[int, float]] = {}
         """Size and time of what has been uploaded, by name."""
         self._best, self._failed_since = "", 0.0
+        self._tags_are_checksums = True
+        if not only:
+            self._begin()
         self._stop, self._every = threading.Event(), every
         self._thread = threading.Thread(target=self._work, name="results", daemon=True)
         self._thread.start()
+
+    def _begin(self) -> None:
+        """What an earlier start of this run has left there; another run's is not to be mixed with it.
+
+        Where nothing can be lost yet, a store that cannot be used is told at once.
+        """
+        import obstore
+
+        begun = next(store.committed(self._folder / "checkpoints"), None) is not None
+        try:
+            found = [entry["path"] for batch in obstore.list(self._store) for entry in batch]
+            there = bytes(obstore.get(self._store, "environment.json").bytes()) if "environment.json" in found else b""
+            if not found:
+                obstore.put(self._store, "recipe.yaml", (self._folder / "recipe.yaml").read_bytes())
+        except Exception as error:  # obstore's own exceptions have no common base but this
+            if begun:
+                log.warning("results to %s wait: %s", shown(self._place), brief(error))
+                return
+            raise UserError(
+                f"results cannot go to {shown(self._place)} ({brief(error)}); check the address and the AWS_* "
+                "variables, which launched jobs get through --pass"
+            ) from None
+        if there and _first_start(there) != _first_start((self._folder / "environment.json").read_bytes()):
+            raise UserError(
+                f"{shown(self._place)} holds another run; choose another --name or --results, or go on with it: "
+                f"--resume {shown(self._place)}"
+            )
+        self._there = {name: (-1, 0.0) for name in found if name.startswith("checkpoints/step-")}
+        complete = {name.split("/")[1] for name in found if name.endswith(f"/{store.COMMIT}")}
+        here = {path.name for path in store.committed(self._folder / "checkpoints")}
+        # of saves that are here what is not complete there goes again
+        for name in [name for name in self._there if name.split("/")[1] in here - complete]:
+            del self._there[name]
 
     def _work(self) -> None:
         while not self._stop.wait(self._every):
@@ -58,10 +94,11 @@ class Results:
         """One pass over the folder; whether everything is there now."""
         try:
             self._upload()
+        except FileNotFoundError:  # an old save was deleted meanwhile
+            return False
         except Exception as error:  # whatever the store or the network says: later
             if not self._failed_since:
-                reason = " ".join(str(error).split())[:200]
-                log.warning("results to %s wait: %s", shown(self._place), reason)
+                log.warning("results to %s wait: %s", shown(self._place), brief(error))
             self._failed_since = self._failed_since or time.monotonic()
             return False
         if self._failed_since:
@@ -103,9 +140,13 @@ class Results:
         import obstore
 
         tag = str(answer.get("e_tag") or "").strip('"')
-        if len(tag) == 32 and "-" not in tag:
-            if tag != hashlib.md5(content, usedforsecurity=False).hexdigest():
+        if len(tag) == 32 and "-" not in tag and self._tags_are_checksums:
+            if tag == hashlib.md5(content, usedforsecurity=False).hexdigest():
+                return
+            # encrypted buckets have other tags
+            if bytes(obstore.get(self._store, name).bytes()) != content:
                 raise OSError(f"{name} arrived damaged")
+            self._tags_are_checksums = False
         elif obstore.head(self._store, name)["size"] != len(content):
             raise OSError(f"{name} arrived cut off")
 
@@ -123,8 +164,9 @@ class Results:
     def _remove_old(self, saves: set[str]) -> None:
         import obstore
 
-        for name in [name for name in self._there if name.startswith("checkpoints/")]:
-            if name.split("/")[1] not in saves:
+        old = [name for name in self._there if name.startswith("checkpoints/") and name.split("/")[1] not in saves]
+        for name in sorted(old, key=lambda name: not name.endswith(store.COMMIT)):  # without it none counts
+            if name in self._there:
                 obstore.delete(self._store, name)
                 del self._there[name]
 
@@ -141,6 +183,20 @@ class Results:
             pause = min(30.0, 2 * pause)
 
 
+def brief(error: Exception) -> str:
+    """What a store's client says: the cause is often at the end."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else f"{text[:120]} ... {text[-160:]}"
+
+
+def _first_start(environment: bytes) -> object:
+    """What tells a run from others: when and where it began."""
+    try:
+        return json.loads(environment)["starts"][0]
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None
+
+
 def bring(place: str, runs: Path) -> Path:
     """A run folder from an object store, to be resumed here."""
     import obstore
@@ -151,9 +207,8 @@ def bring(place: str, runs: Path) -> Path:
     try:
         found = [entry for batch in obstore.list(source) for entry in batch]
     except Exception as error:  # obstore's own exceptions have no common base but this
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{shown(place)} cannot be read ({reason}); check the address and the AWS_* variables"
+            f"{shown(place)} cannot be read ({brief(error)}); check the address and the AWS_* variables"
         ) from None
     if not any(entry["path"] == "recipe.yaml" for entry in found):
         raise UserError(f"{shown(place)} holds no run: there is no recipe.yaml")

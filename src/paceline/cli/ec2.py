@@ -119,8 +119,9 @@ def ec2(arguments: list[str]) -> int:
     parser.add_argument("--zone", default="", help="replicate, prices: where")
     parser.add_argument("--user", default="ubuntu", metavar="NAME", help="ssh: to log in as, of a job not rented here")
     parser.add_argument("-h", "--help", action="help", help="show this help")
-    options, rest = parser.parse_known_args(arguments)
-    options.words += rest
+    words = arguments[2:] if arguments[:1] == ["ssh"] else []  # what runs there has options of its own
+    options = parser.parse_args(arguments[:2] if words else arguments)
+    options.words += words
     from paceline.launch.cloud import Cloud
 
     return _WHAT[options.what](Cloud(options.region), options)
@@ -144,36 +145,55 @@ def _ssh(cloud: Any, options: argparse.Namespace) -> int:
     from paceline.launch.cloud import JOB, tag
     from paceline.launch.job import load
 
-    wanted, *command = _needed(options, 1)
-    found = [machine for machine in cloud.machines() if tag(machine, "Name") == wanted]
-    if not found:
-        raise UserError(f"{wanted}: there is no such machine; `paceline ec2 ls` lists them")
-    address = found[0].get("PublicIpAddress") or found[0].get("PrivateIpAddress")
+    wanted, *command = options.words or [""]
+    machine = _machine(cloud, wanted)
+    address = machine.get("PublicIpAddress") or machine.get("PrivateIpAddress")
     if not address:
-        raise UserError(f"{wanted} has no address now; is it {found[0]['State']['Name']}?")
+        raise UserError(f"{wanted} has no address now; is it {machine['State']['Name']}?")
     try:
-        own = load(tag(found[0], JOB)).extra["ssh"]
-    except UserError:  # rented from another machine: the user's own key may be the one that it has
+        own = load(tag(machine, JOB) or "-").extra["ssh"]
+    except (UserError, KeyError):  # rented from another machine: the user's own key may be the one that it has
         own = ["-l", options.user]
-    os.execvp("ssh", ["ssh", *own, "-o", f"HostKeyAlias={found[0]['InstanceId']}", address, *command])
+    os.execvp("ssh", ["ssh", *own, "-o", f"HostKeyAlias={machine['InstanceId']}", address, *command])
     return 0
 
 
+def _machine(cloud: Any, wanted: str) -> Any:
+    """By its name or id."""
+    from paceline.launch.cloud import tag
+
+    found = [own for own in cloud.machines() if wanted and wanted in (tag(own, "Name"), own["InstanceId"])]
+    if not found:
+        raise UserError(f"{wanted or 'which machine?'}: there is no such machine; `paceline ec2 ls` lists them")
+    return found[0]
+
+
+def _job_of(cloud: Any, wanted: str) -> str:
+    """A job that something is tagged with, by its name or the beginning of it."""
+    from paceline.launch.cloud import JOB, tag
+
+    known = sorted({tag(own, JOB) for own in (*cloud.machines(), *cloud.volumes(job="*"))} - {""})
+    found = [job for job in known if job == wanted] or [job for job in known if wanted and job.startswith(wanted)]
+    if len(found) != 1:
+        which = "is the beginning of several" if found else "is no job that something is rented for"
+        raise UserError(f"{wanted!r} {which}; there are {', '.join(known) or 'none'}")
+    return found[0]
+
+
 def _switch(cloud: Any, options: argparse.Namespace) -> int:
-    (job,) = _needed(options, 1)
+    job = _job_of(cloud, _needed(options))
     machines = [machine["InstanceId"] for machine in cloud.machines(job)]
-    if not machines:
-        raise UserError(f"{job} has no machines; `paceline ec2 ls` lists them")
     cloud.switch(machines, on=options.what == "start")
     print(f"{len(machines)} switched {'on' if options.what == 'start' else 'off'}")
     return 0
 
 
 def _terminate(cloud: Any, options: argparse.Namespace) -> int:
-    (job,) = _needed(options, 1)
+    job = _job_of(cloud, _needed(options))
     left = cloud.release(job)
     for line in left:
         print(f"left over: {line}", file=sys.stderr)
+    print(f"{job}: {'not all of it could be given back' if left else 'everything was given back'}")
     return 1 if left else 0
 
 
@@ -191,7 +211,9 @@ def _volumes(cloud: Any, options: argparse.Namespace) -> int:
 def _snapshot(cloud: Any, options: argparse.Namespace) -> int:
     from paceline.launch.cloud import tagged, told_clearly
 
-    (volume,) = _needed(options, 1)
+    wanted = _needed(options)
+    named = cloud.volumes(wanted)
+    volume = named[0]["VolumeId"] if named else wanted
     with told_clearly("making a snapshot"):
         tags = tagged("snapshot", options.name or volume, options.name or volume)
         print(cloud.ec2.create_snapshot(VolumeId=volume, TagSpecifications=tags)["SnapshotId"])
@@ -199,11 +221,13 @@ def _snapshot(cloud: Any, options: argparse.Namespace) -> int:
 
 
 def _replicate(cloud: Any, options: argparse.Namespace) -> int:
-    (snapshot,) = _needed(options, 1)
+    snapshot = _needed(options)
     if not options.name or not options.zone:
         raise UserError("replicate needs --name NAME and --zone ZONE: volumes NAME_0 ... are made there")
-    for number in range(options.nodes):
-        name = f"{options.name}_{number}"
+    names = [f"{options.name}_{number}" for number in range(options.nodes)]
+    if there := [name for name in names if cloud.volumes(name)]:
+        raise UserError(f"there is a volume {', '.join(there)} already; choose another --name, or delete it")
+    for name in names:
         made = cloud.volume("", name, SnapshotId=snapshot, AvailabilityZone=options.zone, VolumeType="gp3")
         print(f"{name}  {made}")
     return 0
@@ -212,7 +236,7 @@ def _replicate(cloud: Any, options: argparse.Namespace) -> int:
 def _image(cloud: Any, options: argparse.Namespace) -> int:
     from paceline.launch.cloud import tagged, told_clearly
 
-    (machine,) = _needed(options, 1)
+    machine = _machine(cloud, _needed(options))["InstanceId"]
     if not options.name:
         raise UserError("image needs --name NAME, which `launch ec2 --image-name NAME` finds")
     with told_clearly("making an image"):
@@ -222,7 +246,7 @@ def _image(cloud: Any, options: argparse.Namespace) -> int:
 
 
 def _prices(cloud: Any, options: argparse.Namespace) -> int:
-    for kind in _needed(options, 1):
+    for kind in options.words or [_needed(options)]:
         prices = {"spot": cloud.spot_price(kind, options.zone), "on demand": cloud.price(kind)}
         told = ", ".join(
             f"{'unknown' if price is None else f'{price:g} $ an hour'} ({how})" for how, price in prices.items()
@@ -231,10 +255,10 @@ def _prices(cloud: Any, options: argparse.Namespace) -> int:
     return 0
 
 
-def _needed(options: argparse.Namespace, least: int) -> list[str]:
-    if len(options.words) < least:
-        raise UserError(f"ec2 {options.what} needs a name; `paceline ec2 --help`")
-    return list(options.words)
+def _needed(options: argparse.Namespace) -> str:
+    if len(options.words) != 1 or not options.words[0]:
+        raise UserError(f"ec2 {options.what} needs one name; `paceline ec2 --help`")
+    return str(options.words[0])
 
 
 _WHAT = {

@@ -36,7 +36,8 @@ def follow_to_the_end(job: "Job") -> int:
         )
         return 130
     except UserError:
-        print(f"what there is stays where it is; try `paceline fetch {job.id}`, then `paceline stop {job.id}`")
+        if job.backend != "ec2":  # there the run folder would be gone with the machines
+            back.tidy(job)
         raise
     back.tidy(job)
     return status
@@ -103,13 +104,20 @@ def resume(arguments: list[str]) -> int:
     """Start a job again that ended before its time."""
     parser = _job_parser("resume", "Start a job again that failed or was stopped, from its last save, and follow it.")
     options = parser.parse_args(arguments)
-    from paceline.launch.job import load
+    from paceline.base.files import FolderLock
+    from paceline.launch.job import folder_of, load
 
     job = load(options.job)
     back = backend_of(job)
-    if busy := [name for name, state in back.status(job) if state.startswith(("running", "RUNNING", "PENDING"))]:
+    lock = FolderLock(folder_of(job.id))  # two at once would start it twice
+    states = back.status(job)
+    if busy := [name for name, state in states if state.startswith(("running", "RUNNING", "PENDING"))]:
         raise UserError(f"{job.id} still runs on {', '.join(busy)}; `paceline attach {job.id}` follows it")
-    return follow_to_the_end(back.resume(job))
+    if any(state.startswith(("ended 0", "COMPLETED")) for _, state in states):
+        raise UserError(f"{job.id} is finished; `paceline fetch {job.id}` brings its run folder here")
+    job = back.resume(job)
+    lock.release()
+    return follow_to_the_end(job)
 
 
 def stop(arguments: list[str]) -> int:
@@ -123,7 +131,8 @@ def stop(arguments: list[str]) -> int:
     left = backend_of(job).stop(job, options.grace)
     for line in left:
         print(f"paceline: {line}", file=sys.stderr)
-    print(f"{job.id}: {'stopped' if not left else 'not all of it could be stopped'}")
+    more = f"`paceline resume {job.id}` goes on, `paceline fetch {job.id}` brings its run folder here"
+    print(f"{job.id}: {f'stopped; {more}' if not left else 'not all of it could be stopped'}")
     return 1 if left else 0
 
 

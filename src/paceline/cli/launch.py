@@ -1,6 +1,9 @@
 """The verb launch: from a recipe and places to a job."""
 
 import argparse
+import difflib
+import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.cli.ec2 import add_ec2_options, ec2_wish
 from paceline.cli.hosts import hosts_from
 from paceline.cli.jobs import backend_of, follow_to_the_end
-from paceline.cli.options import count, make_parser, plain_name, positive, split_source
+from paceline.cli.options import count, make_parser, plain_name, positive, results_place, split_source
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
@@ -93,6 +96,7 @@ def launch(arguments: list[str]) -> int:
         raise UserError(f"launch where? {', '.join(_BACKENDS)}; `paceline launch --help`")
     source, words = _find_source(parser, rest)
     options, overrides = parser.parse_known_args(words)
+    _refuse_options_of_others(parser, backend, options)
     job = _job(backend, source, options, overrides)
     if backend == "manifest":
         from paceline.launch.manifests import manifest as made
@@ -110,6 +114,10 @@ def launch(arguments: list[str]) -> int:
 
 def _find_source(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[str, list[str]]:
     """The recipe may stand anywhere among the launch's own options: it is the first word that no option takes."""
+    from paceline.config.io import fields
+
+    known = {option for action in parser._actions for option in action.option_strings}
+    plain = {f"--{row.path}" for row in fields() if "." not in row.path}
     takes_value = {
         option
         for action in parser._actions
@@ -121,7 +129,11 @@ def _find_source(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
         word = words[position]
         if not word.startswith("-"):
             return word, [*words[:position], *words[position + 1 :]]
-        takes = (word in takes_value or "." in word) and "=" not in word
+        name = word.partition("=")[0]
+        if name not in known | plain and "." not in name:
+            close = difflib.get_close_matches(name, sorted(known | plain), 1)
+            raise UserError(f"{name}: there is no such option{f'; did you mean {close[0]}?' if close else ''}")
+        takes = (word in takes_value or word in plain or "." in word) and "=" not in word
         position += 2 if takes else 1
     return "", list(words)
 
@@ -148,9 +160,8 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
     if options.min_nodes > len(hosts):
         raise UserError(f"--min-nodes {options.min_nodes}, but there are only {len(hosts)} machines")
     layouts(recipe, len(hosts) * options.procs_per_node)
-    if options.name and (options.runs / plain_name(options.name)).exists():
-        raise UserError(f"{options.runs / options.name} exists already; choose another --name")
-    job_id = new_id(options.name or recipe.name)
+    _check_places(options)
+    job_id = new_id(options.name or recipe.name, reserve=not options.dry_run and backend != "manifest")
     own_python = "" if backend in ("ssh", "ec2") else sys.executable
     return Job(
         job_id,
@@ -172,6 +183,39 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
     )
 
 
+def _refuse_options_of_others(parser: argparse.ArgumentParser, backend: str, options: argparse.Namespace) -> None:
+    """What another back end would heed must not be passed over in silence."""
+    groups = {"slurm": ("slurm",), "manifest": ("manifest",), "ec2": ("ec2",)}
+    single = {
+        "hosts": ("ssh",), "ssh_config": ("ssh", "ec2"), "meet": ("ssh", "ec2"), "gpus_per_node": ("slurm", "manifest"),
+        "nodes": ("local", "slurm", "ec2", "manifest"),
+    }  # fmt: skip
+    for group in parser._action_groups:
+        for action in group._group_actions:
+            of = single.get(action.dest) or groups.get(group.title or "")
+            if of and backend not in of and getattr(options, action.dest) != action.default:
+                raise UserError(f"{action.option_strings[0]} is for launch {' and '.join(of)}, not for {backend}")
+
+
+def _check_places(options: argparse.Namespace) -> None:
+    """Where the run folder will be, here and in an object store."""
+    if options.results:
+        results_place(options.results)
+    if not options.name:
+        return
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", plain_name(options.name)):
+        raise UserError(f"--name {options.name!r}: use letters, digits, dots and dashes")
+    if (folder := options.runs / options.name).exists():
+        cure = "move it away" if options.resume else "choose another --name"
+        raise UserError(f"{folder} exists already; {cure}")
+    from paceline.launch.job import all_ids, load
+
+    place = (options.name, str(options.runs.resolve()))
+    for job in (own for own in map(load, all_ids()) if (own.name, own.runs) == place):
+        if any(state.startswith(("running", "RUNNING", "PENDING")) for _, state in backend_of(job).status(job)):
+            raise UserError(f"{job.id} of that name still runs; choose another --name, or stop it")
+
+
 def _brought_recipe(backend: str, source: str, overrides: Sequence[str], options: argparse.Namespace) -> "Recipe":
     """The recipe of the run to go on with, whose name and place of results are those that it had."""
     import yaml
@@ -186,6 +230,9 @@ def _brought_recipe(backend: str, source: str, overrides: Sequence[str], options
         raise UserError("--resume goes on with the run's own recipe, data and name; leave others out")
     with remote.opened(remote.join(place, "recipe.yaml")) as stream:
         tree = yaml.safe_load(stream)
+    with remote.opened(remote.join(place, "summary.json")) as stream:
+        if json.load(stream).get("status") == "finished":
+            raise UserError(f"--resume {place}: that run is finished")
     options.results, _, options.name = place.rpartition("/")
     return recipe_from_tree(tree, place)
 

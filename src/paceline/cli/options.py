@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,13 @@ def positive(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number above 0")
     return value
+
+
+def results_place(text: str) -> str:
+    """Of --results; whether it can be written to is found out when the run begins."""
+    if not text or re.match(r"(s3|gs|az|https?)://[^/]+", text):
+        return text
+    raise UserError(f"--results {text}: write s3://BUCKET/PREFIX")
 
 
 def plain_name(name: str) -> str:

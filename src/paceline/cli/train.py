@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.base.remote import is_remote
-from paceline.cli.options import add_scaling, count, make_parser, plain_name, split_source
+from paceline.cli.options import add_scaling, count, make_parser, plain_name, results_place, split_source
 from paceline.cli.ranks import calm_openmp, start_ranks
 from paceline.config.launched import under_launcher
 from paceline.errors import UserError
@@ -96,6 +96,7 @@ def train(arguments: list[str]) -> int:
             raise UserError("--scale-batch: a resumed run keeps its batch; leave it out")
         recipe = scaled(recipe, _ranks(options), options.scale_batch)
     name = plain_name(options.name or recipe.name)
+    results_place(options.results)
     if not under_launcher(os.environ):
         layouts(recipe, _ranks(options))
         if _needs_agent(options):

@@ -4,6 +4,7 @@ Ranks other than the leader go through the same motions with null objects, so th
 """
 
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -178,6 +179,8 @@ class Run:
             how += f" --procs {self._world.local_size}"
         if self._world.local_size < self._world.size:
             how = "to go on, start the same command again on every machine"
+        if job := os.environ.get("PACELINE_JOB"):
+            how = f"go on with: paceline resume {job}"
         log.info("stopped after step %d; %s", step, how)
 
     def failed(self, message: str) -> None:

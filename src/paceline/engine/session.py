@@ -51,12 +51,17 @@ def train_recipe(
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
     fetch(recipe)  # it may take longer than connected ranks wait for each other
-    with world.connected(), ExitStack() as cleanup:
+    # uploads go on after the ranks have left each other, who would take a slow one for lost
+    with ExitStack() as at_last, world.connected(), ExitStack() as cleanup:
         _check_same_recipe(recipe, world)
         path = world.on_leader(lambda: _claim_folder(_choose_folder(recipe, root, name, resume), cleanup))
         folder = RunFolder(path)
         mirror = Mirror(world, folder)
         mirror.bring_newest()
+        if _is_started_again() and world.from_leader(folder.finished):
+            if results and world.is_leader:
+                at_last.callback(Results(path, results, recipe.checkpoint.best).close)
+            return folder.read_summary()
         if folder.exists and not resume:
             log.info("%s is not finished; going on with it", path)
         setup = build(recipe, world)
@@ -66,7 +71,7 @@ def train_recipe(
         run = _open_run(folder, setup, saved, mirror)
         if results and world.local_rank == 0:
             only = "" if world.is_leader else "telemetry"
-            cleanup.callback(Results(path, results, recipe.checkpoint.best, only).close)
+            at_last.callback(Results(path, results, recipe.checkpoint.best, only).close)
         gpus = world.gpus_here()
         if world.local_rank == 0:
             cleanup.callback(ignoring_a_full_disk(HostSampler(folder.telemetry, gpus=gpus).stop))
@@ -150,6 +155,8 @@ def _choose_folder(recipe: Recipe, root: Path, name: str, resume: Path | None) -
         folder = RunFolder(resume)
         _check_same_experiment(folder, recipe)
         return resume
+    if _is_started_again() and RunFolder(root / name).finished:
+        return root / name
     numbered = [root / name, *(root / f"{name}-{number}" for number in range(2, 10_000))]
     free = next(number for number, path in enumerate(numbered) if not RunFolder(path).exists)
     for path in reversed(numbered[:free]):
@@ -157,6 +164,11 @@ def _choose_folder(recipe: Recipe, root: Path, name: str, resume: Path | None) -
         if not folder.finished and _recorded_fingerprint(folder) == fingerprint(recipe):
             return path
     return numbered[free]
+
+
+def _is_started_again() -> bool:
+    """By an agent, after a failure: what was finished before it is not trained anew."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def _claim_folder(path: Path, cleanup: ExitStack) -> Path:

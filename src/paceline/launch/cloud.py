@@ -1,6 +1,8 @@
 """EC2 of one region: finds and makes what jobs need, tags all of it, and gives it back. boto3 is imported only here."""
 
 import json
+import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -43,11 +45,13 @@ def told_clearly(what: str) -> Iterator[None]:
     except aws.NoCredentialsError:
         raise UserError(f"{what}: there are no AWS credentials; `aws configure`, or set the AWS_* variables") from None
     except aws.NoRegionError:
-        raise UserError(f"{what}: which region? Say --region, or set AWS_DEFAULT_REGION") from None
+        raise UserError(f"{what}: which region? Say --region, or set AWS_REGION") from None
     except aws.ClientError as error:
         told = error.response["Error"]
         cure = _TROUBLES.get(told["Code"], "see AWS's message")
         raise UserError(f"{what} failed: {told['Message']} ({told['Code']}); {cure}") from None
+    except aws.ParamValidationError as error:
+        raise UserError(f"{what}: {' '.join(str(error).split())}") from None
     except (aws.BotoCoreError, ResponseParserError) as error:
         raise UserError(f"{what} failed: {error}; check the network and the AWS_* variables") from None
 
@@ -59,7 +63,7 @@ class Cloud:
         except ImportError:
             raise UserError("EC2 needs boto3; pip install 'paceline[aws]'") from None
         with told_clearly("asking AWS"):
-            self._session: Any = boto3.session.Session(region_name=region or None)
+            self._session: Any = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
             self.ec2: Any = self._session.client("ec2")
             self.ssm: Any = self._session.client("ssm")
             self.region: str = self.ec2.meta.region_name
@@ -121,16 +125,16 @@ class Cloud:
         except (UserError, KeyError, ValueError):
             return None
 
-    def machines(self, job: str = "", states: Sequence[str] = _ALIVE) -> list[Any]:
-        filters = [_named(f"tag:{JOB}", job or "*"), _named("instance-state-name", *states)]
+    def machines(self, job: str = "*", states: Sequence[str] = _ALIVE) -> list[Any]:
+        filters = [_named(f"tag:{JOB}", job), _named("instance-state-name", *states)]
         with told_clearly("listing machines"):
             pages = self.ec2.get_paginator("describe_instances").paginate(Filters=filters)
             found = [machine for page in pages for group in page["Reservations"] for machine in group["Instances"]]
         return sorted(found, key=lambda machine: tag(machine, "Name"))
 
-    def volumes(self, name: str = "", job: str = "") -> list[Any]:
+    def volumes(self, name: str = "", job: str | None = None) -> list[Any]:
         filters = [_named("tag:Name", name)] if name else []
-        filters += [_named(f"tag:{JOB}", job)] if job else []
+        filters += [_named(f"tag:{JOB}", job)] if job is not None else []
         with told_clearly("listing volumes"):
             return list(self.ec2.describe_volumes(Filters=filters)["Volumes"])
 
@@ -186,10 +190,17 @@ class Cloud:
             self.ec2.get_waiter("volume_available").wait(VolumeIds=[made], WaiterConfig={"Delay": 3})
         return made
 
-    def attach(self, volume: str, machine: str) -> None:
+    def snapshots(self) -> list[Any]:
+        with told_clearly("listing snapshots"):
+            return list(self.ec2.describe_snapshots(Filters=[_named(f"tag:{JOB}", "*")])["Snapshots"])
+
+    def attach(self, volume: str, machine: str, ends_with_it: bool) -> None:
         with told_clearly(f"attaching {volume}"):
             self.ec2.get_waiter("volume_available").wait(VolumeIds=[volume], WaiterConfig={"Delay": 3})
             self.ec2.attach_volume(VolumeId=volume, InstanceId=machine, Device="/dev/sdf")
+            if ends_with_it:
+                mapping = {"DeviceName": "/dev/sdf", "Ebs": {"DeleteOnTermination": True}}
+                self.ec2.modify_instance_attribute(InstanceId=machine, BlockDeviceMappings=[mapping])
 
     # ---- giving back ----
 
@@ -197,6 +208,11 @@ class Cloud:
         """Machines that may be gone already."""
         with suppress(UserError), told_clearly("ending machines"):
             self.ec2.terminate_instances(InstanceIds=[*machines])
+
+    def _delete_volume(self, volume: str) -> None:
+        # it may have gone with its machine
+        if self.ec2.describe_volumes(Filters=[_named("volume-id", volume)])["Volumes"]:
+            self.ec2.delete_volume(VolumeId=volume)
 
     def switch(self, machines: Sequence[str], on: bool) -> None:
         """Off: only their disks cost money. Spot machines cannot be switched off, only ended."""
@@ -207,6 +223,8 @@ class Cloud:
     def release(self, job: str) -> list[str]:
         """Everything that the job made; what could not be given back, as lines for the user."""
         left: list[str] = []
+        if not re.fullmatch(r"[A-Za-z0-9.-]+", job):  # AWS takes others for patterns
+            raise UserError(f"{job!r} is no job; `paceline ec2 ls` lists what is rented")
 
         def attempt(what: str, action: Callable[[], object], seconds: float = 0.0) -> None:
             deadline = time.monotonic() + seconds
@@ -227,7 +245,7 @@ class Cloud:
             gone = self.ec2.get_waiter("instance_terminated")
             attempt("waiting for their end", lambda: gone.wait(InstanceIds=machines, WaiterConfig={"Delay": 5}))
         for volume in self.volumes(job=job):
-            attempt("deleting a volume", partial(self.ec2.delete_volume, VolumeId=volume["VolumeId"]), 60)
+            attempt("deleting a volume", partial(self._delete_volume, volume["VolumeId"]), 60)
         of_job = [_named(f"tag:{JOB}", job)]
         with suppress(UserError), told_clearly("listing"):
             for group in self.ec2.describe_security_groups(Filters=of_job)["SecurityGroups"]:

@@ -3,11 +3,17 @@
 import json
 import shlex
 import shutil
+import signal
 import socket
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+
+import psutil
 
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
@@ -17,6 +23,8 @@ from paceline.launch.hosts import Host, HostError, SshHost, addresses, free_port
 from paceline.launch.job import Job
 from paceline.launch.nodes import HERE, Progress
 
+STOPPED = "stopped"
+"""File in the folder of a job that its user ended."""
 _MARK = ".job"  # in a run folder that was fetched: of which job
 
 
@@ -58,13 +66,14 @@ def with_meeting_place(job: Job, where: str) -> Job:
     if where in ("auto", "here"):
         ours = {addresses(host)[0] for host in hosts}
         if len(ours) == 1 and all(_can_reach(host, python, *ours) for host in hosts):
-            return replace(job, meeting=f"{ours.pop()}:{_free_port_here()}")
+            return replace(job, meeting=f"{ours.pop()}:{_free_port_here()}", meeting_host="", within=Job.within)
         if where == "here":
             raise UserError(
                 f"--meet here: not all hosts can connect to this machine ({', '.join(ours)}); say --meet HOST"
             )
     keeper = next((host for host in hosts if host.name == where), hosts[0])
-    return replace(job, meeting=f"{addresses(keeper)[1]}:{free_port(keeper, python)}", meeting_host=keeper.name)
+    place = f"{addresses(keeper)[1]}:{free_port(keeper, python)}"
+    return replace(job, meeting=place, meeting_host=keeper.name, within=Job.within)
 
 
 def _free_port_here() -> int:
@@ -82,6 +91,44 @@ def _can_reach(host: Host, python: str, address: str) -> bool:
         return host.call(f"{quoted(python)} -c '{attempt}'", timeout=30).status == 0
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """A launcher that is ended, or whose terminal is closed, cleans up behind it."""
+    previous = {
+        signum: signal.signal(signum, lambda number, _: sys.exit(128 + number))
+        for signum in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+@contextmanager
+def uninterruptible() -> Iterator[None]:
+    """While cleaning up: closing a terminal may send several signals."""
+    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {signum: signal.signal(signum, signal.SIG_IGN) for signum in signums}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+def meets_here(job: Job) -> bool:
+    """Whether the meeting place on this machine, if it was here, is still kept."""
+    try:
+        return psutil.pid_exists(int((jobs.folder_of(job.id) / "meet.pid").read_text().split()[0]))
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def is_stopped(job: Job) -> bool:
+    return (jobs.folder_of(job.id) / STOPPED).exists()
+
+
 def plan(job: Job) -> Sequence[object]:
     """Where the machines meet is found when it is submitted."""
     keeper = job.extra["meet"] if job.extra["meet"] in job.hosts else ""
@@ -92,17 +139,23 @@ def submit(job: Job) -> Job:
     """Start it everywhere, or nowhere."""
     hosts = hosts_of(job)
     secrets = nodes.secrets_of(job)
-    if job.python and job.backend != "local":
+    if job.python and (job.backend != "local" or job.python != sys.executable):
         refuse_different_code([hosts[name] for name in job.hosts], job.python)
     job = with_meeting_place(job, job.extra["meet"])
+    again = jobs.is_known(job)
     jobs.save(job)
-    try:
-        nodes.carry_out(nodes.plan(job), hosts, secrets)
-    except BaseException:
-        left = nodes.stop([hosts[name] for name in (*job.hosts, HERE)], grace=2)
-        for line in left:
-            say(f"left over: {line}")
-        raise
+    (jobs.folder_of(job.id) / STOPPED).unlink(missing_ok=True)
+    with interruptible():
+        try:
+            nodes.carry_out(nodes.plan(job), hosts, secrets, partial(is_stopped, job))
+        except BaseException:
+            with uninterruptible():
+                left = nodes.stop([hosts[name] for name in (*job.hosts, HERE)], grace=2)
+            for line in left:
+                say(f"left over: {line}")
+            if not left and not again:
+                jobs.forget(job)  # it never began
+            raise
     return job
 
 
@@ -111,24 +164,31 @@ def fetch(job: Job) -> Path:
     target = Path(job.runs) / job.name
     mark = target / _MARK
     if target.exists() and (not mark.is_file() or mark.read_text() != job.id):
-        raise UserError(f"{target} is another run; move it away, and fetch again")
+        raise UserError(f"{target} is another run; move it away, and `paceline fetch {job.id}`")
     hosts = hosts_of(job)
-    found = {}
+    own = shlex.quote(f"runs/{job.name}")
+    found: dict[str, tuple[bool, int, bool]] = {}
     for name in job.hosts:
         try:
-            answer = hosts[name].run(f"cat {shlex.quote(f'runs/{job.name}/summary.json')}")
+            answer = hosts[name].run(f"cat {own}/summary.json && echo && [ ! -f {own}/log.txt ] || echo log")
             if answer.status == 0:
-                found[name] = json.loads(answer.text)
-        except (HostError, ValueError) as error:
+                text, _, has_log = answer.text.rpartition("}")
+                found[name] = (*_reached(text + "}"), bool(has_log.strip()))
+        except HostError as error:
             say(f"{name}: {error}")
     if not found:
         raise NoRunFolder(f"no machine of {job.id} has a run folder; `paceline logs {job.id}` shows why")
-    furthest = max(found, key=lambda name: (found[name].get("status") == "finished", found[name].get("step", -1)))
+    furthest = max(found, key=lambda name: found[name])  # of several the leader's, which has the log
+    if target.exists() and (here := _reached((target / "summary.json").read_text())) > found[furthest][:2]:
+        raise UserError(
+            f"{target} has got further meanwhile (step {here[1]}; on {furthest} step {found[furthest][1]}); "
+            "move it away to fetch again"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as scratch:
         for name in sorted(found, key=lambda name: name == furthest):
-            own = f"runs/{job.name}" + ("" if name == furthest else "/telemetry")
-            hosts[name].fetch([own], Path(scratch))
+            wanted = f"runs/{job.name}" + ("" if name == furthest else "/telemetry")
+            hosts[name].fetch([wanted], Path(scratch))
         brought = Path(scratch) / "runs" / job.name
         (brought / _MARK).write_text(job.id)
         if target.exists():
@@ -137,7 +197,18 @@ def fetch(job: Job) -> Path:
     return target
 
 
+def _reached(summary: str) -> tuple[bool, int]:
+    """Whether a run is finished, and how far it got."""
+    try:
+        told = json.loads(summary)
+        return told.get("status") == "finished", int(told.get("step", -1))
+    except (ValueError, AttributeError, TypeError):
+        return False, -1
+
+
 def stop(job: Job, grace: float) -> list[str]:
+    """End it; whoever follows it knows that this was wanted."""
+    (jobs.folder_of(job.id) / STOPPED).touch()
     hosts = hosts_of(job)
     return nodes.stop([hosts[name] for name in job.hosts], grace) + nodes.stop([hosts[HERE]], 5)
 

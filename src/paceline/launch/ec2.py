@@ -1,11 +1,10 @@
 """Jobs on machines rented from EC2: rent, then as over ssh, then give everything back, also when a step fails."""
 
-import signal
-import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-from paceline.errors import UserError
+from paceline.errors import NoRunFolder, UserError
 from paceline.launch import control, following, rent
 from paceline.launch import job as jobs
 from paceline.launch.cloud import Cloud
@@ -43,64 +42,88 @@ def submit(job: Job) -> Job:
     """Rent and start; if anything fails, nothing that costs money is left."""
     cloud = Cloud(job.extra["ec2"]["region"])
     jobs.save(job)
-    for signum in (signal.SIGTERM, signal.SIGHUP):  # also a terminal that is closed gives back what was rented
-        signal.signal(signum, lambda number, _: sys.exit(128 + number))
-    try:
-        job = rent.rent(job, cloud)
-        jobs.save(job)
-        rent.wait_for_ssh(job, job.hosts)
-        job = control.submit(job)
-    except BaseException:
-        for line in cloud.release(job.id):
-            say(f"left over: {line}")
-        raise
-    for signum in (signal.SIGTERM, signal.SIGHUP):  # from now on the job goes on without its launcher
-        signal.signal(signum, signal.SIG_DFL)
-    return job
+    with control.interruptible():
+        try:
+            job = rent.rent(job, cloud)
+            jobs.save(job)
+            rent.wait_for_ssh(job, job.hosts)
+            return control.submit(job)
+        except BaseException:
+            with control.uninterruptible():
+                say("giving everything back ...")
+                left = cloud.release(job.id)
+            for line in left:
+                say(f"left over: {line}")
+            if not left:
+                jobs.forget(job)
+            raise
 
 
 def resume(job: Job) -> Job:
     """On machines that were kept; others are gone, and what was on their disks with them."""
-    if not all(name in job.extra.get("machines", {}) for name in job.hosts) or any(
-        rent.is_taken(job, Cloud(job.extra["ec2"]["region"]), name) for name in job.hosts
-    ):
-        place = f"{job.results}/{job.name}" if job.results else "s3://BUCKET/PREFIX/RUN"
-        raise UserError(
-            f"the machines of {job.id} are gone; `paceline launch ec2 --resume {place}` goes on with results that were "
-            "copied (--results)"
-        )
+    if any(state.startswith(following.GONE) for _, state in status(job)):
+        raise UserError(f"the machines of {job.id} are gone; {_elsewhere(job)}")
     return control.submit(job)
 
 
+def _elsewhere(job: Job) -> str:
+    place = f"{job.results.rstrip('/')}/{job.name}" if job.results else "s3://BUCKET/PREFIX/RUN"
+    return f"`paceline launch ec2 --resume {place}` goes on with results that were copied (--results)"
+
+
 def follow(job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: bool = True) -> int:
-    """As over ssh; a machine that was taken is replaced."""
-    return following.follow(job, until=until, bring_back=bring_back, revive=_revive)
+    """As over ssh; a machine that was taken is replaced as long as another goes on."""
+    cloud = Cloud(job.extra["ec2"]["region"])
+    is_gone = partial(rent.is_taken, cloud=cloud)
+    found = following.follow(job, until=until, bring_back=bring_back, revive=_revive, is_gone=is_gone)
+    if found and all(is_gone(job, name) for name in job.hosts):
+        say(f"all machines of {job.id} are gone; {_elsewhere(job)}")
+    return found
 
 
 def _revive(job: Job, own: Progress) -> Job | None:
     """Start again what was lost on a machine, or rent another in its place."""
     host, cloud = own.host.name, Cloud(job.extra["ec2"]["region"])
-    if own.state == following.LEFT or (own.state.startswith("unreachable") and rent.is_taken(job, cloud, host)):
+    if own.state in (following.LEFT, following.GONE):
         say(f"{host} was taken: renting another")
         job = rent.rent_again(job, cloud, host)
+        if control.is_stopped(job):
+            cloud.end([job.extra["machines"][host]["id"]])
+            return None
         jobs.save(job)
         return following.start_again(job, host)
     return following.revive(job, own)
 
 
-status, fetch = control.status, control.fetch
+fetch = control.fetch
+
+
+def status(job: Job) -> list[tuple[str, str]]:
+    cloud = Cloud(job.extra["ec2"]["region"])
+    if all(rent.is_taken(job, host=name, cloud=cloud) for name in job.hosts):
+        return [(name, following.GONE) for name in job.hosts]
+    return control.status(job)
 
 
 def stop(job: Job, grace: float) -> list[str]:
-    """End the job, and give the machines back."""
+    """End the job, bring its run folder here, and give the machines back."""
     left = control.stop(job, grace)
+    if any(state != following.GONE for _, state in status(job)):
+        try:
+            say(f"run folder: {fetch(job)}")
+        except NoRunFolder:
+            pass
+        except UserError as error:
+            if not job.results:
+                return [*left, f"{error}; `paceline ec2 terminate {job.id}` gives the machines back without it"]
     return left + Cloud(job.extra["ec2"]["region"]).release(job.id)
 
 
 def tidy(job: Job) -> None:
+    left = control.stop(job, grace=5)
     if job.extra["ec2"]["keep"]:
-        control.tidy(job)
         say(f"the machines are kept, and cost money: `paceline ec2 terminate {job.id}` gives them back")
-        return
-    for line in stop(job, grace=5):
+    else:
+        left += Cloud(job.extra["ec2"]["region"]).release(job.id)
+    for line in left:
         say(f"left over: {line}")

@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from paceline.base.files import FolderLock, printable
 from paceline.errors import UserError
 from paceline.launch import job as jobs
 from paceline.launch import nodes
-from paceline.launch.control import hosts_of, look, say, with_meeting_place
+from paceline.launch.control import hosts_of, is_stopped, look, meets_here, say, with_meeting_place
 from paceline.launch.job import Job
 from paceline.launch.nodes import HERE, Progress
 
@@ -18,6 +19,9 @@ _MOST_RETURNS, _PAUSE, _GLANCE = 5, 60.0, 5.0
 _SOON = 15  # seconds to wait for machines that are not expected
 LEFT = "ended 143"
 """A machine that was told that it will be taken, and left in order."""
+GONE = "gone"
+"""A rented machine that was taken or given back."""
+_KILLED = "ended 137"
 
 Revive = Callable[[Job, Progress], Job | None]
 """Bring a machine back that does not run any more, if that can be done; the job as it is then."""
@@ -26,24 +30,27 @@ Revive = Callable[[Job, Progress], Job | None]
 def revive(job: Job, own: Progress) -> Job | None:
     """A machine that was restarted, or whose processes were killed, begins again."""
     name = own.host.name
-    if own.state in ("lost", "absent"):
+    if own.state in ("lost", "absent", _KILLED):
         say(f"{name} was lost: starting it again")
         return start_again(job, name)
     return None
 
 
-def start_again(job: Job, name: str) -> Job:
+def start_again(job: Job, name: str) -> Job | None:
     """On one machine; on all of them if it kept the meeting place, without which nobody can join."""
     if name == job.meeting_host:
         return _meet_elsewhere(job)
-    nodes.carry_out(list(nodes.node_steps(job, name)), hosts_of(job), nodes.secrets_of(job))
+    steps = list(nodes.node_steps(job, name))
+    nodes.carry_out(steps, hosts_of(job), nodes.secrets_of(job), partial(is_stopped, job))
     return job
 
 
-def _meet_elsewhere(job: Job) -> Job:
+def _meet_elsewhere(job: Job) -> Job | None:
     """All machines that can be reached stop, and go on from the last save, meeting at another one."""
     reached = [own for own in look(job) if not own.state.startswith("unreachable")]
     others = [own.host.name for own in reached if own.host.name != job.meeting_host]
+    if is_stopped(job) or not reached:
+        return None
     job = with_meeting_place(job, others[0] if others else job.meeting_host)
     job = replace(job, within=_SOON if len(reached) < len(job.hosts) else job.within)
     say(f"the meeting place was lost: going on from the last save, meeting at {job.meeting_host}")
@@ -51,12 +58,22 @@ def _meet_elsewhere(job: Job) -> Job:
         say(f"left over: {line}")
     jobs.save(job)
     there = {HERE, *(own.host.name for own in reached)}
-    nodes.carry_out([step for step in nodes.plan(job) if step.host in there], hosts_of(job), nodes.secrets_of(job))
+    steps = [step for step in nodes.plan(job) if step.host in there]
+    nodes.carry_out(steps, hosts_of(job), nodes.secrets_of(job), partial(is_stopped, job))
     return job
 
 
+def _never(job: Job, name: str) -> bool:
+    return False
+
+
 def follow(
-    job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: bool = True, revive: Revive = revive
+    job: Job,
+    *,
+    until: Callable[[], bool] = lambda: False,
+    bring_back: bool = True,
+    revive: Revive = revive,
+    is_gone: Callable[[Job, str], bool] = _never,
 ) -> int:
     """Show the logs of all machines until the job is over, and bring lost ones back; the job's exit status."""
     hosts = hosts_of(job)
@@ -67,12 +84,15 @@ def follow(
             for name, own in progress.items():
                 for line in own.look():
                     say(f"{name:<{width}} | {printable(line)}")
+                if own.state.startswith("unreachable") and is_gone(job, name):
+                    own.state = GONE
                 if own.state != states[name] and not own.state.startswith(("running", "ended")):
                     say(f"{name:<{width}} | ({own.state})")
                 states[name] = own.state
-            if _is_over(progress) and not returns.hope(job, progress):
+            stopped = is_stopped(job)
+            if _is_over(progress, stopped) and (stopped or not returns.hope(job, progress)):
                 break
-            job = returns.step(job, progress)
+            job = job if stopped else returns.step(job, progress)
             time.sleep(_EVERY)
     return _exit_status(progress.values())
 
@@ -83,17 +103,18 @@ def _exit_status(progress: Iterable[Progress]) -> int:
     return min(ended) if ended else 1
 
 
-def _is_over(progress: dict[str, Progress]) -> bool:
+def _is_over(progress: dict[str, Progress], stopped: bool) -> bool:
     """Nobody trains; where nobody saw the end, a machine that cannot be reached may still do it."""
     states = [own.state for own in progress.values()]
     silent = any(state.startswith("unreachable") for state in states)
-    return "running" not in states and ("ended 0" in states or not silent)
+    return "running" not in states and ("ended 0" in states or not silent or stopped)
 
 
 def _stranded(job: Job, progress: dict[str, Progress]) -> bool:
     """The machine that kept the meeting place is lost, and others ended since they could not meet again."""
     keeper = progress.get(job.meeting_host)
-    if keeper is None or not keeper.state.startswith(("lost", "absent", "unreachable", LEFT)):
+    lost = keeper.state.startswith(("lost", "absent", "unreachable", GONE, LEFT)) if keeper else not meets_here(job)
+    if not lost:
         return False
     others = [own.state for own in progress.values() if own is not keeper]
     return not {"running", "ended 0"} & set(others) and any(state.startswith("ended") for state in others)
@@ -103,11 +124,9 @@ class _Returns:
     """Of lost machines, one at a time and in the background, since renting takes minutes."""
 
     def __init__(self, job: Job, revive: Revive | None):
-        self._revive, self._pool = revive, ThreadPoolExecutor(1)
-        try:
-            self._lock = FolderLock(jobs.folder_of(job.id)) if revive else None
-        except UserError:  # another terminal does it: two would start everything twice
-            self._revive = self._lock = None
+        self._wanted, self._pool = revive, ThreadPoolExecutor(1)
+        self._folder = jobs.folder_of(job.id)
+        self._lock: FolderLock | None = None
         self.pending: tuple[str, Future[Job | None]] | None = None
         self._done: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
@@ -125,15 +144,26 @@ class _Returns:
         if self.pending:
             name, future = self.pending
             return self._taken_up(job, progress, name, future) if future.done() else job
-        if self._revive and _stranded(job, progress):
+        stranded = _stranded(job, progress)
+        idle = [name for name, own in progress.items() if own.state != "running"]
+        if not idle or (len(idle) == len(progress) and not stranded) or (revive := self._revive) is None:
+            return job
+        if stranded:
             if self._may(job.meeting_host):
                 self.pending = job.meeting_host, self._pool.submit(_meet_elsewhere, job)
-        elif self._revive and any(own.state == "running" for own in progress.values()):
-            for name, own in progress.items():
-                if own.state != "running" and self._may(name):
-                    self.pending = name, self._pool.submit(self._revive, job, replace(own))
-                    break
+        elif name := next(filter(self._may, idle), ""):
+            self.pending = name, self._pool.submit(revive, job, replace(progress[name]))
         return job
+
+    @property
+    def _revive(self) -> Revive | None:
+        """Only one terminal brings machines back: two would start everything twice."""
+        if self._wanted and not self._lock:
+            try:
+                self._lock = FolderLock(self._folder)
+            except UserError:
+                return None
+        return self._wanted
 
     def _may(self, name: str) -> bool:
         return time.monotonic() >= self._not_before.get(name, 0.0) and self._done.get(name, 0) < _MOST_RETURNS
@@ -141,7 +171,7 @@ class _Returns:
     def hope(self, job: Job, progress: dict[str, Progress]) -> bool:
         """Whether a machine may still be brought back, though nobody trains."""
         left = self._done.get(job.meeting_host, 0) < _MOST_RETURNS
-        return self.pending is not None or (self._revive is not None and left and _stranded(job, progress))
+        return self.pending is not None or (left and _stranded(job, progress) and self._revive is not None)
 
     def _taken_up(self, job: Job, progress: dict[str, Progress], name: str, future: "Future[Job | None]") -> Job:
         self.pending = None
@@ -156,6 +186,6 @@ class _Returns:
             return job
         self._done[name] = self._done.get(name, 0) + 1
         hosts = hosts_of(changed)
-        if hosts[name] != progress[name].host:  # another machine, with a log of its own
+        if name in progress and hosts[name] != progress[name].host:  # another machine, with a log of its own
             progress[name] = Progress(hosts[name])
         return changed

@@ -1,13 +1,16 @@
 """Machines that jobs run on: this one, or others through the user's own ssh. Scripts go in, text comes out."""
 
+import atexit
 import io
-import os
 import re
 import shlex
+import shutil
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from paceline.base.files import printable
@@ -103,7 +106,7 @@ class SshHost(Host):
 
     def argv(self, command: str) -> list[str]:
         # one connection for all calls of this process; never a question, since nobody may be there to answer
-        control = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"paceline-{os.getuid()}-{os.getpid()}-%C"
+        control = _sockets() / "%C"
         settings = ["BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=10", "ServerAliveCountMax=3"]
         settings += ["ControlMaster=auto", f"ControlPath={control}", "ControlPersist=15"]
         given = (word for setting in settings for word in ("-o", setting))
@@ -114,6 +117,14 @@ class SshHost(Host):
         if answer.status == 255:
             raise HostError(f"{self.name}: {_ssh_trouble(self.name, answer.err)}")
         return answer
+
+
+@cache
+def _sockets() -> Path:
+    """A folder that nobody else can look into, for as long as this process lives."""
+    folder = Path(tempfile.mkdtemp(prefix="paceline-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 _TROUBLES = {
@@ -155,7 +166,8 @@ def free_port(host: Host, python: str) -> int:
 
 def last_line(answer: Answer) -> str:
     lines = [line for line in (answer.err.strip() or answer.text).splitlines() if not line.startswith("tar: Exiting")]
-    return printable(lines[-1]) if lines else f"status {answer.status}"
+    telling = [line for line in lines if re.match(r"\s*(error|fatal)\b", line, re.IGNORECASE)]
+    return printable((telling or lines)[-1]) if lines else f"status {answer.status}"
 
 
 def quoted(path: str) -> str:

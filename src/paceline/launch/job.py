@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -94,12 +95,23 @@ def folder_of(job_id: str) -> Path:
     return home() / "jobs" / job_id
 
 
-def new_id(name: str) -> str:
+def new_id(name: str, reserve: bool) -> str:
     """Readable, in order of time, and free."""
     stamp = datetime.now().strftime("%m%d-%H%M%S")
     plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.") or "job"
     names = (f"{plain}-{stamp}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
-    return next(name for name in names if not folder_of(name).exists())
+    return next(name for name in names if _is_free(name, reserve))
+
+
+def _is_free(name: str, reserve: bool) -> bool:
+    """Two launches in one second must not get the same."""
+    if not reserve:
+        return not folder_of(name).exists()
+    try:
+        folder_of(name).mkdir(parents=True)
+        return True
+    except FileExistsError:
+        return False
 
 
 def save(job: Job) -> None:
@@ -125,6 +137,14 @@ def load(job_id: str) -> Job:
         return Job(**(content | lists), recipe=(folder / "recipe.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{folder / 'job.json'} is damaged ({error}); remove the folder to forget the job") from None
+
+
+def is_known(job: Job) -> bool:
+    return (folder_of(job.id) / "job.json").exists()
+
+
+def forget(job: Job) -> None:
+    shutil.rmtree(folder_of(job.id), ignore_errors=True)
 
 
 def all_ids() -> list[str]:

@@ -8,13 +8,14 @@ import hashlib
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import psutil
 import yaml
 
 import paceline
@@ -65,15 +66,21 @@ def node_steps(job: Job, host: str) -> Iterator[Step]:
     """Of one machine; also when it takes the place of a lost one."""
     makes = not job.python and not job.container
     tree = Path(job.code) if job.code and makes else None
-    yield Step(host, "files", files={"recipe.yaml": job.recipe, "node.sh": _node_script(job, host)}, tree=tree)
+    files = {"recipe.yaml": job.recipe, "node.sh": _node_script(job, host)}
+    yield Step(host, "files", _CHECK, files, tree)
     if job.before.get(host):
         yield Step(host, "disks", job.before[host])
     if makes:
         yield Step(host, "environment", _environment(job))
     if fetched := remote_data(job):
-        yield Step(host, "data", f"{_SECRETS}\n{_exports(job, host)}\n{_program(job, 'data')} data {fetched}")
+        prepared = f"rm -f data.cid\n{_SECRETS}\n{_exports(job, host)}"
+        yield Step(host, "data", f"{prepared}\n{_program(job, 'data')} data {fetched}")
     yield Step(host, "start", _detached("node", 'sh "$PWD/node.sh"'))
 
+
+_CHECK = """for program in setsid ps pkill flock; do
+    command -v $program > /dev/null || { echo "it has no $program: install procps and util-linux" >&2; exit 1; }
+done"""
 
 # what must be in no command line and in no plan; and where the machine has room for data
 _SECRETS = """if [ -f secrets ]; then . ./secrets; fi
@@ -81,7 +88,7 @@ if [ -f disks ]; then . ./disks; fi"""
 
 
 def _exports(job: Job, host: str) -> str:
-    named = job.variables | {"PACELINE_HOST": host, "PACELINE_PATIENCE": str(job.patience)}
+    named = job.variables | {"PACELINE_JOB": job.id, "PACELINE_HOST": host, "PACELINE_PATIENCE": str(job.patience)}
     return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in named.items())
 
 
@@ -103,7 +110,7 @@ def _program(job: Job, name: str) -> str:
     """What starts paceline on a machine, for a shell; a container's id goes to NAME.cid."""
     if job.container:
         # the host's network and shared memory, and its GPUs if it has some; variables by name only
-        names = ("PACELINE_HOST", "PACELINE_PATIENCE", "PACELINE_CACHE", *job.variables, *job.passed)
+        names = ("PACELINE_JOB", "PACELINE_HOST", "PACELINE_PATIENCE", "PACELINE_CACHE", *job.variables, *job.passed)
         given = " ".join(f"-e {own}" for own in names)
         gpus = "$(command -v nvidia-smi > /dev/null && echo --gpus all)"
         place = f'--cidfile {name}.cid --network host --ipc host -v "$PWD:$PWD" -w "$PWD"'
@@ -165,14 +172,28 @@ def _node_script(job: Job, host: str) -> str:
 rm -f secrets
 {_exports(job, host)}
 {_program(job, "node")} {shlex.join(words)}
-echo $? > node.exit
+status=$?
+# ranks whose agent was killed
+for pid in $(ps -s $$ -o pid=); do [ $pid = $$ ] || kill -KILL $pid 2> /dev/null; done
+echo $status > node.exit
+rm -f node.pid
 """
+
+
+_BOOT = "/proc/sys/kernel/random/boot_id"
+# whether the session of NAME.pid lives: since this boot, and not only as an entry that nobody has cleared away
+_ALIVE = f"""alive() {{
+    [ -s "$1.pid" ] && read -r sid boot < "$1.pid" && [ "$boot" = "$(cat {_BOOT})" ] &&
+        ps -s "$sid" -o stat= 2> /dev/null | grep -qv '^Z'
+}}"""
 
 
 def _detached(name: str, command: str) -> str:
     """In a session of its own, without a terminal: what ends the launcher does not end it."""
-    inner = shlex.quote(f"echo $$ > {name}.pid; exec {command}")
-    return f"""rm -f {name}.exit {name}.pid {name}.cid
+    inner = shlex.quote(f'echo $$ "$(cat {_BOOT})" > {name}.pid; exec {command}')
+    return f"""{_ALIVE}
+if alive {name}; then pkill -KILL -s "$(cut -d' ' -f1 {name}.pid)"; fi  # of an earlier start
+rm -f {name}.exit {name}.pid {name}.cid
 setsid nohup sh -c {inner} >> {name}.log 2>&1 < /dev/null &
 i=0; while [ ! -s {name}.pid ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done
 [ -s {name}.pid ]"""
@@ -212,44 +233,53 @@ class Progress:
         return [line.decode(errors="replace") for line in lines]
 
 
-# of a session; who is dead but for its entry in the list of processes is not
-_ALIVE = """alive() { ps -s "$1" -o stat= 2> /dev/null | grep -qv '^Z'; }"""
-
 # a full disk leaves node.exit empty
 _STATUS = f"""{_ALIVE}
 if [ -f node.exit ]; then echo "ended $(grep . node.exit || echo 1)"
-elif [ -s node.pid ] && alive "$(cat node.pid)"; then echo running
+elif alive node; then echo running
 elif [ -s node.pid ]; then echo lost; else echo absent; fi"""
 
 _STOP = """{alive}
 rm -f secrets
 for name in node meet; do
-    [ -s $name.pid ] || continue
-    sid=$(cat $name.pid)
+    alive $name || continue
+    sid=$(cut -d' ' -f1 $name.pid)
     pkill -TERM -s "$sid" -f 'paceline (train|meet)'
-    i=0; while alive "$sid" && [ $i -lt {tenths} ]; do sleep 0.1; i=$((i+1)); done
+    i=0; while alive $name && [ $i -lt {tenths} ]; do sleep 0.1; i=$((i+1)); done
     pkill -KILL -s "$sid"
     [ ! -s $name.cid ] || docker rm -f "$(cat $name.cid)" > /dev/null 2>&1
-    i=0; while alive "$sid" && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done
-    alive "$sid" && echo "$name"
+    i=0; while alive $name && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done
+    alive $name && echo "$name"
 done
 true"""
 
 
-def carry_out(steps: Sequence[Step], hosts: dict[str, Host], secrets: dict[str, str]) -> None:
+def carry_out(
+    steps: Sequence[Step], hosts: dict[str, Host], secrets: dict[str, str], is_stopped: Callable[[], bool]
+) -> None:
     """Steps of one title on all machines at once, one title after the other."""
     for title in dict.fromkeys(step.title for step in steps):
         own = [step for step in steps if step.title == title]
         print(f"{', '.join(step.host for step in own)}: {title} ...", file=sys.stderr, flush=True)
         try:
+            if is_stopped():
+                raise UserError("the job was stopped while it was started")
             with ThreadPoolExecutor(len(own)) as pool:
-                for done in [pool.submit(_carry_out, step, hosts[step.host], secrets) for step in own]:
+                for done in as_completed([pool.submit(_carry_out, step, hosts[step.host], secrets) for step in own]):
+                    if done.exception():
+                        _end_children()  # what others do may take hours, and is of no use now
                     done.result()
         except BaseException:
             for name in {step.host for step in steps}:
                 with suppress(HostError):
                     hosts[name].run("rm -f secrets")
             raise
+
+
+def _end_children() -> None:
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            child.terminate()
 
 
 def _carry_out(step: Step, host: Host, secrets: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ from paceline.errors import UserError
 from paceline.launch import disks
 from paceline.launch import job as jobs
 from paceline.launch.cloud import Cloud, tag, tagged
-from paceline.launch.control import hosts_of
+from paceline.launch.control import hosts_of, say
 from paceline.launch.hosts import HostError
 from paceline.launch.job import Job
 from paceline.launch.nodes import remote_data
@@ -70,6 +70,7 @@ def rent(job: Job, cloud: Cloud) -> Job:
         variables=job.variables | {name: value for name, value in told.items() if value},
         extra=job.extra | {"ssh": ssh, "where": where, "machines": {}, "ec2": wish | {"region": cloud.region}},
     )
+    say(f"renting {count} x {wish['instance_type']} in {zone}{f' for {price:g} $ an hour each' if price else ''} ...")
     machines = [cloud.run(_request(job, number)) for number in range(count)]
     cloud.wait_until_running([machine["InstanceId"] for machine in machines])
     for number, machine in enumerate(machines):
@@ -93,9 +94,10 @@ def rent_again(job: Job, cloud: Cloud, host: str) -> Job:
         raise
 
 
-def is_taken(job: Job, cloud: Cloud, host: str) -> bool:
+def is_taken(job: Job, host: str, cloud: Cloud) -> bool:
+    """Whether its machine is gone, or was never rented."""
     known = {own["InstanceId"] for own in cloud.machines(job.id, ("pending", "running"))}
-    return job.extra["machines"][host]["id"] not in known
+    return job.extra.get("machines", {}).get(host, {}).get("id") not in known
 
 
 def _settled(job: Job, cloud: Cloud, number: int, machine: str) -> Job:
@@ -103,7 +105,7 @@ def _settled(job: Job, cloud: Cloud, number: int, machine: str) -> Job:
     wish, host = job.extra["ec2"], job.hosts[number]
     volume = _volume_for(job, cloud, number)
     if volume:
-        cloud.attach(volume, machine)
+        cloud.attach(volume, machine, ends_with_it=bool(wish["snapshot"]))
     found = next(own for own in cloud.machines(job.id) if own["InstanceId"] == machine)
     public = "" if wish["private"] else found.get("PublicIpAddress")
     reached = {"id": machine, "address": public or found["PrivateIpAddress"]}
@@ -214,6 +216,7 @@ def _my_address() -> str:
 
 def wait_for_ssh(job: Job, names: tuple[str, ...]) -> None:
     """A machine that runs does not listen yet."""
+    say(f"waiting until {', '.join(names)} can be reached ...")
     deadline = time.monotonic() + _SSH_WITHIN
     hosts = hosts_of(job)
     for name in names:
@@ -228,7 +231,7 @@ def wait_for_ssh(job: Job, names: tuple[str, ...]) -> None:
 
 
 def listing(cloud: Cloud) -> list[str]:
-    """What costs money now: machines and volumes."""
+    """What costs money now: machines, volumes and snapshots."""
     lines, prices = [], {}
     for machine in cloud.machines():
         kind, where = machine["InstanceType"], machine["Placement"]["AvailabilityZone"]
@@ -245,4 +248,7 @@ def listing(cloud: Cloud) -> list[str]:
         size = f"{volume['Size']} GB {volume['VolumeType']}"
         place = f"{volume['AvailabilityZone']}  {volume['State']}"
         lines.append(f"{tag(volume, 'Name')}  {volume['VolumeId']}  volume of {size}  {place}")
+    for snapshot in cloud.snapshots():
+        size = f"snapshot of {snapshot['VolumeSize']} GB"
+        lines.append(f"{tag(snapshot, 'Name')}  {snapshot['SnapshotId']}  {size}  {snapshot['State']}")
     return lines

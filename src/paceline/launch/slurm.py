@@ -11,14 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.base.files import printable
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
 from paceline.launch.control import say
 from paceline.launch.job import Job
 from paceline.launch.nodes import data_folders
+from paceline.track.records import RunFolder
 
 _EVERY = 2.0
-_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+_ENDED = (
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
+)  # fmt: skip
 
 
 def plan(job: Job) -> list[str]:
@@ -36,7 +40,8 @@ def plan(job: Job) -> list[str]:
         **({"array": f"0-{len(seeds) - 1}"} if seeds else {}),
         **slurm["options"],
     }
-    lines = [f"#SBATCH --{key}" + ("" if value is None else f"={value}") for key, value in head.items()]
+    given = ((key, "" if value is None else f"={shlex.quote(str(value))}") for key, value in head.items())
+    lines = [f"#SBATCH --{key}{value}" for key, value in given]
     program = ["paceline"] if job.container else [job.python, "-m", "paceline"]
     words = [*program, "train", f"{job.runs}/{name}.yaml", "--runs", job.runs]
     words += ["--results", job.results] if job.results else []
@@ -60,7 +65,7 @@ again() {{
     trap '' USR1 TERM
     echo "told to leave: saving"
     scancel --signal=TERM "$me"
-    wait "$step"
+    wait "$step" && exit 0  # it had ended meanwhile
     case $(squeue --noheader --jobs="$me" --format=%T) in
         CANCELLED | COMPLETING) ;;  # by its user
         *) scontrol requeue "$me" ;;
@@ -124,6 +129,9 @@ def status(job: Job) -> list[tuple[str, str]]:
         ["squeue", "--noheader", f"--jobs={number}", "--states=all", "--format=%i %T %R"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
+    if done.returncode and "Invalid job id" not in done.stderr:
+        reason = (done.stderr.strip() or "squeue failed").splitlines()[-1]
+        raise UserError(f"SLURM does not answer: {reason}; try again")
     rows = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line.strip()]
     return [(row[0], row[1]) for row in rows if len(row) == 2] or [(number, "gone: SLURM has forgotten it")]
 
@@ -142,18 +150,30 @@ def follow(job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: b
             if (number, state) not in before:
                 say(f"{number} | ({state})")
         before = now
-        for path in sorted(Path(job.runs).glob(f"{job.name}*.log")):
+        for path in filter(Path.exists, _logs(job)):
             with path.open("rb") as file:
                 file.seek(seen.get(path, 0))
                 text = file.read()
             whole = text[: text.rfind(b"\n") + 1]
             seen[path] = seen.get(path, 0) + len(whole)
             for line in whole.decode(errors="replace").splitlines():
-                say(f"{path.stem} | {line}")
+                say(f"{path.stem} | {printable(line)}")
         if _over(now):
             break
         time.sleep(_EVERY)
-    return 0 if all(state.startswith(("COMPLETED", "gone")) for _, state in before) else 1
+    if any(state.startswith("gone") for _, state in before):
+        return 0 if all(RunFolder(folder).finished for folder in _folders(job)) else 1
+    return 0 if all(state.startswith("COMPLETED") for _, state in before) else 1
+
+
+def _folders(job: Job) -> list[Path]:
+    seeds = job.extra["slurm"]["seeds"]
+    return [Path(job.runs) / name for name in ([f"{job.name}-seed-{seed}" for seed in seeds] or [job.name])]
+
+
+def _logs(job: Job) -> list[Path]:
+    numbers = range(len(job.extra["slurm"]["seeds"]))
+    return [Path(job.runs) / f"{name}.log" for name in ([f"{job.name}-{number}" for number in numbers] or [job.name])]
 
 
 def stop(job: Job, grace: float) -> list[str]:
@@ -168,8 +188,7 @@ def stop(job: Job, grace: float) -> list[str]:
 
 def fetch(job: Job) -> Path:
     """It is here already."""
-    seeds = job.extra["slurm"]["seeds"]
-    folder = Path(job.runs) / (f"{job.name}-seed-{seeds[0]}" if seeds else job.name)
+    folder = _folders(job)[0]
     if not folder.exists():
         raise NoRunFolder(f"{folder} is not there yet; `paceline logs {job.id}` shows why")
     return folder

@@ -56,7 +56,7 @@ def plan(command: list[str], procs: int, meeting: Meeting) -> Plan:
         arguments += ["--rdzv-id", uuid4().hex, "--rdzv-conf", "is_host=true", "--local-addr", "127.0.0.1"]
     else:
         host, port = _endpoint(meeting.rendezvous)
-        own = _own_address_towards(host, port)
+        own = _own_address_towards(host, port, meeting.within)
         environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = _interface_of(own)
         arguments += ["--local-addr", own]
         arguments += _changing(meeting, host, port) if meeting.fewest else _numbered(meeting, own, host, port)
@@ -92,17 +92,21 @@ def _endpoint(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _own_address_towards(host: str, port: int) -> str:
-    """Address of the interface that leads to `host` (no packet is sent)."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise UserError(
-            f"--rendezvous {host}:{port}: no way to that host ({error}); check its name and the network"
-        ) from None
+def _own_address_towards(host: str, port: int, within: int) -> str:
+    """Address of the interface that leads to `host` (no packet is sent); engines make names known after a while."""
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"--rendezvous {host}:{port}: no way to that host ({error}); check its name and the network"
+                ) from None
+            time.sleep(0.5)
 
 
 def _interface_of(address: str) -> str:
