@@ -102,7 +102,7 @@ class Cluster:
         config = self.folder / f"{name}.sshd_config"
         config.write_text(
             f"HostKey {self.folder}/{name}.host_key\nPidFile none\nUsePAM no\nPermitRootLogin prohibit-password\n"
-            f"PasswordAuthentication no\nMaxStartups 100\nMaxSessions 100\nSetEnv HOME={root}\n"
+            f"PasswordAuthentication no\nMaxStartups 100\nMaxSessions 100\nSetEnv HOME={root} PACELINE_THREADS=1\n"
             f"AuthorizedKeysFile {self.folder}/key.pub\nStrictModes no\n"
         )
         inside = f"hostname {name}; mkdir -p /run/sshd; exec /usr/sbin/sshd -D -e -f {config}"

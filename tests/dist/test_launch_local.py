@@ -75,6 +75,12 @@ def test_a_job_is_stopped_and_gone_on_with_here_and_elsewhere(ask: Ask, bucket: 
         run = RunFolder(tmp_path / machine / "runs" / "mine")
         assert [own["step"] for own in run.records() if own["kind"] == "train"] == list(range(1, 401))
         assert run.read_starts()[-1]["first_step"] == stopped
+    assert "is finished" in ask("a", "resume", status=1).stderr
+    summary = tmp_path / "a" / "runs" / "mine" / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"step": 9999}))
+    assert "has got further meanwhile (step 9999" in ask("a", "fetch", status=1).stderr
+    again = ("--nodes", 1, "--name", "mine", "--runs", "others", *results[:2], *names)
+    assert "holds another run" in ask("b", "launch", "local", *WORDS, *again, status=1).stdout
     everything = [path for path in tmp_path.rglob("*") if path.is_file() and "store" not in path.parts]
     assert not [path for path in everything if b"canary" in path.read_bytes()]
 

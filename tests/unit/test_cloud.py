@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from paceline.errors import UserError
 from paceline.launch.cloud import Cloud
 
 boto3 = pytest.importorskip("boto3", reason="needs boto3: pip install 'paceline[dev]'")
@@ -14,6 +15,13 @@ def cloud(monkeypatch) -> Cloud:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
     return Cloud("eu-west-1")
+
+
+@pytest.mark.parametrize("job", ["", "*", "a?", "a b"])
+def test_what_is_no_name_of_a_job_gives_nothing_back(cloud: Cloud, job: str) -> None:
+    """An unset variable of a shell, or what AWS takes for a pattern."""
+    with pytest.raises(UserError, match="is no job"):
+        cloud.release(job)
 
 
 def test_the_price_on_demand_is_found_or_unknown(cloud: Cloud, monkeypatch) -> None:

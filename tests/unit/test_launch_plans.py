@@ -83,6 +83,12 @@ def test_mistakes(here) -> None:
         (("ec2", "--instance-type", "x", "--max-price", "1", "digits"), "--max-price is for spot machines"),
         (("local", "--name", "a/b", "digits"), "--name 'a/b' is not a plain folder name"),
         (("slurm", "--seeds", "a", "digits"), "--seeds a: write whole numbers"),
+        (("slurm", "--name", "a$(b)", "digits"), "use letters, digits, dots and dashes"),
+        (("local", "--spot", "digits"), "--spot is for launch ec2, not for local"),
+        (("ssh", "--hosts", "a,b", "--nodes", 3, "digits"), "--nodes is for launch local and slurm and ec2"),
+        (("local", "--procs", 2, "digits"), "--procs: there is no such option; did you mean --procs-per-node?"),
+        (("local", "--results", "/here", "digits"), "--results /here: write s3://BUCKET/PREFIX"),
+        (("local", "--resume", "runs/x"), "--resume runs/x: write s3://BUCKET/PREFIX/RUN"),
     ):
         answer = here("launch", *words)
         assert answer.returncode == 1

@@ -131,7 +131,10 @@ def _find_source(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
             return word, [*words[:position], *words[position + 1 :]]
         name = word.partition("=")[0]
         if name not in known | plain and "." not in name:
-            close = difflib.get_close_matches(name, sorted(known | plain), 1)
+            options = sorted(known | plain)
+            close = [option for option in options if option.startswith(name)] or difflib.get_close_matches(
+                name, options
+            )
             raise UserError(f"{name}: there is no such option{f'; did you mean {close[0]}?' if close else ''}")
         takes = (word in takes_value or word in plain or "." in word) and "=" not in word
         position += 2 if takes else 1

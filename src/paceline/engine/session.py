@@ -54,11 +54,12 @@ def train_recipe(
     # uploads go on after the ranks have left each other, who would take a slow one for lost
     with ExitStack() as at_last, world.connected(), ExitStack() as cleanup:
         _check_same_recipe(recipe, world)
-        path = world.on_leader(lambda: _claim_folder(_choose_folder(recipe, root, name, resume), cleanup))
+        again = any(world.from_all(_is_started_again()))
+        path = world.on_leader(lambda: _claim_folder(_choose_folder(recipe, root, name, resume, again), cleanup))
         folder = RunFolder(path)
         mirror = Mirror(world, folder)
         mirror.bring_newest()
-        if _is_started_again() and world.from_leader(folder.finished):
+        if again and world.from_leader(folder.finished):
             if results and world.is_leader:
                 at_last.callback(Results(path, results, recipe.checkpoint.best).close)
             return folder.read_summary()
@@ -149,13 +150,13 @@ def _places(world: World) -> str:
     return f"{world.size} {world.device.type} rank{'s' if world.size > 1 else ''} on {where} ({each})"
 
 
-def _choose_folder(recipe: Recipe, root: Path, name: str, resume: Path | None) -> Path:
+def _choose_folder(recipe: Recipe, root: Path, name: str, resume: Path | None, again: bool) -> Path:
     """The folder to resume, the unfinished run of this name and recipe, or a new one."""
     if resume:
         folder = RunFolder(resume)
         _check_same_experiment(folder, recipe)
         return resume
-    if _is_started_again() and RunFolder(root / name).finished:
+    if again and RunFolder(root / name).finished:
         return root / name
     numbered = [root / name, *(root / f"{name}-{number}" for number in range(2, 10_000))]
     free = next(number for number, path in enumerate(numbered) if not RunFolder(path).exists)
@@ -167,7 +168,7 @@ def _choose_folder(recipe: Recipe, root: Path, name: str, resume: Path | None) -
 
 
 def _is_started_again() -> bool:
-    """By an agent, after a failure: what was finished before it is not trained anew."""
+    """By an agent, after a failure, here or on another machine: what was finished before is not trained anew."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 

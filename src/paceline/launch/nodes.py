@@ -195,8 +195,9 @@ def _detached(name: str, command: str) -> str:
 if alive {name}; then pkill -KILL -s "$(cut -d' ' -f1 {name}.pid)"; fi  # of an earlier start
 rm -f {name}.exit {name}.pid {name}.cid
 setsid nohup sh -c {inner} >> {name}.log 2>&1 < /dev/null &
-i=0; while [ ! -s {name}.pid ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done
-[ -s {name}.pid ]"""
+begun() {{ [ -s {name}.pid ] || [ -f {name}.exit ]; }}
+i=0; while ! begun && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done
+begun"""
 
 
 @dataclass
