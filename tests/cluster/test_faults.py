@@ -1,6 +1,7 @@
 """Machines that are lost in the middle of a job, and come back."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import machines
+import psutil
 import pytest
 from jobs import launch, noticed, on_disk, wait_for
 from machines import Cluster, cluster_of
@@ -110,6 +112,18 @@ def test_a_mistake_of_the_user_ends_the_job_at_once(cluster: Cluster, tmp_path: 
     assert "/nowhere" in output
     assert output.count("starting 1 process") == 2  # nobody tried again
     assert not [process.cmdline() for machine in cluster.machines.values() for process in machine.processes()]
+
+
+def test_a_full_disk_of_one_machine_is_told_with_its_name(cluster: Cluster, tmp_path: Path) -> None:
+    place = cluster.machines["n2"].root / ".paceline"
+    inside = psutil.Process(cluster.machines["n2"].process.pid).children()[0].pid
+    for words in (["mkdir", "-p", str(place)], ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)]):
+        subprocess.run(["nsenter", "--target", str(inside), "--mount", *words], check=True)
+    with launch(cluster, tmp_path, "n1,n2", "--train.duration", "60ba", *WORDS) as job:
+        output, _ = job.communicate(timeout=240)
+    assert job.returncode == 1
+    assert re.search(r"n2 \| paceline: n2: the copy of .* failed \(No space left on device\); make room there", output)
+    assert "Traceback" not in output
 
 
 def other_code(folder: Path) -> Path:

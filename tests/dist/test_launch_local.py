@@ -14,7 +14,7 @@ from object_store import ObjectStore, object_store
 
 from paceline.track.records import RunFolder
 
-WORDS = ("digits", *TINY, "--train.duration", "400ba", "--checkpoint.every", "10ba", "--log.every", "1ba")
+WORDS = ("digits", *TINY, "--train.duration", "400ba", "--evaluate.every", "400ba")
 Ask = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -180,17 +180,18 @@ rm -f node.pid
 """
 
 
-_BOOT = "/proc/sys/kernel/random/boot_id"
-# whether the session of NAME.pid lives: since this boot, and not only as an entry that nobody has cleared away
-_ALIVE = f"""alive() {{
-    [ -s "$1.pid" ] && read -r sid boot < "$1.pid" && [ "$boot" = "$(cat {_BOOT})" ] &&
-        ps -s "$sid" -o stat= 2> /dev/null | grep -qv '^Z'
-}}"""
+# whether the session of NAME.pid lives: numbers are used again, and dead entries stay until somebody clears them away
+_ALIVE = """started() { sed 's/.*) //' "/proc/$1/stat" 2> /dev/null | cut -d' ' -f20; }
+alive() {
+    [ -s "$1.pid" ] && read -r sid begun < "$1.pid" || return 1
+    [ ! -e "/proc/$sid" ] || [ "$(started "$sid")" = "$begun" ] || return 1
+    ps -s "$sid" -o stat= 2> /dev/null | grep -qv '^Z'
+}"""
 
 
 def _detached(name: str, command: str) -> str:
     """In a session of its own, without a terminal: what ends the launcher does not end it."""
-    inner = shlex.quote(f'echo $$ "$(cat {_BOOT})" > {name}.pid; exec {command}')
+    inner = shlex.quote(f"{_ALIVE.splitlines()[0]}; echo $$ $(started $$) > {name}.pid; exec {command}")
     return f"""{_ALIVE}
 if alive {name}; then pkill -KILL -s "$(cut -d' ' -f1 {name}.pid)"; fi  # of an earlier start
 rm -f {name}.exit {name}.pid {name}.cid
