@@ -103,11 +103,18 @@ def launch(arguments: list[str]) -> int:
 
         print(made(job, options.engine, options.image, int(options.gpus_per_node or 0)), end="")
         return 0
+    from paceline.launch import job as jobs
+
     back = backend_of(job)
     if options.dry_run:
         print("\n\n".join(map(str, back.plan(job))))
         return 0
-    job = back.submit(job)
+    try:
+        job = back.submit(job)
+    except BaseException:
+        if not jobs.is_known(job):
+            jobs.forget(job)  # its name had been reserved
+        raise
     print(f"{job.id}: handed to {', '.join(job.hosts)}", file=sys.stderr)
     return 0 if options.detach else follow_to_the_end(job)
 
@@ -132,9 +139,7 @@ def _find_source(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
         name = word.partition("=")[0]
         if name not in known | plain and "." not in name:
             options = sorted(known | plain)
-            close = [option for option in options if option.startswith(name)] or difflib.get_close_matches(
-                name, options
-            )
+            close = [own for own in options if own.startswith(name)] or difflib.get_close_matches(name, options)
             raise UserError(f"{name}: there is no such option{f'; did you mean {close[0]}?' if close else ''}")
         takes = (word in takes_value or word in plain or "." in word) and "=" not in word
         position += 2 if takes else 1

@@ -8,20 +8,20 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import psutil
+from typing import Any
 
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
-from paceline.launch import nodes
+from paceline.launch import nodes, sessions
 from paceline.launch.doctor import refuse_different_code
 from paceline.launch.hosts import Host, HostError, SshHost, addresses, free_port, quoted
 from paceline.launch.job import Job
-from paceline.launch.nodes import HERE, Progress
+from paceline.launch.nodes import HERE
+from paceline.launch.sessions import Progress
 
 STOPPED = "stopped"
 """File in the folder of a job that its user ended."""
@@ -92,37 +92,23 @@ def _can_reach(host: Host, python: str, address: str) -> bool:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def _handling(handler: Any, *signums: signal.Signals) -> Iterator[None]:
+    previous = {signum: signal.signal(signum, handler) for signum in signums}
+    try:
+        yield
+    finally:
+        for signum, before in previous.items():
+            signal.signal(signum, before)
+
+
+def interruptible() -> AbstractContextManager[None]:
     """A launcher that is ended, or whose terminal is closed, cleans up behind it."""
-    previous = {
-        signum: signal.signal(signum, lambda number, _: sys.exit(128 + number))
-        for signum in (signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+    return _handling(lambda number, _: sys.exit(128 + number), signal.SIGTERM, signal.SIGHUP)
 
 
-@contextmanager
-def uninterruptible() -> Iterator[None]:
+def uninterruptible() -> AbstractContextManager[None]:
     """While cleaning up: closing a terminal may send several signals."""
-    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {signum: signal.signal(signum, signal.SIG_IGN) for signum in signums}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
-
-
-def meets_here(job: Job) -> bool:
-    """Whether the meeting place on this machine, if it was here, is still kept."""
-    try:
-        return psutil.pid_exists(int((jobs.folder_of(job.id) / "meet.pid").read_text().split()[0]))
-    except (OSError, ValueError, IndexError):
-        return False
+    return _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def is_stopped(job: Job) -> bool:
@@ -150,7 +136,7 @@ def submit(job: Job) -> Job:
             nodes.carry_out(nodes.plan(job), hosts, secrets, partial(is_stopped, job))
         except BaseException:
             with uninterruptible():
-                left = nodes.stop([hosts[name] for name in (*job.hosts, HERE)], grace=2)
+                left = sessions.stop([hosts[name] for name in (*job.hosts, HERE)], grace=2)
             for line in left:
                 say(f"left over: {line}")
             if not left and not again:
@@ -210,7 +196,7 @@ def stop(job: Job, grace: float) -> list[str]:
     """End it; whoever follows it knows that this was wanted."""
     (jobs.folder_of(job.id) / STOPPED).touch()
     hosts = hosts_of(job)
-    return nodes.stop([hosts[name] for name in job.hosts], grace) + nodes.stop([hosts[HERE]], 5)
+    return sessions.stop([hosts[name] for name in job.hosts], grace) + sessions.stop([hosts[HERE]], 5)
 
 
 def tidy(job: Job) -> None:

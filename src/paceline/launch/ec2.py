@@ -10,7 +10,7 @@ from paceline.launch import job as jobs
 from paceline.launch.cloud import Cloud
 from paceline.launch.control import say
 from paceline.launch.job import Job
-from paceline.launch.nodes import Progress
+from paceline.launch.sessions import Progress
 
 
 def plan(job: Job) -> list[object]:

@@ -9,10 +9,11 @@ from functools import partial
 from paceline.base.files import FolderLock, printable
 from paceline.errors import UserError
 from paceline.launch import job as jobs
-from paceline.launch import nodes
-from paceline.launch.control import hosts_of, is_stopped, look, meets_here, say, with_meeting_place
+from paceline.launch import nodes, sessions
+from paceline.launch.control import hosts_of, is_stopped, look, say, with_meeting_place
 from paceline.launch.job import Job
-from paceline.launch.nodes import HERE, Progress
+from paceline.launch.nodes import HERE
+from paceline.launch.sessions import Progress
 
 _EVERY = 1.0
 _MOST_RETURNS, _PAUSE, _GLANCE = 5, 60.0, 5.0
@@ -53,8 +54,8 @@ def _meet_elsewhere(job: Job) -> Job | None:
         return None
     job = with_meeting_place(job, others[0] if others else job.meeting_host)
     job = replace(job, within=_SOON if len(reached) < len(job.hosts) else job.within)
-    say(f"the meeting place was lost: going on from the last save, meeting at {job.meeting_host}")
-    for line in nodes.stop([own.host for own in reached], grace=60):
+    say(f"the meeting place was lost: going on from the last save, meeting at {job.meeting}")
+    for line in sessions.stop([own.host for own in reached], grace=60):
         say(f"left over: {line}")
     jobs.save(job)
     there = {HERE, *(own.host.name for own in reached)}
@@ -113,11 +114,12 @@ def _is_over(progress: dict[str, Progress], stopped: bool) -> bool:
 def _stranded(job: Job, progress: dict[str, Progress]) -> bool:
     """The machine that kept the meeting place is lost, and others ended since they could not meet again."""
     keeper = progress.get(job.meeting_host)
-    lost = keeper.state.startswith(("lost", "absent", "unreachable", GONE, LEFT)) if keeper else not meets_here(job)
-    if not lost:
-        return False
     others = [own.state for own in progress.values() if own is not keeper]
-    return not {"running", "ended 0"} & set(others) and any(state.startswith("ended") for state in others)
+    if {"running", "ended 0"} & set(others) or not any(state.startswith("ended") for state in others):
+        return False
+    if keeper is None:
+        return not sessions.is_alive(hosts_of(job)[HERE], "meet")
+    return keeper.state.startswith(("lost", "absent", "unreachable", GONE, LEFT))
 
 
 class _Returns:

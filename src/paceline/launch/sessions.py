@@ -1,0 +1,106 @@
+"""What goes on on a machine without its launcher: a session of its own.
+
+Its log, process number and exit status are files in the job's folder there, so that another terminal can go on.
+"""
+
+import shlex
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from paceline.launch.hosts import Host, HostError
+
+# whether the session of NAME.pid lives: numbers are used again, and dead entries stay until somebody clears them away
+_STARTED = """started() { sed 's/.*) //' "/proc/$1/stat" 2> /dev/null | cut -d' ' -f20; }"""
+_ALIVE = f"""{_STARTED}
+alive() {{
+    [ -s "$1.pid" ] && read -r sid begun < "$1.pid" || return 1
+    [ ! -e "/proc/$sid" ] || [ "$(started "$sid")" = "$begun" ] || return 1
+    ps -s "$sid" -o stat= 2> /dev/null | grep -qv '^Z'
+}}"""
+
+
+def detached(name: str, command: str) -> str:
+    """In a session of its own, without a terminal: what ends the launcher does not end it."""
+    inner = shlex.quote(f"{_STARTED}; echo $$ $(started $$) > {name}.pid; exec {command}")
+    return f"""{_ALIVE}
+if alive {name}; then pkill -KILL -s "$(cut -d' ' -f1 {name}.pid)"; fi  # of an earlier start
+rm -f {name}.exit {name}.pid {name}.cid
+setsid nohup sh -c {inner} >> {name}.log 2>&1 < /dev/null &
+begun() {{ [ -s {name}.pid ] || [ -f {name}.exit ]; }}
+i=0; while ! begun && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done
+begun"""
+
+
+@dataclass
+class Progress:
+    """Of one machine, as far as it has been seen."""
+
+    host: Host
+    state: str = "unknown"
+    """running, ended N, lost, absent, or unreachable and why."""
+    seen: int = 0
+    """Bytes of its log."""
+    tail: bytes = b""
+
+    @property
+    def over(self) -> bool:
+        return self.state.startswith("ended")
+
+    def look(self) -> list[str]:
+        """Ask once; whole new lines of its log."""
+        try:
+            answer = self.host.run(f"{_STATUS}\ntail -c +{self.seen + 1} node.log 2> /dev/null || true", timeout=30)
+        except HostError as error:
+            self.state = f"unreachable: {error}"
+            return []
+        if answer.status == 97:
+            self.state = "absent"
+            return []
+        state, _, log = answer.out.partition(b"\n")
+        self.state = state.decode()
+        self.seen += len(log)
+        *lines, self.tail = (self.tail + log).split(b"\n")
+        if self.over and self.tail:
+            lines, self.tail = [*lines, self.tail], b""
+        return [line.decode(errors="replace") for line in lines]
+
+
+# a full disk leaves node.exit empty
+_STATUS = f"""{_ALIVE}
+if [ -f node.exit ]; then echo "ended $(grep . node.exit || echo 1)"
+elif alive node; then echo running
+elif [ -s node.pid ]; then echo lost; else echo absent; fi"""
+
+_STOP = """{alive}
+rm -f secrets
+for name in node meet; do
+    alive $name || continue
+    sid=$(cut -d' ' -f1 $name.pid)
+    pkill -TERM -s "$sid" -f 'paceline (train|meet)'
+    i=0; while alive $name && [ $i -lt {tenths} ]; do sleep 0.1; i=$((i+1)); done
+    pkill -KILL -s "$sid"
+    [ ! -s $name.cid ] || docker rm -f "$(cat $name.cid)" > /dev/null 2>&1
+    i=0; while alive $name && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done
+    alive $name && echo "$name"
+done
+true"""
+
+
+def is_alive(host: Host, name: str) -> bool:
+    return host.run(f"{_ALIVE}\nalive {name}").status == 0
+
+
+def stop(hosts: Sequence[Host], grace: float) -> list[str]:
+    """End the job everywhere; what is left over, which should be nothing."""
+
+    def one(host: Host) -> list[str]:
+        try:
+            answer = host.run(_STOP.format(alive=_ALIVE, tenths=int(10 * grace)), timeout=grace + 60)
+        except HostError as error:
+            return [str(error)]
+        names = answer.text.split() if answer.status != 97 else []
+        return [f"{host.name}: {name} could not be ended" for name in names]
+
+    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+        return [left for found in pool.map(one, hosts) for left in found]
