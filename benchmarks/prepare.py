@@ -19,6 +19,7 @@ from loader import processor_seconds
 from PIL import Image
 
 from paceline.base.logs import console
+from paceline.data.classes import Class
 from paceline.data.prepare import pack, sources
 from paceline.data.prepare.convert import Variant
 
@@ -37,7 +38,7 @@ def ours(archive: Path, work: Path, variant: Variant) -> None:
             for number, member in enumerate(sources.archive(stream, str(archive))):
                 yield sources.Sample(number % 2, member.name, member.size, member.read)
 
-    classes = [sources.Class("a", "a"), sources.Class("b", "b")]
+    classes = [Class("a", "a"), Class("b", "b")]
     source = sources.Source("benchmark", classes, {"train": samples}, {"train": None}, {"train": None}, parallel=False)
     pack.prepare(source, work / "out", [variant], workers=1)
 

@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -108,7 +109,13 @@ class Group:
     """The processes of one contestant, on this machine or each in a network namespace of its own."""
 
     def __init__(
-        self, number: int, ranks: int, apart: bool = False, nodes: Sequence[str] = (), address: str = "127.0.0.1"
+        self,
+        number: int,
+        ranks: int,
+        apart: bool = False,
+        nodes: Sequence[str] = (),
+        address: str = "127.0.0.1",
+        variables: Mapping[str, str] = MappingProxyType({}),
     ):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -119,7 +126,9 @@ class Group:
             place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
             if nodes:
                 place |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-            environment = os.environ | meeting | ({} if apart else {key: str(value) for key, value in place.items()})
+            environment = (
+                os.environ | variables | meeting | ({} if apart else {key: str(value) for key, value in place.items()})
+            )
             command = [sys.executable, *sys.argv, "--contestant", str(number)]
             if nodes:
                 command = ["ip", "netns", "exec", nodes[rank], *command]

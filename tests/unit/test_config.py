@@ -37,7 +37,7 @@ def test_every_mistake_is_reported_at_once_with_path_value_and_cure(tmp_path: Pa
     assert "optim.momentum=1.5" in text
     assert "modle={}: no such field; did you mean model?" in text
     assert 'train.duration=10: write a number and a unit: "10ep" (epochs), "500ba" (steps)\n' in text
-    assert "data.name='digit': should be 'digits', 'cifar10', 'synthetic'" in text
+    assert "data.name='digit': should be '', 'digits', 'cifar10', 'synthetic'" in text
     assert "train.global_batch='many'" in text
     assert "--evaluate.every: value missing" in text
 
@@ -65,7 +65,8 @@ def test_numbers_are_read_as_people_mean_them(tmp_path: Path) -> None:
 
 def test_merge_keys_work(tmp_path: Path) -> None:
     path = tmp_path / "merged.yaml"
-    path.write_text("name: a\noptim: &base {lr: 0.5}\nema: {}\nmodel: {options: {<<: *base, widths: [8]}}\n")
+    text = "name: a\ndata: {name: digits}\noptim: &base {lr: 0.5}\nmodel: {options: {<<: *base, widths: [8]}}\n"
+    path.write_text(text)
     assert load_recipe(str(path)).model.options == {"lr": 0.5, "widths": [8]}
 
 

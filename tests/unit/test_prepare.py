@@ -76,7 +76,7 @@ def test_imagenet_s_own_archives(here, tmp_path: Path, archives: dict[str, Path]
     assert answer.returncode == 0, answer.stderr
     dataset = Dataset.open(tmp_path / "out")
     assert [entry["id"] for entry in dataset.description["classes"]] == sorted(WNIDS)
-    assert dataset.classes == ("thing 1", "thing 2", "thing 3")
+    assert [own.name for own in dataset.classes] == ["thing 1", "thing 2", "thing 3"]
     train, val = dataset.split("train", "original"), dataset.split("val", "original")
     assert train.names[0] == "train/n00000003/n00000003_0.JPEG"
     assert train.index["label"].tolist() == [2, 2, 2, 0, 0, 0, 1, 1, 1]

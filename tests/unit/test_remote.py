@@ -151,7 +151,7 @@ def test_addresses_that_lead_nowhere(server: FileServer, here: Callable, monkeyp
     assert "Connection refused" in complaint(here("data", "http://127.0.0.1:9/x"))
     assert "https://[bad/dataset.json cannot be read" in complaint(here("data", "https://[bad"))
     words = ("--data.name", "folder", "--data.path", f"{server.address}/out", "--data.augment", "{}")
-    assert "only prepared images can be remote" in complaint(here("train", "digits", *words))
+    assert "is prepared images, not an image folder (data.name=folder)" in complaint(here("train", "digits", *words))
 
 
 def test_ranks_of_one_machine_fetch_once(server: FileServer, tmp_path: Path) -> None:

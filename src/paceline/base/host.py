@@ -1,7 +1,16 @@
-"""This machine: what it is called, and how many cores processes may use."""
+"""This machine: what it is called, how many cores processes may use, and where their threads run.
+
+OpenMP's threads wait for each other many times in a step. Beside other busy processes the kernel puts two of them on
+one core, where one waits for the other to give way: benchmarks/shared_cpu.py shows how much that costs. So each has a
+core of its own.
+"""
 
 import os
 import socket
+import sys
+import threading
+
+_mask: frozenset[int] = frozenset()  # cores of this process before its main thread was bound to one of them
 
 
 def host_name() -> str:
@@ -10,4 +19,51 @@ def host_name() -> str:
 
 
 def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(_available()) or os.cpu_count() or 1
+
+
+def _available() -> frozenset[int]:
+    return _mask or (frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset())
+
+
+def limit_openmp_spinning() -> None:
+    """Let OpenMP's threads sleep after a short wait; by default they spin, and keep others from their core.
+
+    Read when torch is loaded, as is what `bind_openmp` sets.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
+def bind_openmp() -> None:
+    """Bind every compute thread to a core; for a process that uses all of them, unless the user has said otherwise."""
+    global _mask
+    if "torch" in sys.modules:
+        return  # too late: OpenMP has read its settings
+    _mask = _available()
+    if not {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "PACELINE_THREADS"} & os.environ.keys():
+        os.environ["OMP_PROC_BIND"] = "true"
+
+
+def unbind() -> None:
+    """Let the calling thread run on all cores: one that the main thread starts would stay on its core."""
+    if _mask:
+        os.sched_setaffinity(0, _mask)
+
+
+def confine(number: int, processes: int) -> None:
+    """Give this process, one of several that share the machine out, cores of its own."""
+    mask = sorted(_available())
+    each = len(mask) // processes
+    if each and each * processes == len(mask):
+        os.sched_setaffinity(0, mask[number * each : (number + 1) * each])
+
+
+class BackgroundThread(threading.Thread):
+    """A daemon that runs where there is room."""
+
+    def __init__(self, target: object, name: str, args: tuple[object, ...] = ()):
+        super().__init__(target=target, name=name, args=args, daemon=True)  # type: ignore[arg-type]
+
+    def run(self) -> None:
+        unbind()
+        super().run()

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from paceline.base.host import cores, host_name
+from paceline.base.host import confine, cores, host_name, unbind
 from paceline.config import launched
 from paceline.errors import UserError
 
@@ -59,7 +59,10 @@ class World:
         torch.set_num_threads(threads_per_process(self.local_size))
         if self.device.type == "cpu":
             keep_freed_memory()
+            if launched.AGENT in os.environ and "PACELINE_THREADS" not in os.environ:
+                confine(self.local_rank, self.local_size)
         if self.device.type == "cuda":
+            unbind()
             torch.cuda.set_device(self.device)
         if self.size == 1:
             yield self
@@ -147,6 +150,11 @@ class World:
     def hosts(self) -> list[str]:
         """Host name of every rank."""
         return self.from_all(host_name())
+
+    def processes_here(self) -> list[int]:
+        """Process numbers of the ranks on this host."""
+        host = host_name()
+        return [number for there, number in self.from_all((host, os.getpid())) if there == host]
 
     def gpus_here(self) -> list[str]:
         """Identifiers of the GPUs that ranks on this host compute on."""

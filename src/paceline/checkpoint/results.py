@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.base.host import BackgroundThread
 from paceline.base.logs import log
 from paceline.base.remote import shown
 from paceline.checkpoint import store
@@ -50,7 +51,7 @@ class Results:
         if not only:
             self._begin()
         self._stop, self._every = threading.Event(), every
-        self._thread = threading.Thread(target=self._work, name="results", daemon=True)
+        self._thread = BackgroundThread(self._work, "results")
         self._thread.start()
 
     def _begin(self) -> None:

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,15 @@ from typing import Any
 import safetensors.torch
 
 from paceline.base.files import replacing, sha256, sync_folder, write_json, write_text
+from paceline.base.host import BackgroundThread
 from paceline.base.logs import log
 from paceline.checkpoint.state import flatten, snapshot, unflatten
 from paceline.errors import UserError
 
 _MANIFEST, COMMIT, _STATE = "manifest.json", "COMMIT", "state.json"
+_FORMAT = 2
+USE = ("classes", "preprocessing", "model")
+"""Parts of `progress` that say how the weights are used; an export has them as JSON in its header."""
 
 
 class DamagedCheckpoint(UserError):
@@ -54,7 +57,7 @@ def write(folder: Path, step: int, parts: dict[str, Any], metrics: dict[str, flo
             skeletons[name], tensors = flatten(part)
             if tensors:
                 safetensors.torch.save_file(tensors, temporary / f"{name}.safetensors")
-        write_json(temporary / _STATE, {"format": 1, "step": step, "metrics": metrics, "parts": skeletons})
+        write_json(temporary / _STATE, {"format": _FORMAT, "step": step, "metrics": metrics, "parts": skeletons})
         files = sorted(path for path in temporary.iterdir())
         for path in files:
             with path.open("rb") as file:
@@ -115,7 +118,8 @@ def export_weights(folder: Path, target: Path, raw: bool) -> str:
     averaged = bool(parts["ema"]) and not raw
     weights = parts["ema"] if averaged else parts["model"]
     with replacing(target) as file:
-        file.write(safetensors.torch.save(weights))
+        use = json.dumps({name: parts["progress"][name] for name in USE})
+        file.write(safetensors.torch.save(weights, {"format": "pt", "paceline": use}))
     kind = "averaged weights" if averaged else "weights"
     return f"{target}: {kind} of step {save.step} ({len(weights)} tensors) from {folder}"
 
@@ -132,9 +136,10 @@ def read(folder: Path) -> tuple[Save, dict[str, Any]]:
     if extra := {path.name for path in folder.iterdir()} - set(manifest) - {_MANIFEST, COMMIT}:
         raise DamagedCheckpoint(f"{folder} holds files that its manifest does not name: {', '.join(sorted(extra))}")
     state = json.loads((folder / _STATE).read_text())
-    if state["format"] != 1:
+    if state["format"] != _FORMAT:
         raise UserError(
-            f"{folder} has checkpoint format {state['format']}; this version reads format 1: upgrade paceline"
+            f"{folder} has checkpoint format {state['format']}; this version of paceline reads format {_FORMAT}: use "
+            "the version that wrote it"
         )
     parts = {}
     for name, skeleton in state["parts"].items():
@@ -215,14 +220,14 @@ class Writer:
 
     def __init__(self, folder: Path, keep: int, best_metric: str):
         self._folder, self._keep, self._metric = folder, keep, best_metric
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self.error: Exception | None = None
 
     def save(self, step: int, state: Callable[[], dict[str, Any]], metrics: dict[str, float]) -> None:
         """Start writing a snapshot of the state; waits for the save before it."""
         self.wait()
         frozen = snapshot(state())
-        self._thread = threading.Thread(target=self._run, args=(step, frozen, metrics), daemon=True)
+        self._thread = BackgroundThread(self._run, "checkpoint", (step, frozen, metrics))
         self._thread.start()
 
     def _run(self, step: int, parts: dict[str, Any], metrics: dict[str, float]) -> None:

@@ -80,17 +80,19 @@ def plan(arguments: list[str]) -> int:
 
 
 def _known_samples(recipe: "Recipe") -> int:
+    from paceline.config.data import IN_MEMORY
+    from paceline.data import kinds
+    from paceline.data.prepare.sources import listing
     from paceline.data.shards import Dataset, default_folder
 
     data = recipe.data
     if data.name == "synthetic":
         return data.synthetic.train_samples
-    if data.name in ("imagenet", "shards"):
-        try:
-            found = Dataset.open(Path(data.path or default_folder(data.name)))
-            return int(found.description["splits"]["train"]["samples"])
-        except UserError:
-            pass
+    place = Path(data.path or default_folder(data.name))
+    if data.name not in IN_MEMORY and place.exists():
+        if kinds.resolve(recipe).data.name in ("folder", "list"):
+            return len(listing(place).train)
+        return int(Dataset.open(place).description["splits"]["train"]["samples"])
     if data.name not in _SAMPLES:
         raise UserError(f"how many images has {data.path or data.name}? Say so with --train-images")
     return _SAMPLES[data.name]

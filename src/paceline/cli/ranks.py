@@ -3,15 +3,10 @@
 import os
 from typing import TYPE_CHECKING
 
+from paceline.base.host import limit_openmp_spinning
+
 if TYPE_CHECKING:
     from paceline.launch.torchrun import Meeting
-
-
-def calm_openmp() -> None:
-    """OpenMP's threads spin a long time for each other by default, which makes small steps many times slower beside
-    another busy process. It is read when torch is loaded.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def start_ranks(command: list[str], procs: int, meeting: "Meeting | None" = None) -> int:
@@ -20,7 +15,7 @@ def start_ranks(command: list[str], procs: int, meeting: "Meeting | None" = None
 
     planned = plan(command, procs, meeting or Meeting())
     os.environ.update(planned.environment)
-    calm_openmp()
+    limit_openmp_spinning()
     from paceline.base import agent, ranks
     from paceline.cli.main import main
 

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.base.host import bind_openmp, limit_openmp_spinning
 from paceline.base.remote import is_remote
 from paceline.cli.options import add_scaling, count, make_parser, plain_name, results_place, split_source
-from paceline.cli.ranks import calm_openmp, start_ranks
+from paceline.cli.ranks import start_ranks
 from paceline.config.launched import under_launcher
 from paceline.errors import UserError
 
@@ -101,11 +102,15 @@ def train(arguments: list[str]) -> int:
         layouts(recipe, _ranks(options))
         if _needs_agent(options):
             if options.nodes[1] > 1 and is_remote(recipe.data.path or ""):
+                from paceline.data import kinds
                 from paceline.data.load.source import fetch
 
-                fetch(recipe)  # before the machines meet: one may take much longer than another
+                fetch(kinds.resolve(recipe))  # before the machines meet: one may take much longer than another
             return _start_ranks(["train", *arguments], options)
     _enter_rank(options)
+    augment = recipe.data.augment
+    if not under_launcher(os.environ) and augment.policy == "none" and not augment.jitter:
+        bind_openmp()  # not with torch's operations in the threads that decode, which would be bound to one core
     from paceline.engine.session import train_recipe
 
     train_recipe(recipe, options.runs, name, options.resume, options.results)
@@ -208,7 +213,7 @@ def _enter_rank(options: argparse.Namespace) -> None:
         )
     if options.threads:
         os.environ["PACELINE_THREADS"] = str(options.threads)
-    calm_openmp()
+    limit_openmp_spinning()
 
 
 def _start_ranks(command: list[str], options: argparse.Namespace) -> int:

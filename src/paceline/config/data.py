@@ -7,6 +7,11 @@ from pydantic import Field
 
 from paceline.config.fields import STRICT, Area, Count, CountOrZero, NotNegative, Positive, Share, Side
 
+BUILT_IN = ("digits", "synthetic")
+"""Data sets that need no files."""
+IN_MEMORY = (*BUILT_IN, "cifar10")
+"""Data sets that are held in memory as a whole."""
+
 
 @dataclass(frozen=True)
 class Synthetic:
@@ -62,10 +67,11 @@ class Data:
 
     __pydantic_config__ = STRICT
 
-    name: Literal["digits", "cifar10", "synthetic", "imagenet", "shards", "folder"] = "digits"
-    """The data set; `imagenet` and `shards` are what `paceline prepare` wrote, `folder` is a tree of image files."""
+    name: Literal["", "digits", "cifar10", "synthetic", "imagenet", "shards", "folder", "list"] = ""
+    """`digits` and `synthetic` are built in; `cifar10`, `imagenet` and `shards` are what `paceline prepare` wrote;
+    `folder` is a tree with a folder for each class, `list` a CSV file of images. Empty: data.path decides."""
     path: str = ""
-    """Folder of the prepared data, for photographs also its https:// or s3:// address; empty: $PACELINE_DATA/NAME, or
+    """Prepared folder (also its https:// or s3:// address), image folder or CSV list; empty: $PACELINE_DATA/NAME, or
     data/NAME below the current folder."""
     variant: str = ""
     """Which size of prepared photographs, if there are several, e.g. max-400-q90."""

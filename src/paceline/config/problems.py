@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
+from paceline.config.data import BUILT_IN, IN_MEMORY, Data
 from paceline.config.duration import parse
 from paceline.config.phases import problems as phase_problems
 from paceline.config.phases import ramp_problems
@@ -27,9 +28,11 @@ def problems(recipe: Recipe) -> Iterator[str]:
         low, high = getattr(recipe.data.augment, name)
         if low > high:
             yield f"data.augment.{name}={low}, {high}: the first is larger than the second; swap them"
-    if recipe.data.name in ("imagenet", "shards", "folder"):
+    yield from _data_problems(recipe.data)
+    if recipe.data.name not in IN_MEMORY:
         if recipe.data.augment.translate:
-            yield f"data.augment.translate is for images in memory, and {recipe.data.name} is not; set it to 0"
+            kind = recipe.data.name or recipe.data.path
+            yield f"data.augment.translate is for images in memory, and {kind} is not; set it to 0"
     elif recipe.data.augment.policy != "none" or recipe.data.augment.jitter:
         yield f"data.augment.policy and jitter are for photographs, and {recipe.data.name} is none; set none and 0"
     yield from _out_of_order("optim.schedule.points", [point.at for point in schedule.points])
@@ -49,6 +52,19 @@ def problems(recipe: Recipe) -> Iterator[str]:
         yield f"exchange.dtype={recipe.exchange.dtype} and exchange.powersgd_rank both compress; use one of them"
     if recipe.exchange.through == "memory" and recipe.strategy == "fsdp":
         yield "exchange.through=memory is for ddp; fsdp exchanges over the network: use auto"
+
+
+def _data_problems(data: Data) -> Iterator[str]:
+    if not data.name and not data.path:
+        yield (
+            "data: missing; set data.path to a prepared folder, an image folder or a CSV list, or data.name to "
+            "digits, cifar10, imagenet or synthetic"
+        )
+    if data.path and data.name in BUILT_IN:
+        yield (
+            f"data.path={data.path!r}: data.name={data.name} is built in and reads no files; remove data.path, or "
+            "data.name (--data.name ''), so that the path decides"
+        )
 
 
 def _out_of_order(path: str, times: list[str]) -> Iterator[str]:

@@ -91,7 +91,7 @@ def contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, se
     for place, (image, row, status) in enumerate(zip(pixels, index, statuses, strict=True)):
         x, y = place % columns * side, place // columns * (side + line)
         sheet.paste(Image.fromarray(image.transpose(1, 2, 0)), (x, y))
-        label = dataset.classes[int(row["label"])] if not status else codec.reason(int(status))
+        label = dataset.classes[int(row["label"])].name if not status else codec.reason(int(status))
         draw.text((x + 2, y + side), label[:20], fill="black")
     sheet.save(out, "png")
     console.print(f"{out}: {len(chosen)} random images of {split_name}")

@@ -90,19 +90,15 @@ def _synthetic(shape: Synthetic) -> ImageSet:
 def _prepared(data: Data) -> ImageSet:
     """Arrays that `paceline prepare` wrote; dataset.json, written last, says that they are complete."""
     folder = Path(data.path) if data.path else default_folder(data.name)
-    cure = f"run `paceline prepare {data.name} --out {folder}`, or set data.path"
+    cure = f"remove {folder} and run `paceline prepare {data.name} --out {folder}`"
     try:
         description = json.loads((folder / "dataset.json").read_text())
-    except FileNotFoundError:
-        raise UserError(f"{folder}: no prepared {data.name} here; {cure}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{folder / 'dataset.json'} is not readable ({error}); {cure}") from None
     if not isinstance(description, dict) or not description.keys() >= _DESCRIBED:
         raise UserError(f"{folder / 'dataset.json'} does not describe a data set; {cure}")
     if not isinstance(description["samples"], dict) or description["samples"].keys() != {"train", "val"}:
         raise UserError(f"{folder / 'dataset.json'} does not describe the splits train and val; {cure}")
-    if description["name"] != data.name:
-        raise UserError(f"{folder} holds {description['name']!r}, but data.name={data.name}; {cure}")
     splits = {}
     for split, num_samples in description["samples"].items():
         images = _array(folder / f"{split}_images.npy", (num_samples, *description["shape"]), cure)

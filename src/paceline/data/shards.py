@@ -20,6 +20,7 @@ import numpy as np
 
 from paceline.base.files import sha256
 from paceline.data import codec
+from paceline.data.classes import Class
 from paceline.data.description import problem
 from paceline.data.photographs import Choose
 from paceline.errors import UserError
@@ -88,8 +89,8 @@ class Dataset:
         return str(self.description["name"])
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        return tuple(entry["name"] for entry in self.description["classes"])
+    def classes(self) -> list[Class]:
+        return [Class(entry["id"], entry["name"]) for entry in self.description["classes"]]
 
     @property
     def variants(self) -> list[str]:

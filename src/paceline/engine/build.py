@@ -92,8 +92,26 @@ class Setup:
                 "step": step,
                 "scaler": self.scaler.state_dict(),
                 "recipe": to_tree(self.recipe),
-                "normalisation": {"mean": self.loader.mean.tolist(), "std": self.loader.std.tolist()},
                 "data": self.source.fingerprint,
+                **self.described(step),
+            },
+        }
+
+    def described(self, step: int) -> dict[str, Any]:
+        """What using the weights needs: classes, preprocessing, arguments of the model."""
+        model, stage = self.recipe.model, self.timeline.stage_at(max(0, step - 1))
+        return {
+            "classes": [[own.id, own.name] for own in self.source.classes],
+            "preprocessing": {
+                "mean": self.loader.mean.tolist(),
+                "std": self.loader.std.tolist(),
+                **self.source.preprocessing(stage),
+            },
+            "model": {
+                "name": model.name,
+                "num_classes": len(self.source.classes),
+                "in_chans": self.source.channels,
+                "options": model.options,
             },
         }
 
@@ -119,7 +137,7 @@ def build(recipe: Recipe, world: World) -> Setup:
     plan = Plan.of(recipe, source.num_train, world.size, world.rank)
     timeline = plan.timeline
     loader = source.loader(plan, world.device)
-    model = build_model(recipe, source, timeline, world)
+    model = build_model(recipe, source, len(source.classes), timeline, world)
     if isinstance(model, AirbenchNet) and recipe.model.weights == "random":
         model.prepare(loader.plain_images(5000))
     has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
@@ -131,11 +149,6 @@ def build(recipe: Recipe, world: World) -> Setup:
             )
     resolved = precision.resolve(recipe.precision, world.device)
     lr_plan = LrPlan.of(recipe.optim, timeline)
-    if lr_plan.warmup >= timeline.total and not lr_plan.phases and world.is_leader:
-        log.warning(
-            "optim.schedule.warmup=%s is not shorter than train.duration=%s: the learning rate only rises",
-            *(recipe.optim.schedule.warmup, recipe.train.duration),
-        )
     ema = AveragedModel(model, recipe.ema) if recipe.ema.decay else None
     sharded = _strategy(recipe, world) == "fsdp"
     replica = _sharded(model, ema, world, recipe, resolved) if sharded else Replica(model, world, recipe)
@@ -175,11 +188,11 @@ def _strategy(recipe: Recipe, world: World) -> str:
     return recipe.strategy
 
 
-def build_model(recipe: Recipe, source: Source, timeline: Timeline, world: World) -> nn.Module:
+def build_model(recipe: Recipe, source: Source, num_classes: int, timeline: Timeline, world: World) -> nn.Module:
     """The model on its device, with the same initial weights on every rank, tried on an image of every size."""
     channels = source.channels
     torch.manual_seed(recipe.seed)
-    model = zoo.create(recipe.model, len(source.classes), channels)
+    model = zoo.create(recipe.model, num_classes, channels)
     for side in source.sizes(timeline):
         try:
             with torch.no_grad():

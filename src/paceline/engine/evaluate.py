@@ -17,6 +17,7 @@ from paceline.errors import Stopped
 def evaluate(
     model: nn.Module,
     batches: Iterable[Batch],
+    num_classes: int,
     world: World,
     autocast: Callable[[], AbstractContextManager[object]],
     views: str = "none",
@@ -25,6 +26,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Top-1, top-5 and loss over all ranks' batches, with the counts they come from.
 
+    `chance` is what answering the most frequent class would reach, `predicted` how many classes were ever predicted.
     `on_batch` hears how many samples this rank has seen in each batch. Where `stop` gives any rank a signal, that rank
     leaves its remaining batches, and all ranks raise Stopped.
     """
@@ -32,6 +34,7 @@ def evaluate(
     model.eval()
     # float64 holds counts exactly, and the loss without a trace of the order in which ranks are added
     totals = torch.zeros(6, dtype=torch.float64, device=world.device)
+    labels, predictions = torch.zeros(2, num_classes, dtype=torch.float64, device=world.device)
     for batch in batches:
         if signum := stop():
             totals[4 if signum == signal.SIGINT else 5] += 1
@@ -39,13 +42,19 @@ def evaluate(
         with autocast():
             logits = predict(model, batch.images, views)
         logits = logits.float()
-        top = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.labels[:, None]
+        best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+        top = best == batch.labels[:, None]
+        ones = torch.ones(len(batch.labels), dtype=torch.float64, device=world.device)
+        labels.index_add_(0, batch.labels, ones)
+        predictions.index_add_(0, best[:, 0], ones)
         totals[0] += len(batch.labels)
         totals[1] += top[:, 0].sum()
         totals[2] += top.any(1).sum()
         totals[3] += F.cross_entropy(logits, batch.labels, reduction="none").double().sum()
         on_batch(len(batch.labels))
     model.train(was_training)
+    world.sum_(labels)
+    world.sum_(predictions)
     samples, top1, top5, loss, *stops = world.sum_(totals).tolist()  # waits for the device: once an evaluation
     if any(stops):
         raise Stopped(signal.SIGINT if stops[0] else signal.SIGTERM)
@@ -56,6 +65,8 @@ def evaluate(
         "top1": top1 / samples,
         "top5": top5 / samples,
         "loss": loss / samples,
+        "chance": labels.max().item() / samples,
+        "predicted": int((predictions > 0).sum()),
     }
 
 

@@ -28,6 +28,9 @@ from paceline.track.progress import Display
 from paceline.track.records import RunFolder, split_seconds
 from paceline.track.sinks import Sink
 
+_EARLY = 0.25
+"""Share of a training that may pass at chance level."""
+
 
 @dataclass
 class Run:
@@ -43,6 +46,7 @@ class Run:
     off_track: str = ""
     """Why the run should end after its next save."""
     _evaluation: dict[str, Any] = field(default_factory=dict)
+    _doubted: set[str] = field(default_factory=set)
     _scale: float = 0.0
     _status: str = "running"
 
@@ -119,6 +123,7 @@ class Run:
             self._not_finite(f"the validation loss is not finite after step {step}", step)
         self._evaluation = record
         self._compare_with_curve(record)
+        self._question(record)
         self.window.restart()
         metric = self.setup.recipe.checkpoint.best
         value = -metrics[metric] if metric == "loss" else metrics[metric]
@@ -140,6 +145,14 @@ class Run:
             self.off_track = what
         elif self._world.is_leader:
             log.warning("%s", what)
+
+    def _question(self, record: dict[str, Any]) -> None:
+        """Say when an evaluation looks like a failed training: once for each reason, and once more at the end."""
+        progress = record["step"] / self.setup.total_steps
+        for reason, text in doubts(record, len(self.setup.source.classes), progress).items():
+            if self._world.is_leader and (reason not in self._doubted or progress == 1):
+                log.warning("epoch %.2f: %s", record["epoch"], text)
+            self._doubted.add(reason)
 
     def give_up(self, step: int) -> None:
         """End a run that fell below its curve; it has been saved, and can go on with curve.stop off."""
@@ -231,6 +244,26 @@ class Run:
     def close(self) -> None:
         self.display.close()
         self.sink.close(self._status)
+
+
+def doubts(evaluated: dict[str, Any], num_classes: int, progress: float) -> dict[str, str]:
+    """What is wrong with an evaluation's figures, by reason; `progress`: the share of the training that is done."""
+    found = {}
+    guessing = math.log(num_classes)
+    if evaluated["loss"] > 3 * guessing + 2:
+        found["diverging"] = (
+            f"validation loss {evaluated['loss']:.4g} is far above that of guessing ({guessing:.2f}): training "
+            "diverges; try a lower --optim.lr, a longer --optim.schedule.warmup, or --optim.clip_norm 1"
+        )
+    chance, samples = evaluated["chance"], evaluated["samples"]
+    error = math.sqrt(chance * (1 - chance) / samples)
+    if progress >= _EARLY and evaluated["top1"] <= chance + error:
+        found["chance"] = (
+            f"validation top-1 {evaluated['top1']:.2%} is no better than always answering the most frequent class "
+            f"({chance:.2%}); {evaluated['predicted']} of {num_classes} classes are predicted at all; check the "
+            "labels, the learning rate and model.weights"
+        )
+    return found
 
 
 def _known(times: list[float]) -> bool:

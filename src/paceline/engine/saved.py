@@ -1,10 +1,12 @@
 """What a finished or a running run left: find a save, and evaluate it."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from paceline.base import logs
 from paceline.base.world import World
@@ -12,6 +14,9 @@ from paceline.checkpoint import store
 from paceline.config.io import load_recipe, recipe_from_tree, split_overrides
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
+from paceline.data import kinds
+from paceline.data.classes import Class, match
+from paceline.data.load.batch import Batch
 from paceline.data.load.source import open_source
 from paceline.engine import precision
 from paceline.engine.build import build_model, load_weights
@@ -48,9 +53,9 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
         # the run may be going on, and replace its saves: the leader's choice counts
         save, parts = world.on_leader(lambda: store.read(find_save(path, which)))
         folder = save.folder
-        recipe = _saved_recipe(parts, str(folder), overrides)
+        recipe = kinds.resolve(_saved_recipe(parts, str(folder), overrides))
         source = open_source(recipe)
-        if (channels := len(parts["progress"]["normalisation"]["mean"])) != source.channels:
+        if (channels := len(parts["progress"]["preprocessing"]["mean"])) != source.channels:
             raise UserError(
                 f"{folder} was trained on images of {channels} channels, {source.name} has {source.channels}; "
                 "evaluate it on data of the same kind"
@@ -58,25 +63,42 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
         # the save brings all the weights: nothing is to be fetched
         plain = dataclasses.replace(recipe, model=zoo.untrained(recipe.model))
         timeline = Timeline.of(recipe, source.num_train)
-        model = build_model(plain, source, timeline, world)
+        classes = [Class(*own) for own in parts["progress"]["classes"]]
+        numbers = match(classes, source.classes, folder, source.place or source.name)
+        model = build_model(plain, source, len(classes), timeline, world)
         load_weights(model, parts["ema"] or parts["model"], str(folder))
         resolved = precision.resolve(recipe.precision, world.device)
         batches = source.evaluator(timeline.stages[-1], world.rank, world.size, world.device)
         with closing(display_of(world)) as display, display.evaluating(batches) as advance:
             metrics = evaluate(
                 model,
-                batches,
+                _relabeled(batches, numbers),
+                len(classes),
                 world,
                 lambda: precision.autocast(resolved, world.device),
                 recipe.evaluate.views,
                 advance,
             )
-    label = f"{folder} (step {save.step}), {recipe.data.name}, views {recipe.evaluate.views}"
+    some = f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
+    label = f"{folder} (step {save.step}), {recipe.data.name}{some}, views {recipe.evaluate.views}"
     return label, metrics if world.is_leader else {}
+
+
+def _relabeled(batches: Iterable[Batch], numbers: list[int]) -> Iterator[Batch]:
+    """Labels of the data as the model numbers its classes."""
+    if numbers == list(range(len(numbers))):
+        yield from batches
+        return
+    for batch in batches:
+        table = torch.tensor(numbers, device=batch.labels.device)
+        yield dataclasses.replace(batch, labels=table[batch.labels])
 
 
 def _saved_recipe(parts: dict[str, Any], origin: str, overrides: Sequence[str]) -> Recipe:
     """The recipe of a save; images are normalised as in training, whatever data they come from."""
-    tree = parts["progress"]["recipe"]
-    tree["data"] = tree["data"] | parts["progress"]["normalisation"]
+    tree, seen = parts["progress"]["recipe"], parts["progress"]["preprocessing"]
+    tree["data"] = tree["data"] | {"mean": seen["mean"], "std": seen["std"]}
+    given = {key for key, _ in split_overrides(overrides)}
+    if "data.path" in given and "data.name" not in given:
+        tree["data"]["name"] = ""  # the path decides
     return recipe_from_tree(tree, origin, overrides)

@@ -17,8 +17,9 @@ from paceline.checkpoint.results import Results
 from paceline.config.batch import memory_key, strategy
 from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
-from paceline.config.timeline import columns, phase_table
+from paceline.data import kinds
 from paceline.data.load.source import fetch
+from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
 from paceline.engine.mirror import Mirror
 from paceline.engine.run import Run
@@ -26,7 +27,6 @@ from paceline.engine.train import train
 from paceline.errors import ConfigError, UserError
 from paceline.logbook.read import read
 from paceline.logbook.verdict import verdict
-from paceline.optim.schedules import lr_at
 from paceline.track import environment
 from paceline.track.progress import Bar, Display, Lines
 from paceline.track.records import JsonLines, RunFolder, largest_batch
@@ -50,6 +50,7 @@ def train_recipe(
     """Train a recipe in a new run folder below `root`, or go on in an unfinished one; its summary."""
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
+    recipe = kinds.resolve(recipe)
     fetch(recipe)  # it may take longer than connected ranks wait for each other
     # uploads go on after the ranks have left each other, who would take a slow one for lost
     with ExitStack() as at_last, world.connected(), ExitStack() as cleanup:
@@ -67,15 +68,16 @@ def train_recipe(
             log.info("%s is not finished; going on with it", path)
         setup = build(recipe, world)
         _check_same_data(setup)
-        _announce(setup)
+        announce(setup, path)
         saved = world.on_leader(lambda: store.last(folder.checkpoints))
         run = _open_run(folder, setup, saved, mirror)
         if results and world.local_rank == 0:
             only = "" if world.is_leader else "telemetry"
             at_last.callback(Results(path, results, recipe.checkpoint.best, only).close)
-        gpus = world.gpus_here()
+        gpus, processes = world.gpus_here(), world.processes_here()
         if world.local_rank == 0:
-            cleanup.callback(ignoring_a_full_disk(HostSampler(folder.telemetry, gpus=gpus).stop))
+            sampler = HostSampler(folder.telemetry, gpus=gpus, processes=processes)
+            cleanup.callback(ignoring_a_full_disk(sampler.stop))
         cleanup.callback(run.display.close)
         try:
             summary = train(setup, run)
@@ -84,19 +86,30 @@ def train_recipe(
             raise
         if world.is_leader:
             _say_verdict(path)
-        final = summary.get("final") or {}
-        if final:
-            log.info(
-                "finished: top-1 %.2f %%, top-5 %.2f %%, %.1f s of training, %s images/s; %s",
-                *(100 * final["top1"], 100 * final["top5"], summary["train_seconds"]),
-                *(f"{summary['images_per_second']:,.0f}", path),
-            )
+            _say_finished(folder, setup, summary)
         return summary
+
+
+def _say_finished(folder: RunFolder, setup: Setup, summary: dict[str, Any]) -> None:
+    final, metric = summary.get("final"), setup.recipe.checkpoint.best
+    if not final:
+        return
+    last, best = next(store.committed(folder.checkpoints)), store.best(folder.checkpoints, metric)
+    told = f"top-1 {final['top1']:.2%}, top-5 {final['top5']:.2%} ({last.name})"
+    if best and best.folder != last:
+        value = f"{best.metrics['top1']:.2%}" if metric == "top1" else f"{best.metrics['loss']:.4f}"
+        epoch = setup.timeline.epoch_at(best.step)
+        told += f"; best {'top-1' if metric == 'top1' else metric} {value} (epoch {epoch:g}, {best.folder.name})"
+    speed = f"{summary['train_seconds']:.1f} s of training, {summary['images_per_second']:,.0f} images/s"
+    log.info("finished: %s; %s; %s", told, speed, folder.path)
 
 
 def _say_verdict(path: Path) -> None:
     try:
-        log.info("%s", verdict(read(path))[0].text)
+        run = read(path)
+        log.info("%s", verdict(run)[0].text)
+        if run.disturbance:
+            log.warning("%s", run.disturbance)
     except Exception as error:  # the run is done, and its records are safe: no reader's mistake may fail it now
         log.warning("no verdict: %s", error)
 
@@ -127,27 +140,6 @@ def _check_same_data(setup: Setup) -> None:
                 f"rank {rank} reads other data than rank 0 (fingerprint {found} instead of {prints[0]}); "
                 "bring the same prepared data to every machine"
             )
-
-
-def _announce(setup: Setup) -> None:
-    recipe, stages = setup.recipe, setup.timeline.stages
-    if len(stages) == 1:
-        log.info("%s on %s: %s", recipe.name, _places(setup.world), setup.layout)
-        return
-    log.info("%s on %s", recipe.name, _places(setup.world))
-    table = phase_table(
-        setup.timeline, setup.world.size, recipe.train.accumulation, lambda step: lr_at(step, setup.lr_plan)
-    )
-    for line in columns(table):
-        log.info("%s", line)
-
-
-def _places(world: World) -> str:
-    hosts = len(set(world.hosts()))
-    where = f"{hosts} machines" if hosts > 1 else "this machine"
-    threads = torch.get_num_threads()
-    each = f"{threads} thread{'s' if threads > 1 else ''}{' each' if world.size > 1 else ''}"
-    return f"{world.size} {world.device.type} rank{'s' if world.size > 1 else ''} on {where} ({each})"
 
 
 def _choose_folder(recipe: Recipe, root: Path, name: str, resume: Path | None, again: bool) -> Path:

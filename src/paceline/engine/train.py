@@ -119,7 +119,8 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
 def measure(setup: Setup, step: int, on_batch: Callable[[int], object], stop: Callable[[], int]) -> dict[str, float]:
     model, views = setup.evaluated_model, setup.recipe.evaluate.views
     with setup.replica.whole(model):
-        return evaluate(model, setup.evaluator(step), setup.world, setup.autocast, views, on_batch, stop)
+        classes = len(setup.source.classes)
+        return evaluate(model, setup.evaluator(step), classes, setup.world, setup.autocast, views, on_batch, stop)
 
 
 def intervals(recipe: Recipe, timeline: Timeline) -> tuple[Interval, Interval, Interval]:

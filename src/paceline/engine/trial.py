@@ -11,8 +11,9 @@ from paceline.base.files import write_json
 from paceline.base.world import World
 from paceline.config.data import Augment, Data, Synthetic
 from paceline.config.recipe import Recipe
+from paceline.data import kinds
 from paceline.data.load.loader import DEFAULT_SIZE
-from paceline.data.shards import Dataset, default_folder
+from paceline.data.load.source import open_source
 from paceline.engine.build import Setup, build
 from paceline.engine.train import train_step
 from paceline.errors import UserError
@@ -68,7 +69,7 @@ def shape_of(recipe: Recipe) -> tuple[int, int, int]:
     if data.name in _SHAPES:
         return _SHAPES[data.name]
     try:
-        return 3, DEFAULT_SIZE, len(Dataset.open(Path(data.path or default_folder(data.name))).classes)
+        return 3, DEFAULT_SIZE, len(open_source(kinds.resolve(recipe)).classes)
     except UserError:
         return _SHAPES["imagenet"]
 

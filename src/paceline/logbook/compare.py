@@ -123,6 +123,23 @@ class Comparison:
         return not self._not_whole and self.fairness.same and not self.fairness.unknown
 
     @property
+    def certified(self) -> bool:
+        """Whether the speed-up can be taken at its word."""
+        return self.speedup_counts and not self.doubts
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why times, or ratios of them, are not what they seem."""
+        found = [f"{run.name} was {run.disturbance}" for run in self.runs if run.disturbance]
+        if not self.speedup_counts:
+            return found
+        return found + [
+            doubt
+            for run, row in zip(self.runs[1:], self.rows[1:], strict=True)
+            if (doubt := _too_fast(run, row, self.runs[0]))
+        ]
+
+    @property
     def _not_whole(self) -> list[str]:
         return [run.name for run in self.runs if run.status not in ("finished", "imported") or not run.complete]
 
@@ -132,7 +149,29 @@ class Comparison:
         found = self.fairness.sentence
         if self._not_whole and self.fairness.same and not self.fairness.unknown:
             found += f", but {', '.join(self._not_whole)} not whole from end to end: no speed-up can be told"
-        return found
+        return "; ".join([found, *self.doubts])
+
+
+_ROOM = 1.1
+"""What a speed-up may exceed the ratio of devices by: threads of one process lose a little to each other."""
+
+
+def _too_fast(run: Run, row: dict[str, Any], first: Run) -> str:
+    """Why a speed-up beyond the ratio of devices is not to be believed; empty where it is."""
+    ratio, more = row["ratio"], row["device_ratio"]
+    if not ratio or not more or ratio <= _ROOM * more:
+        return ""
+    waits = [each.seconds.get("data", 0.0) / (each.train_seconds or math.inf) for each in (first, run)]
+    if first.disturbance:
+        reason = f"other work slowed {first.name} down"
+    elif waits[0] > waits[1] + 0.1:
+        reason = (
+            f"{first.name} waited for data {waits[0]:.0%} of the time, {run.name} {waits[1]:.0%}: perhaps its files "
+            "were not in memory yet"
+        )
+    else:
+        reason = f"{first.name} was slower than its devices allow"
+    return f"{run.name} is {ratio:.2f}x as fast on {more:g}x the devices, which cannot be: {reason}; run it again"
 
 
 def share(value: "str | float") -> float:
@@ -204,6 +243,7 @@ def _relation(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     return {
         "ratio": ratio,
         "ratio_of": of,
+        "device_ratio": more,
         "efficiency": ratio / more if ratio and more and more != 1 else None,
         "top1_difference": difference,
         "top1_standard_error": noise,

@@ -36,6 +36,8 @@ def read_folder(path: Path) -> Run:
         run.notes.append("no evaluation was recorded")
     if not any(file.stat().st_size for file in run.telemetry_files):
         run.notes.append("no telemetry: use of devices is unknown")
+    if run.disturbance:
+        run.notes.append(run.disturbance)
     run.facts = _facts(run)
     return run
 

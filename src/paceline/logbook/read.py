@@ -11,9 +11,12 @@ from typing import Any
 from paceline.base.files import printable
 from paceline.errors import UserError
 from paceline.track.checks import Sample, sound
+from paceline.track.other_work import is_disturbed
 from paceline.track.records import RunFolder, json_lines, split_seconds
 
 _MOST_SAMPLES = 20_000
+_FEWEST_SAMPLES, _DISTURBED = 3, 0.2
+"""Samples of a host that tell something, and the share of them with other work that makes a run a disturbed one."""
 PARTS = ("data", "compute", "sync", "optimizer", "evaluate", "checkpoint")
 
 
@@ -176,6 +179,20 @@ class Run:
         ]
         values = gpus or [sample["cpu_percent"] for sample in samples]
         return statistics.fmean(values) / 100 if values else None
+
+    @cached_property
+    def disturbance(self) -> str:
+        """How other work on its hosts took time from the run; empty if it did not, or nobody looked."""
+        for host, samples in self.telemetry.items():
+            disturbed = [sample for sample in samples if is_disturbed(sample)]
+            if len(samples) < _FEWEST_SAMPLES or len(disturbed) < _DISTURBED * len(samples):
+                continue
+            when = f"during {len(disturbed) / len(samples):.0%} of the run"
+            if any(sample.get("other_gpu_processes") for sample in disturbed):
+                return f"disturbed: other processes computed on the GPUs of {host} {when}"
+            mean = statistics.fmean(sample.get("other_cpu_percent", 0.0) for sample in disturbed)
+            return f"disturbed: other processes used {mean:.0f} % of the processor of {host} {when}"
+        return ""
 
     def energy(self) -> float | None:
         """Joules of the GPUs, from their power at every sample."""

@@ -27,6 +27,13 @@ class LrPlan:
     phases: tuple[tuple[int, int, float, float], ...]
     """Begin, end, first and last learning rate; empty: the schedule counts."""
 
+    @property
+    def highest(self) -> float:
+        """The largest learning rate of the training."""
+        if self.phases:
+            return max(lr for _, _, *ends in self.phases for lr in ends)
+        return self.peak * max((factor for _, factor in self.points), default=1.0)
+
     @classmethod
     def of(cls, optim: Optim, timeline: Timeline) -> "LrPlan":
         schedule, total = optim.schedule, timeline.total

@@ -43,6 +43,8 @@ class _Eval(_Place, total=False):
     top5: Required[Share | None]
     loss: Required[Finite | None]
     samples: Count
+    chance: Share
+    predicted: Count
     seconds: Required[NotNegative]
 
 
@@ -119,6 +121,8 @@ class Sample(TypedDict, total=False):
     time: Required[Finite]
     cpu_percent: Required[Finite]
     memory_bytes: Required[Count]
+    other_cpu_percent: Finite
+    other_gpu_processes: Count
     gpus: list[_Gpu]
 
 

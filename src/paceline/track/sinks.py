@@ -4,12 +4,12 @@ import contextlib
 import hashlib
 import os
 import queue
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from paceline.base.host import BackgroundThread
 from paceline.base.logs import log
 from paceline.config.io import leaves
 from paceline.errors import UserError
@@ -146,7 +146,7 @@ class InBackground:
         self._queue: queue.Queue[dict[str, Any] | str] = queue.Queue(maxsize=1000)
         self._make, self._name, self._patience = make, name, patience
         self._dropped = 0
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = BackgroundThread(self._work, name)
         self._thread.start()
 
     def _work(self) -> None:

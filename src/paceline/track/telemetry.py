@@ -1,4 +1,5 @@
-"""A light sampler of the host and the GPUs a run uses there: one thread per host, one line per second.
+"""A light sampler of the host, the GPUs a run uses there and the other work on both: one thread per host, one line per
+second.
 
 telemetry/<host>.jsonl begins with what the host has (again at every start), then one sample a line; counters of disk
 and network count from the machine's start. telemetry/<host>.txt is a table in the manner of nvidia-smi, for people.
@@ -15,8 +16,9 @@ from typing import Any
 
 import psutil
 
-from paceline.base.host import host_name
+from paceline.base.host import BackgroundThread, host_name
 from paceline.track.devices import Gpus
+from paceline.track.other_work import OtherWork
 
 _PATIENCE = 5.0
 
@@ -24,19 +26,23 @@ _PATIENCE = 5.0
 class HostSampler:
     """Writes use of processor, memory, disk, network and GPUs until it is stopped."""
 
-    def __init__(self, folder: Path, interval: float = 1.0, gpus: Sequence[str] | None = None):
-        """Of these GPUs, or of all the host has."""
+    def __init__(
+        self, folder: Path, interval: float = 1.0, gpus: Sequence[str] | None = None, processes: Sequence[int] = ()
+    ):
+        """Of these GPUs, or of all the host has; `processes`: the run's own, all others are other work."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{host_name()}.jsonl"
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
         self._interval, self._stop = interval, threading.Event()
         self._gpus = Gpus(gpus)
         self._totals = Totals()
-        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._others = OtherWork(processes)
+        self._thread = BackgroundThread(self._run, "telemetry")
         self._thread.start()
 
     def _run(self) -> None:
         psutil.cpu_percent()  # the first call only sets the starting point
+        self._others.cpu_percent(0.0)
         host = {
             "kind": "host",
             "time": round(time.time(), 3),
@@ -53,10 +59,12 @@ class HostSampler:
 
     def _sample(self) -> dict[str, Any]:
         traffic, disk = psutil.net_io_counters(), psutil.disk_io_counters()
+        busy = psutil.cpu_percent()
         sample: dict[str, Any] = {
             "kind": "sample",
             "time": round(time.time(), 3),
-            "cpu_percent": psutil.cpu_percent(),
+            "cpu_percent": busy,
+            "other_cpu_percent": round(self._others.cpu_percent(busy), 1),
             "memory_bytes": psutil.virtual_memory().used,
             "sent_bytes": traffic.bytes_sent if traffic else 0,
             "received_bytes": traffic.bytes_recv if traffic else 0,
@@ -65,6 +73,8 @@ class HostSampler:
         }
         if gpus := self._gpus.sample():
             sample["gpus"] = gpus
+            sample["other_gpu_processes"] = len(self._others.on_gpus(self._gpus.processes()))
+        self._others.warn(sample)
         return sample
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from paceline.base.host import unbind
 from paceline.base.logs import log
 from paceline.data.photographs import Change, Choose, Photographs, Reader
 from paceline.errors import UserError
@@ -48,7 +49,8 @@ class BatchDecoder:
     def __init__(self, threads: int, pin: bool, max_damaged: float, replace: bool = True):
         """`replace`: damaged samples by their neighbours; else their keys become -1."""
         self._pin, self._max_damaged, self._replace = pin, max_damaged, replace
-        self._pool, self._threads = ThreadPoolExecutor(threads, thread_name_prefix="decode"), threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode", initializer=unbind)
+        self._threads = threads
         self._own = threading.local()
         self._free: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []
         self._named: set[str] = set()

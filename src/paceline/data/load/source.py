@@ -3,22 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from paceline.base.logs import log
-from paceline.base.remote import is_remote
+from paceline.config.data import BUILT_IN
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Stage, Timeline
 from paceline.data import cache, sets
+from paceline.data.classes import Class
 from paceline.data.load.loader import DEFAULT_SIZE, PhotographEvaluator, PhotographLoader
 from paceline.data.load.order import Plan
 from paceline.data.load.resident import ResidentEvaluator, ResidentLoader
 from paceline.data.photographs import Files, Photographs
 from paceline.data.prepare.sources import fingerprint, listing
 from paceline.data.shards import Dataset, default_folder
-from paceline.errors import UserError
 
 _PREPARED = ("imagenet", "shards")
 Loader = ResidentLoader | PhotographLoader
@@ -30,7 +30,11 @@ class Source(Protocol):
     def name(self) -> str: ...
 
     @property
-    def classes(self) -> tuple[str, ...]: ...
+    def place(self) -> str:
+        """Where it lies; empty for what is built in."""
+
+    @property
+    def classes(self) -> tuple[Class, ...]: ...
 
     @property
     def fingerprint(self) -> str: ...
@@ -39,10 +43,20 @@ class Source(Protocol):
     def channels(self) -> int: ...
 
     @property
+    def variants(self) -> tuple[str, ...]:
+        """Sizes of prepared images that are used."""
+
+    @property
     def num_train(self) -> int: ...
+
+    @property
+    def num_val(self) -> int: ...
 
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
         """Height and width of every size of image that a model will see."""
+
+    def preprocessing(self, stage: Stage) -> dict[str, Any]:
+        """How an image is brought to the size that is evaluated, in timm's words."""
 
     def loader(self, plan: Plan, device: torch.device) -> Loader: ...
 
@@ -50,13 +64,12 @@ class Source(Protocol):
 
 
 def open_source(recipe: Recipe) -> Source:
+    """The data of a recipe whose data.name is known (data/kinds.py)."""
     data = recipe.data
     if data.name in _PREPARED:
         return _shards(recipe)
-    if data.name == "folder":
-        if is_remote(data.path):
-            raise UserError(f"data.path={data.path}: only prepared images can be remote; see `paceline prepare --help`")
-        return _folder(recipe, Path(data.path or default_folder(data.name)))
+    if data.name in ("folder", "list"):
+        return _files(recipe, Path(data.path or default_folder(data.name)))
     return _Resident(recipe, sets.load(recipe.data))
 
 
@@ -81,12 +94,13 @@ def _local(recipe: Recipe) -> Path:
 def _shards(recipe: Recipe) -> "_Photographs":
     variants = _variants(recipe)
     dataset = Dataset.open(_local(recipe))
-    names = "+".join(dataset.choose(variant) for variant in variants)
+    names = tuple(dataset.choose(variant) for variant in variants)
     splits = {split: {variant: dataset.split(split, variant) for variant in variants} for split in ("train", "val")}
-    return _Photographs(recipe, dataset.name, dataset.classes, f"{dataset.fingerprint}-{names}", splits)
+    place, classes = recipe.data.path or str(default_folder(recipe.data.name)), tuple(dataset.classes)
+    return _Photographs(recipe, dataset.name, place, classes, f"{dataset.fingerprint}-{'+'.join(names)}", splits, names)
 
 
-def _folder(recipe: Recipe, root: Path) -> "_Photographs":
+def _files(recipe: Recipe, root: Path) -> "_Photographs":
     files = listing(root)
     log.info(
         "%s: %d image files, which Pillow decodes anew at every use; prepared, they load many times faster: "
@@ -95,7 +109,8 @@ def _folder(recipe: Recipe, root: Path) -> "_Photographs":
     )
     print_of = fingerprint(files, root)
     splits = {split: dict.fromkeys(_variants(recipe), Files(root, entries)) for split, entries in files.splits.items()}
-    return _Photographs(recipe, "folder", tuple(files.ids), print_of, splits)
+    classes = tuple(Class(id_, id_) for id_ in files.ids)
+    return _Photographs(recipe, recipe.data.name, str(root), classes, print_of, splits)
 
 
 @dataclass(frozen=True)
@@ -108,12 +123,21 @@ class _Resident:
         return self.images.name
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        return self.images.classes
+    def place(self) -> str:
+        data = self.recipe.data
+        return "" if data.name in BUILT_IN else data.path or str(default_folder(data.name))
+
+    @property
+    def classes(self) -> tuple[Class, ...]:
+        return tuple(Class(name, name) for name in self.images.classes)
 
     @property
     def fingerprint(self) -> str:
         return self.images.fingerprint
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def channels(self) -> int:
@@ -123,9 +147,17 @@ class _Resident:
     def num_train(self) -> int:
         return len(self.images.train)
 
+    @property
+    def num_val(self) -> int:
+        return len(self.images.val)
+
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
         sides = {side for stage in timeline.stages for side in (stage.size, stage.evaluate_size)}
         return {(side, side) if side else self.images.shape[:2] for side in sides}
+
+    def preprocessing(self, stage: Stage) -> dict[str, Any]:
+        size = [stage.evaluate_size] * 2 if stage.evaluate_size else list(self.images.shape[:2])
+        return {"size": size, "crop_pct": 1.0, "interpolation": "bilinear"}
 
     def loader(self, plan: Plan, device: torch.device) -> ResidentLoader:
         return ResidentLoader(self.recipe.data, self.images, plan, device)
@@ -139,15 +171,21 @@ class _Resident:
 class _Photographs:
     recipe: Recipe
     name: str
-    classes: tuple[str, ...]
+    place: str
+    classes: tuple[Class, ...]
     fingerprint: str
     splits: Mapping[str, Mapping[str, Photographs]]
     """By split and variant."""
+    variants: tuple[str, ...] = ()
     channels: int = 3
 
     @property
     def num_train(self) -> int:
         return len(next(iter(self.splits["train"].values())))
+
+    @property
+    def num_val(self) -> int:
+        return len(next(iter(self.splits["val"].values())))
 
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
         sides = {side for stage in timeline.stages for side in (stage.size, stage.evaluate_size)}
@@ -156,6 +194,10 @@ class _Photographs:
     @property
     def threads(self) -> int:
         return self.recipe.data.threads or torch.get_num_threads()
+
+    def preprocessing(self, stage: Stage) -> dict[str, Any]:
+        size = [stage.evaluate_size or DEFAULT_SIZE] * 2
+        return {"size": size, "crop_pct": self.recipe.evaluate.crop_share, "interpolation": "bilinear"}
 
     def loader(self, plan: Plan, device: torch.device) -> PhotographLoader:
         return PhotographLoader(self.recipe.data, self.splits["train"], plan, device, self.threads)

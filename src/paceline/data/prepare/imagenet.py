@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.base.remote import is_remote, shown
-from paceline.data.prepare.sources import Class, Sample, Source, archive, opened, size_of, tree
+from paceline.data.classes import Class
+from paceline.data.prepare.sources import Sample, Source, archive, opened, size_of, tree
 from paceline.errors import UserError
 
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"

@@ -1,15 +1,18 @@
-"""Where images come from: class-per-folder trees and ImageNet's archives, as one stream of samples for each split."""
+"""Where images come from: image folders, lists and ImageNet's archives, as one stream of samples for each split."""
 
 import contextlib
 import hashlib
 import os
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from paceline.base import remote
+from paceline.data.classes import Class
+from paceline.data.prepare.lists import read_list
 from paceline.errors import UserError
 
 _ENDINGS = "jpg jpeg jpe jfif png bmp gif webp avif tif tiff ppm pgm"
@@ -25,12 +28,6 @@ class Sample:
     size: int
     """In bytes, for progress."""
     read: Callable[[], bytes]
-
-
-@dataclass(frozen=True)
-class Class:
-    id: str
-    name: str
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,9 @@ class Listing:
 
 
 def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> Listing:
-    """DIR/train/CLASS/* and DIR/val/CLASS/*, or DIR/CLASS/* of which a share is kept for validation."""
+    """DIR/train/CLASS/* and DIR/val/CLASS/*, or DIR/CLASS/* of which a share is kept for validation; or a list."""
+    if root.is_file():
+        return _listed(root, val_fraction, limit_per_class)
     if not root.is_dir():
         raise UserError(f"{root}: no such folder on this machine")
     has_splits = (root / "train").is_dir()
@@ -88,19 +87,12 @@ def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> 
         )
     if val_root:
         if val_fraction:
-            raise UserError(f"--val-fraction: {root} has a validation split of its own ({val_root.name}); leave it out")
+            raise _has_validation(root)
         if strange := sorted(set(_class_names(val_root)) - set(ids)):
             raise UserError(f"{val_root} has classes that train has not: {', '.join(strange[:5])}")
         val = _files(val_root, ids, limit_per_class)
     else:
-        if val_fraction and not 0 < val_fraction < 1:
-            raise UserError(f"--val-fraction {val_fraction:g} is no share; give one between 0 and 1, e.g. 0.1")
-        if not val_fraction:
-            raise UserError(
-                f"{root} has no validation split; keep a share of the images for it: "
-                f"paceline prepare folder {root} --val-fraction 0.1"
-            )
-        train, val = _divided(train, val_fraction)
+        train, val = _divided(train, val_fraction, root)
     for split, files in (("train", train), ("val", val)):
         if not files:
             why = (
@@ -108,6 +100,34 @@ def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> 
             )
             raise UserError(f"{root}: no images for {split}; it needs {why}")
     return Listing(ids, train, val)
+
+
+def _listed(path: Path, val_fraction: float, limit_per_class: int) -> Listing:
+    rows = read_list(path)
+    ids = sorted({label for _, label, _ in rows})
+    if len(ids) < 2:
+        raise UserError(f"{path} has {len(ids)} classes; a classifier needs at least two")
+    numbers = {id_: number for number, id_ in enumerate(ids)}
+    splits: dict[str, list[Entry]] = {"": [], "train": [], "val": []}
+    seen: Counter[tuple[str, str]] = Counter()
+    for split, label, file in rows:
+        seen[split, label] += 1
+        if not limit_per_class or seen[split, label] <= limit_per_class:
+            splits[split].append((numbers[label], file))
+    train, val = splits["train"], splits["val"]
+    if splits[""]:
+        train, val = _divided(sorted(splits[""]), val_fraction, path)
+    elif val_fraction:
+        raise _has_validation(path)
+    if empty := [id_ for number, id_ in enumerate(ids) if number not in {number for number, _ in train}]:
+        raise UserError(f"{path}: no training images of {', '.join(empty[:5])}; add some, or remove these classes")
+    if not val:
+        raise UserError(f"{path}: no images for val; mark some rows as val in the split column")
+    return Listing(ids, train, val)
+
+
+def _has_validation(place: Path) -> UserError:
+    return UserError(f"--val-fraction: {place} has a validation split of its own; leave it out")
 
 
 def _class_names(root: Path) -> list[str]:
@@ -158,13 +178,25 @@ def fingerprint(files: Listing, root: Path) -> str:
     digest = hashlib.sha256()
     for split, entries in files.splits.items():
         for label, path in entries:
-            line = f"{split} {label} {path.relative_to(root)} {path.stat().st_size}\n"
+            line = f"{split} {label} {_name(path, root)} {path.stat().st_size}\n"
             digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 
 
-def _divided(files: list[Entry], fraction: float) -> tuple[list[Entry], list[Entry]]:
+def _name(path: Path, root: Path) -> str:
+    """Of a file below a folder, or beside a list."""
+    return os.path.relpath(path, root if root.is_dir() else root.parent)
+
+
+def _divided(files: list[Entry], fraction: float, place: Path) -> tuple[list[Entry], list[Entry]]:
     """Keep the same share of every class, spread evenly over its files."""
+    if not fraction:
+        raise UserError(
+            f"{place} has no validation split; keep a share of the images for it: "
+            f"paceline prepare folder {place} --val-fraction 0.1"
+        )
+    if not 0 < fraction < 1:
+        raise UserError(f"--val-fraction {fraction:g} is not between 0 and 1; give e.g. 0.1")
     train: list[Entry] = []
     val: list[Entry] = []
     seen: dict[int, int] = {}
@@ -178,7 +210,7 @@ def _divided(files: list[Entry], fraction: float) -> tuple[list[Entry], list[Ent
 def _reader(files: list[Entry], root: Path) -> Callable[[], Iterator[Sample]]:
     def samples() -> Iterator[Sample]:
         for label, path in files:
-            yield Sample(label, str(path.relative_to(root)), path.stat().st_size, path.read_bytes)
+            yield Sample(label, _name(path, root), path.stat().st_size, path.read_bytes)
 
     return samples
 

@@ -1,0 +1,37 @@
+"""Classes by name, so that a model's outputs keep their meaning on other data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.errors import UserError
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Class:
+    id: str
+    """Unique: a folder's name, or ImageNet's synset."""
+    name: str
+    """For people; two classes may share one."""
+
+
+def match(model: Sequence[Class], data: Sequence[Class], origin: object, place: object) -> list[int]:
+    """The model's index of every class of the data, by id or else by name; unknown classes are an error."""
+    by_id = {own.id: number for number, own in enumerate(model)}
+    names = [own.name for own in model]
+    by_name = {name: number for number, name in enumerate(names) if names.count(name) == 1}
+    found = [by_id.get(own.id, by_name.get(own.name, -1)) for own in data]
+    unknown = [own for own, number in zip(data, found, strict=True) if number < 0]
+    if unknown or len(set(found)) < len(found):
+        what = f"{len(unknown)} classes of {place} are unknown to it" if unknown else f"{place} has a class twice"
+        raise UserError(
+            f"{origin} was trained on other classes: {what}; the model knows {_listed(model)}; the data has "
+            f"{_listed(data)}; rename the classes of the data to those of the model"
+        )
+    return found
+
+
+def _listed(classes: Sequence[Class]) -> str:
+    shown = ", ".join(own.name if own.name == own.id else f"{own.id} ({own.name})" for own in classes[:_SHOWN])
+    return f"{len(classes)} ({shown}{', ...' if len(classes) > _SHOWN else ''})"

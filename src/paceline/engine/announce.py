@@ -1,0 +1,87 @@
+"""The first lines of a run: what is trained, on what, where, for how long; and what looks wrong about it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from paceline.base.logs import log
+from paceline.base.world import World
+from paceline.config.timeline import columns, phase_table
+from paceline.data.load.source import Source
+from paceline.engine.build import Setup
+from paceline.optim.schedules import lr_at
+
+_FEW_STEPS = 10
+
+
+def announce(setup: Setup, path: Path) -> None:
+    where = _places(setup.world)  # all ranks take part
+    for line in _lines(setup, path, where):
+        log.info("%s", line)
+    if setup.world.is_leader:
+        for line in _doubts(setup):
+            log.warning("%s", line)
+
+
+def _lines(setup: Setup, path: Path, where: str) -> Iterator[str]:
+    recipe, timeline, stages = setup.recipe, setup.timeline, setup.timeline.stages
+    optim = recipe.optim
+    yield f"recipe: {recipe.name}, run folder {path}"
+    yield f"data: {_data(setup.source)}"
+    parameters = sum(parameter.numel() for parameter in setup.replica.module.parameters())
+    yield f"model: {recipe.model.name}, {parameters:,} parameters, {_weights(recipe.model.weights)}"
+    yield f"device: {where}, {setup.precision}"
+    if len(stages) == 1:
+        size = "x".join(map(str, setup.source.preprocessing(stages[0])["size"]))
+        steps = f"{stages[0].steps_per_epoch:,} steps per epoch, {timeline.total:,} in all ({recipe.train.duration})"
+        yield f"training: {steps}, images {stages[0].size or size} px, validated at {size} px"
+        yield f"batch: {setup.layout}"
+    yield f"optimizer: {optim.name}, peak learning rate {setup.lr_plan.highest:.4g}, schedule {_schedule(setup)}"
+    if len(stages) > 1:
+        yield f"training: {timeline.total:,} steps in all ({recipe.train.duration}), {len(stages)} phases"
+        lr = lambda step: lr_at(step, setup.lr_plan)  # noqa: E731
+        yield from columns(phase_table(timeline, setup.world.size, recipe.train.accumulation, lr))
+
+
+def _data(source: Source) -> str:
+    variants = f", variant {' and '.join(source.variants)}" if source.variants else ""
+    where = f"{source.place} ({source.name}{variants})" if source.place else f"{source.name} (built in)"
+    images = f"{source.num_train:,} training and {source.num_val:,} validation images"
+    return f"{where}, {images}, {len(source.classes):,} classes, fingerprint {source.fingerprint}"
+
+
+def _weights(weights: str) -> str:
+    return f"{weights} weights" if weights in ("random", "pretrained") else f"weights from {weights}"
+
+
+def _schedule(setup: Setup) -> str:
+    schedule = setup.recipe.optim.schedule
+    if setup.lr_plan.phases:
+        return "by phases"
+    return f"{schedule.name}, warmup {schedule.warmup}" if setup.lr_plan.warmup else schedule.name
+
+
+def _places(world: World) -> str:
+    hosts = len(set(world.hosts()))
+    where = f"{hosts} machines" if hosts > 1 else "this machine"
+    threads = torch.get_num_threads()
+    each = f"{threads} thread{'s' if threads > 1 else ''}{' each' if world.size > 1 else ''}"
+    return f"{world.size} {world.device.type} rank{'s' if world.size > 1 else ''} on {where} ({each})"
+
+
+def _doubts(setup: Setup) -> Iterator[str]:
+    """What is possible, but rarely meant."""
+    fewest = min(setup.timeline.stages, key=lambda stage: stage.steps_per_epoch)
+    if fewest.steps_per_epoch < _FEW_STEPS:
+        yield (
+            f"an epoch has only {fewest.steps_per_epoch} step{'s' * (fewest.steps_per_epoch > 1)} "
+            f"({setup.source.num_train:,} images, global batch {fewest.global_batch:,}); a lower --train.global_batch "
+            "gives the optimizer more of them"
+        )
+    schedule, plan = setup.recipe.optim.schedule, setup.lr_plan
+    if plan.warmup >= setup.timeline.total and not plan.phases:
+        yield (
+            f"optim.schedule.warmup={schedule.warmup} is not shorter than "
+            f"train.duration={setup.recipe.train.duration}: the learning rate only rises"
+        )
