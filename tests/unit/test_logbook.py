@@ -90,7 +90,7 @@ def test_what_is_no_run_is_named_and_the_rest_is_shown(tmp_path: Path, capsys) -
     printed = capsys.readouterr()
     assert "left out: " in printed.err
     assert "there is no such run" in printed.err
-    assert "poem.txt" in printed.err
+    assert f"skipped: {tmp_path / 'poem.txt'} (neither a run" in printed.err
     assert "good" in printed.out
     assert main(["compare", str(tmp_path / "nothing"), str(good)]) == 1  # nothing to compare with
     assert main(["compare", str(good)]) == 1

@@ -55,20 +55,30 @@ def _share(text: str) -> float:
 
 
 def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[Run], int]":
-    """All that can be read, and the exit status; what cannot is named.
+    """All runs among the paths, and the exit status.
 
-    It is fatal if nothing is left, or if all is relative to the first.
+    What is not a run is skipped by name, so that `runs/*` can be given; what cannot be read is an error, which is fatal
+    if nothing is left, or if all is relative to the first run and that is the one.
     """
-    from paceline.logbook.read import named_apart, read
+    from paceline.logbook.read import NotARun, named_apart, read
 
-    runs, complaints = [], []
+    runs, skipped, complaints = [], [], []
     for path in paths:
         try:
             runs.append(read(path))
         except UserError as error:
-            complaints.append(str(error))
-    if not runs or (complaints and runs[0].origin != paths[0] and relative):
-        raise UserError("; ".join(complaints))  # without the first run there is nothing to compare with
+            if len(paths) == 1:
+                raise
+            if isinstance(error, NotARun):
+                skipped.append(f"{path} ({error.reason})")
+            elif relative and not runs:
+                raise  # without the first run there is nothing to compare with
+            else:
+                complaints.append(str(error))
+    if skipped:
+        print(f"paceline: skipped: {', '.join(skipped)}", file=sys.stderr)
+    if not runs:
+        raise UserError("; ".join(complaints) or "none of these is a run; give run folders, or logs of other programs")
     for complaint in complaints:
         print(f"paceline: left out: {complaint}", file=sys.stderr)
     return named_apart(runs), 1 if complaints else 0
@@ -86,6 +96,10 @@ def compare(arguments: list[str]) -> int:
     if len(options.runs) < 2:
         raise UserError("compare needs two runs or more; `paceline doctor RUN` looks at one")
     runs, status = _read(options.runs, relative=True)
+    if len(runs) < 2 and not status:
+        raise UserError(
+            f"compare needs two runs or more, and only {runs[0].origin} is a run; `paceline doctor` looks at one"
+        )
     comparison = compared(runs, options.to, options.price)
     _show(comparison)
     if options.out:

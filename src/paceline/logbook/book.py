@@ -18,11 +18,10 @@ from paceline.base.files import write_text
 from paceline.errors import UserError
 from paceline.logbook.compare import compare
 from paceline.logbook.entry import charts_for, page_of
-from paceline.logbook.read import Run
+from paceline.logbook.read import LOGBOOK_MARK, Run
 from paceline.logbook.tables import duration, markdown, plain
 from paceline.logbook.verdict import verdict
 
-_OURS = "<!-- written by paceline logbook -->"
 _OPEN, _CLOSE = "<!-- notes: yours; kept when this page is written again -->", "<!-- end of notes -->"
 _NOTES = re.compile(re.escape(_OPEN) + r"[ \t\r]*\n(.*)" + re.escape(_CLOSE), re.DOTALL)
 
@@ -33,12 +32,12 @@ def write_logbook(runs: Sequence[Run], out: Path) -> list[Path]:
     for run in runs:
         folders.append(_folder_of(run, out, {folder.name for folder in folders}))
     for path in (*(folder / "README.md" for folder in folders), out / "comparison.md", out / "index.md"):
-        if path.exists() and _OURS.encode() not in path.read_bytes():
+        if path.exists() and LOGBOOK_MARK.encode() not in path.read_bytes():
             raise UserError(f"{path} is not a page of a logbook, and would be overwritten; choose another --out")
     pages = [page for run, folder in zip(runs, folders, strict=True) for page in _write_page(run, folder)]
     if len(runs) > 1:
         comparison = compare(runs)
-        write_text(out / "comparison.md", f"# Comparison\n\n{markdown(comparison)}\n{_OURS}\n")
+        write_text(out / "comparison.md", f"# Comparison\n\n{markdown(comparison)}\n{LOGBOOK_MARK}\n")
         pages.append(out / "comparison.md")
     entries = sorted(_entries(out), key=_when)
     write_text(out / "index.md", _index(entries, (out / "comparison.md").exists()))
@@ -87,7 +86,7 @@ def _write_page(run: Run, folder: Path) -> Iterator[Path]:
     facts = _facts(run)
     write_text(folder / "facts.json", json.dumps(facts, indent=2, default=str) + "\n")
     text = "\n".join(page_of(run, facts, [name for name, _ in charts]))
-    write_text(page, f"{text}\n## Notes\n\n{_OPEN}\n{kept or ''}{_CLOSE}\n\n{_OURS}\n")
+    write_text(page, f"{text}\n## Notes\n\n{_OPEN}\n{kept or ''}{_CLOSE}\n\n{LOGBOOK_MARK}\n")
     yield page
 
 
@@ -153,4 +152,4 @@ def _index(entries: list[dict[str, Any]], compared: bool) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     last = ["[Comparison](comparison.md) of the runs that were given together last", ""] if compared else []
-    return "\n".join([*lines, "", *last, _OURS, ""])
+    return "\n".join([*lines, "", *last, LOGBOOK_MARK, ""])
