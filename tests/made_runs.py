@@ -20,8 +20,14 @@ def make_run(
     every: int = 10,
     eval_seconds: float = 0.1,
     save_seconds: float = 0.01,
+    top1: tuple[float, float] = (0.6, 0.9),
+    memory: list[int] | None = None,
 ) -> Path:
-    """A run folder as the engine writes it; `seconds` a step and rank, a number or one for each rank."""
+    """A run folder as the engine writes it.
+
+    `seconds` per step and rank: a number, or one for each rank; `top1`: of validation, before the first step and after
+    the last; `memory`: peak bytes of each rank.
+    """
     folder = root / name
     (folder / "telemetry").mkdir(parents=True)
     recipe = load_recipe("digits", words)
@@ -42,10 +48,15 @@ def make_run(
         train = place | {"kind": "train", "steps": every, "loss": 2.0 - step / steps, "top1": 0.5, "lr": 0.1}
         train |= {"images": 128 * every, "seconds": {part: sum(each) / ranks for part, each in own.items()}}
         train["images_per_second"] = train["images"] / sum(train["seconds"].values())
-        train["memory_per_rank"] = [10**9] * ranks
+        train["memory_per_rank"] = memory or [10**9] * ranks
         if ranks > 1:
             train["seconds_per_rank"] = own
-        evaluated = place | {"kind": "eval", "top1": 0.6 + 0.3 * step / steps, "top5": 0.99, "loss": 0.5}
+        evaluated = place | {
+            "kind": "eval",
+            "top1": top1[0] + (top1[1] - top1[0]) * step / steps,
+            "top5": 0.99,
+            "loss": 0.5,
+        }
         evaluated |= {"samples": 360, "correct": 300, "seconds": eval_seconds}
         records += [train, evaluated, place | {"kind": "save", "seconds": save_seconds}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -54,5 +65,7 @@ def make_run(
         {"kind": "sample", "time": 1.0 + second, "cpu_percent": 50.0, "memory_bytes": 10**9} for second in range(5)
     ]
     (folder / "telemetry" / "host-0.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    (folder / "summary.json").write_text(json.dumps({"status": status, "global_batch": 128, "parameters": 25_000_000}))
+    summary = {"status": status, "global_batch": 128, "parameters": 25_000_000}
+    summary["data"] = {"name": "digits", "fingerprint": "d1", "classes": 10, "train_images": 1437}
+    (folder / "summary.json").write_text(json.dumps(summary))
     return folder

@@ -20,9 +20,10 @@ from paceline.config.io import dump_recipe
 from paceline.config.io import load_recipe as _load
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
-from paceline.logbook import charts, entry, page
+from paceline.logbook import charts, page
 from paceline.logbook import compare as _comparing
 from paceline.logbook import read as _reading
+from paceline.logbook.curves import charts_of
 from paceline.logbook.tables import markdown
 from paceline.logbook.verdict import verdict
 
@@ -52,11 +53,8 @@ class Comparison(_comparing.Comparison):
 
 
 def _html(comparison: _comparing.Comparison, head: str) -> str:
-    drawn = [
-        charts.line_chart(title, axis, lines, percent)
-        for _, title, axis, lines, percent in entry.charts_of(comparison.runs)
-    ]
-    figures = "".join(f'<div style="width:420px">{svg}</div>' for svg in drawn if svg)
+    drawn = [svg for _, chart in charts_of(comparison.runs) if (svg := charts.svg(chart))]
+    figures = "".join(f'<div style="width:420px">{svg}</div>' for svg in drawn)
     notes = "".join(f"<li>{escape(run.name)}: {escape(note)}</li>" for run in comparison.runs for note in run.notes)
     side_by_side = f'<div style="display:flex;flex-wrap:wrap;gap:8px">{figures}</div>'
     return f"{head}{page.table_html(comparison)}<ul>{notes}</ul>{side_by_side}"

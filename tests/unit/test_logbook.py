@@ -12,7 +12,7 @@ import paceline
 from paceline.cli.main import main
 from paceline.errors import UserError
 from paceline.logbook.book import write_logbook
-from paceline.logbook.charts import line_chart, thinned, ticks
+from paceline.logbook.charts import Chart, Line, svg, thinned, ticks
 from paceline.logbook.compare import compare, fairness
 from paceline.logbook.live import snapshot
 from paceline.logbook.page import report
@@ -90,7 +90,7 @@ def test_what_is_no_run_is_named_and_the_rest_is_shown(tmp_path: Path, capsys) -
     printed = capsys.readouterr()
     assert "left out: " in printed.err
     assert "there is no such run" in printed.err
-    assert "poem.txt" in printed.err
+    assert f"skipped: {tmp_path / 'poem.txt'} (neither a run" in printed.err
     assert "good" in printed.out
     assert main(["compare", str(tmp_path / "nothing"), str(good)]) == 1  # nothing to compare with
     assert main(["compare", str(good)]) == 1
@@ -106,11 +106,11 @@ def test_many_runs_stay_readable(tmp_path: Path, capsys) -> None:
     assert max(len(line) for line in printed.splitlines() if " s " in line) <= 80
     assert all(f"run-{number:02d}-with-a-name" in printed for number in range(12))  # not one is folded
     page = (tmp_path / "out" / "comparison.md").read_text()
-    assert "| run-11-with-a-name | finished |" in page
-    svg = (tmp_path / "out" / "loss.svg").read_text()
-    assert svg.count("<polyline") == 24
-    height = float(re.search(r'viewBox="0 0 640 (\d+)"', svg)[1])
-    assert all(float(level) <= height for level in re.findall(r' y="([\d.]+)"', svg))
+    assert "| run-11-with-a-name | 90.00% of 360 | 90.00% (epoch 3.636) |" in page
+    drawn = (tmp_path / "out" / "loss.svg").read_text()
+    assert drawn.count("<polyline") == 24
+    height = float(re.search(r'viewBox="0 0 640 (\d+)"', drawn)[1])
+    assert all(float(level) <= height for level in re.findall(r' y="([\d.]+)"', drawn))
 
 
 def test_chance_and_targets_are_told_as_they_are(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_nothing_in_a_run_reaches_a_page_as_it_is(tmp_path: Path) -> None:
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         assert "<script" not in text.replace("\\<script", "")
         assert "\x1b" not in text
-    assert "\x1b" not in line_chart("title", "x", {evil: [(0, 1), (1, 2)]})
+    assert "\x1b" not in svg(Chart(evil, [Line(evil, [(0, 1), (1, 2)])], note=evil))
 
 
 def test_a_logbook_overwrites_nobodys_files(tmp_path: Path) -> None:
@@ -262,7 +262,8 @@ def test_the_report_is_one_page_without_a_network(tmp_path: Path) -> None:
         "top-1",
         "learning rate",
         "images/s",
-        "use of devices",
+        "device utilization",
+        "peak memory per rank, GB",
     }
     assert len(data["runs"][1]["ranks"]) == 2
 
@@ -278,7 +279,7 @@ def test_thinning_keeps_spikes() -> None:
 def test_ticks_are_round_numbers() -> None:
     assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert ticks(3, 3) == [3]
-    assert line_chart("empty", "x", {"nothing": []}) == ""
+    assert svg(Chart("empty", [Line("nothing", [])])) == ""
 
 
 def test_a_run_is_watched_from_the_ends_of_its_files(tmp_path: Path, capsys) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +19,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory) -> Iterator[Any]:
+def browser() -> Iterator[Any]:
     from selenium import webdriver
 
-    folder = tmp_path_factory.mktemp("report")
-    runs = [read(make_run(folder, "one")), read(make_run(folder, "two", ranks=2))]
-    path = folder / "report.html"
-    path.write_text(report(compare(runs), "one and two"))
     options = webdriver.ChromeOptions()
     for word in (
         "--headless=new",
@@ -36,9 +33,35 @@ def page(tmp_path_factory) -> Iterator[Any]:
         options.add_argument(word)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    browser.get(path.as_uri())
     yield browser
     browser.quit()
+
+
+@pytest.fixture
+def page(browser: Any, tmp_path: Path) -> Any:
+    """Of two runs."""
+    return _opened(browser, tmp_path, [make_run(tmp_path, "one"), make_run(tmp_path, "two", ranks=2)])
+
+
+@pytest.fixture
+def many(browser: Any, tmp_path: Path) -> Iterator[Any]:
+    """Of twelve runs with long names; the window is 1000 pixels wide."""
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 1000, "height": 700, "deviceScaleFactor": 1, "mobile": False}
+    )
+    folders = [
+        make_run(tmp_path, f"digits-on-one-process-2026-11-16-{number:02d}", "--seed", str(number), top1=(0.97, 0.99))
+        for number in range(12)
+    ]
+    yield _opened(browser, tmp_path, folders)
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def _opened(browser: Any, folder: Path, runs: list[Path]) -> Any:
+    path = folder / "report.html"
+    path.write_text(report(compare([read(run) for run in runs]), "a title"))
+    browser.get(path.as_uri())
+    return browser
 
 
 def _all(page: Any, selector: str) -> list[Any]:
@@ -73,7 +96,7 @@ def test_keys_move_zoom_and_reset(page: Any) -> None:
     chart.send_keys(Keys.ARROW_RIGHT)
     tip = _all(page, "#charts figure:first-child .tip")[0]
     assert tip.is_displayed()
-    assert "one, validation" in tip.text
+    assert "validation" in tip.text
     chart.send_keys("+")
     assert labels() != before
     chart.send_keys(Keys.ESCAPE)
@@ -84,7 +107,7 @@ def test_the_axis_and_the_theme_change(page: Any) -> None:
     from selenium.webdriver.support.select import Select
 
     Select(page.find_element("id", "across")).select_by_visible_text("images")
-    assert "images" in _all(page, "#charts figcaption small")[0].text
+    assert "images" in [text.text for text in _all(page, "#charts figure:first-child text.axis")]
     before = page.execute_script("return getComputedStyle(document.body).backgroundColor")
     page.find_element("id", "theme").click()
     assert page.execute_script("return getComputedStyle(document.body).backgroundColor") != before
@@ -98,3 +121,71 @@ def test_it_fits_a_phone(page: Any) -> None:
     width = page.execute_script("return document.documentElement.scrollWidth")
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert width <= 375
+
+
+def _marks(page: Any, selector: str) -> list[tuple[str, str]]:
+    """Color and dashes of lines, as they are drawn."""
+    script = """return [...document.querySelectorAll(arguments[0])].map(line =>
+        [getComputedStyle(line).stroke, getComputedStyle(line).strokeDasharray])"""
+    return [tuple(mark) for mark in page.execute_script(script, selector)]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_each_of_many_runs_has_a_line_of_its_own_that_its_button_shows(many: Any, theme: str) -> None:
+    many.execute_script("setTheme(arguments[0] === 'dark')", theme)
+    legend = _marks(many, "#runs .mark line")
+    assert len(set(legend)) == len(legend) == 12
+    assert _marks(many, "#charts figure:first-child path.curve.thin") == legend
+    assert _marks(many, "#charts figure:first-child path.curve:not(.thin)") == legend
+    assert _marks(many, "#results tbody .mark line") == legend
+
+
+def test_top1_of_many_runs_is_on_the_page(many: Any) -> None:
+    script = """return [...document.querySelectorAll("#results tbody tr")].map(row => {
+        const cell = row.querySelector("td"), box = cell.getBoundingClientRect();
+        return [cell.textContent, box.left, box.right]; })"""
+    cells = many.execute_script(script)
+    assert [text for text, _, _ in cells] == ["99.00% of 360"] * 12
+    assert all(left >= 0 and right <= 1000 for _, left, right in cells)
+    assert many.execute_script("return document.documentElement.scrollWidth") <= 1000
+
+
+def test_tips_of_many_lines_are_short_and_within_the_window(many: Any) -> None:
+    script = """const plot = document.querySelectorAll("#charts svg.plot")[arguments[0]];
+        plot.scrollIntoView({block: "end"});
+        const box = plot.getBoundingClientRect(), clientX = box.left + arguments[1] * box.width;
+        plot.dispatchEvent(new PointerEvent("pointermove", {clientX, clientY: box.top + 20}));
+        const tip = plot.parentElement.querySelector(".tip"), area = tip.getBoundingClientRect();
+        const values = [...tip.querySelectorAll("b")].map(value => parseFloat(value.textContent));
+        return [values, tip.textContent, area.left, area.top, area.right, area.bottom];"""
+    for chart in range(6):
+        for share in (0.2, 0.6, 0.95):
+            values, text, left, top, right, bottom = many.execute_script(script, chart, share)
+            assert len(values) == 10
+            assert values == sorted(values, reverse=True)
+            assert "more" in text
+            assert left >= 0
+            assert top >= 0
+            assert right <= 1000
+            assert bottom <= 700
+
+
+def test_the_accuracy_axis_fits_the_curves(many: Any) -> None:
+    labels = "#charts figure:first-child text[text-anchor=end]"
+    shares = [float(label.text.removesuffix(" %")) for label in _all(many, labels)]
+    assert len(shares) >= 3
+    assert 97 <= min(shares) < max(shares) <= 100
+    many.find_element("css selector", "#uncut input").click()
+    shares = [float(label.text.removesuffix(" %")) for label in _all(many, labels)]
+    assert min(shares) <= 60  # training curves, all at 50 %, are seen whole
+    many.find_element("css selector", "#thin input").click()
+    assert _all(many, "#charts path.thin") == []
+
+
+def test_captions_stay_short_however_many_runs_there_are(many: Any) -> None:
+    labels = [plot.get_attribute("aria-label") for plot in _all(many, "#charts svg.plot")]
+    assert labels[0] == "top-1 by epoch: 12 runs"
+    assert max(map(len, labels)) < 60
+    script = """return [...document.querySelectorAll("figure")].every(box =>
+        box.querySelector("figcaption").scrollWidth <= box.clientWidth)"""
+    assert many.execute_script(script)

@@ -55,20 +55,30 @@ def _share(text: str) -> float:
 
 
 def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[Run], int]":
-    """All that can be read, and the exit status; what cannot is named.
+    """All runs among the paths, and the exit status.
 
-    It is fatal if nothing is left, or if all is relative to the first.
+    What is not a run is skipped by name, so that `runs/*` can be given; what cannot be read is an error, which is fatal
+    if nothing is left, or if all is relative to the first run and that is the one.
     """
-    from paceline.logbook.read import named_apart, read
+    from paceline.logbook.read import NotARun, named_apart, read
 
-    runs, complaints = [], []
+    runs, skipped, complaints = [], [], []
     for path in paths:
         try:
             runs.append(read(path))
         except UserError as error:
-            complaints.append(str(error))
-    if not runs or (complaints and runs[0].origin != paths[0] and relative):
-        raise UserError("; ".join(complaints))  # without the first run there is nothing to compare with
+            if len(paths) == 1:
+                raise
+            if isinstance(error, NotARun):
+                skipped.append(f"{path} ({error.reason})")
+            elif relative and not runs:
+                raise  # without the first run there is nothing to compare with
+            else:
+                complaints.append(str(error))
+    if skipped:
+        print(f"paceline: skipped: {', '.join(skipped)}", file=sys.stderr)
+    if not runs:
+        raise UserError("; ".join(complaints) or "none of these is a run; give run folders, or logs of other programs")
     for complaint in complaints:
         print(f"paceline: left out: {complaint}", file=sys.stderr)
     return named_apart(runs), 1 if complaints else 0
@@ -86,6 +96,10 @@ def compare(arguments: list[str]) -> int:
     if len(options.runs) < 2:
         raise UserError("compare needs two runs or more; `paceline doctor RUN` looks at one")
     runs, status = _read(options.runs, relative=True)
+    if len(runs) < 2 and not status:
+        raise UserError(
+            f"compare needs two runs or more, and only {runs[0].origin} is a run; `paceline doctor` looks at one"
+        )
     comparison = compared(runs, options.to, options.price)
     _show(comparison)
     if options.out:
@@ -99,18 +113,19 @@ def _show(comparison: "Comparison") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.logbook.tables import listing, table
+    from paceline.logbook.tables import listing, page_table
 
     screen = Console()
     if len(comparison.runs) > 1:
         screen.print(comparison.sentence, style="bold", highlight=False, soft_wrap=True, markup=False)
         for line in listing(comparison.fairness):
             screen.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
-    labels, *columns = zip(*table(comparison), strict=True)
+    labels, *columns = zip(*page_table(comparison), strict=True)
     for some in _fitting(labels, columns, screen.width):
         shown = Table(box=box.SIMPLE)
-        for number, (head, *_) in enumerate((labels, *some)):
-            shown.add_column(Text(head), justify="right" if number else "left", overflow="fold")
+        shown.add_column(Text(""), max_width=_label_width(labels), overflow="fold")
+        for head, *cells in some:
+            shown.add_column(Text(head), justify="right", max_width=_width(head, cells), overflow="fold")
         for row in list(zip(labels, *some, strict=True))[1:]:
             shown.add_row(*map(Text, row))
         screen.print(shown)
@@ -119,17 +134,26 @@ def _show(comparison: "Comparison") -> None:
             screen.print(f"{run.name}: {note}", highlight=False, soft_wrap=True, markup=False)
 
 
-_LONG_NAME = 22
-"""Names may be folded beyond that."""
+_LONG_NAME, _LONG_LABEL = 22, 26
+"""Heads and labels may be folded beyond that."""
+
+
+def _label_width(labels: Sequence[str]) -> int:
+    return min(max(map(len, labels)), _LONG_LABEL)
+
+
+def _width(head: str, cells: Sequence[str]) -> int:
+    """Heads fold between words, cells do not fold."""
+    words = [min(len(word), _LONG_NAME) for word in head.split()]
+    return max(*words, *map(len, cells))
 
 
 def _fitting(labels: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequence[str]]]:
-    """Columns in groups that fit beside their labels; with many runs, tables below each other."""
-    used = max(map(len, labels)) + 4
+    """Columns in groups that fit beside their labels; with many, tables below each other."""
+    used = _label_width(labels) + 4
     left, some = width - used, list[Sequence[str]]()
     for column in columns:
-        name, *cells = column
-        needed = max(min(len(name), _LONG_NAME), *map(len, cells)) + 2
+        needed = _width(column[0], column[1:]) + 3
         if some and needed > left:
             yield some
             left, some = width - used, []
@@ -140,16 +164,14 @@ def _fitting(labels: Sequence[str], columns: Sequence[Sequence[str]], width: int
 
 def _write(comparison: "Comparison", out: Path) -> None:
     from paceline.base.files import write_text
-    from paceline.logbook.charts import line_chart
-    from paceline.logbook.entry import charts_of
+    from paceline.logbook.charts import svg
+    from paceline.logbook.curves import charts_of
     from paceline.logbook.tables import as_csv, as_json, markdown
 
     out.mkdir(parents=True, exist_ok=True)
     texts = {"comparison.md": markdown(comparison), "comparison.json": as_json(comparison)}
     texts["comparison.csv"] = as_csv(comparison)
-    for name, title, across, lines, percent in charts_of(comparison.runs):
-        if svg := line_chart(title, across, lines, percent):
-            texts[f"{name}.svg"] = svg
+    texts |= {name: drawn for name, chart in charts_of(comparison.runs) if (drawn := svg(chart))}
     for name, text in texts.items():
         write_text(out / name, text)
     print(", ".join(str(out / name) for name in texts))

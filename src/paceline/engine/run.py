@@ -287,7 +287,8 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": setup.recipe.name,
         "fingerprint": fingerprint(setup.recipe),
-        "data": {"name": setup.source.name, "fingerprint": setup.source.fingerprint},
+        "data": {"name": setup.source.name, "fingerprint": setup.source.fingerprint}
+        | {"classes": len(setup.source.classes), "train_images": setup.source.num_train},
         "ranks": setup.world.size,
         "global_batch": setup.layout.global_batch,
         "per_rank_batch": setup.layout.per_rank_batch,

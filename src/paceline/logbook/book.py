@@ -16,13 +16,14 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 from paceline.base.files import write_text
 from paceline.errors import UserError
+from paceline.logbook.charts import svg
 from paceline.logbook.compare import compare
-from paceline.logbook.entry import charts_for, page_of
-from paceline.logbook.read import Run
+from paceline.logbook.curves import charts_of
+from paceline.logbook.entry import page_of
+from paceline.logbook.read import LOGBOOK_MARK, Run
 from paceline.logbook.tables import duration, markdown, plain
 from paceline.logbook.verdict import verdict
 
-_OURS = "<!-- written by paceline logbook -->"
 _OPEN, _CLOSE = "<!-- notes: yours; kept when this page is written again -->", "<!-- end of notes -->"
 _NOTES = re.compile(re.escape(_OPEN) + r"[ \t\r]*\n(.*)" + re.escape(_CLOSE), re.DOTALL)
 
@@ -33,12 +34,11 @@ def write_logbook(runs: Sequence[Run], out: Path) -> list[Path]:
     for run in runs:
         folders.append(_folder_of(run, out, {folder.name for folder in folders}))
     for path in (*(folder / "README.md" for folder in folders), out / "comparison.md", out / "index.md"):
-        if path.exists() and _OURS.encode() not in path.read_bytes():
+        if path.exists() and LOGBOOK_MARK.encode() not in path.read_bytes():
             raise UserError(f"{path} is not a page of a logbook, and would be overwritten; choose another --out")
     pages = [page for run, folder in zip(runs, folders, strict=True) for page in _write_page(run, folder)]
     if len(runs) > 1:
-        comparison = compare(runs)
-        write_text(out / "comparison.md", f"# Comparison\n\n{markdown(comparison)}\n{_OURS}\n")
+        write_text(out / "comparison.md", f"# Comparison\n\n{markdown(compare(runs))}\n{LOGBOOK_MARK}\n")
         pages.append(out / "comparison.md")
     entries = sorted(_entries(out), key=_when)
     write_text(out / "index.md", _index(entries, (out / "comparison.md").exists()))
@@ -51,6 +51,8 @@ class _Entry(TypedDict, total=False):
     run: Required[str]
     origin: str
     model: str | None
+    best_top1: float | None
+    best_epoch: float | None
     started: str | None
     status: str
     ranks: int | None
@@ -80,14 +82,13 @@ def _write_page(run: Run, folder: Path) -> Iterator[Path]:
     if kept is None:  # somebody changed the marked lines: nothing of theirs may be lost
         names = (folder / f"README.old-{number}.md" for number in count(1))
         yield page.rename(next(path for path in names if not path.exists()))
-    charts = list(charts_for(run))
-    for name, svg in charts:
-        write_text(folder / name, svg)
+    charts = {name: text for name, chart in charts_of([run]) if (text := svg(chart))}
+    for name, text in charts.items():
+        write_text(folder / name, text)
     write_text(folder / "dawnbench.tsv", _dawnbench(run))
-    facts = _facts(run)
-    write_text(folder / "facts.json", json.dumps(facts, indent=2, default=str) + "\n")
-    text = "\n".join(page_of(run, facts, [name for name, _ in charts]))
-    write_text(page, f"{text}\n## Notes\n\n{_OPEN}\n{kept or ''}{_CLOSE}\n\n{_OURS}\n")
+    write_text(folder / "facts.json", json.dumps(_facts(run), indent=2, default=str) + "\n")
+    text = "\n".join(page_of(run, list(charts)))
+    write_text(page, f"{text}\n## Notes\n\n{_OPEN}\n{kept or ''}{_CLOSE}\n\n{LOGBOOK_MARK}\n")
     yield page
 
 
@@ -121,6 +122,8 @@ def _facts(run: Run) -> dict[str, Any]:
         "origin": str(run.origin.resolve()),
         "recipe": run.recipe.get("name"),
         "model": run.recipe.get("model", {}).get("name") or run.facts.get("model.name"),
+        "best_top1": run.best.get("top1"),
+        "best_epoch": run.best.get("epoch"),
         "started": start.get("started"),
         "verdict": [finding.text for finding in verdict(run)],
         "notes": run.notes,
@@ -137,20 +140,32 @@ def _dawnbench(run: Run) -> str:
     return "\n".join([*lines, ""])
 
 
+def _best(entry: dict[str, Any]) -> str:
+    if entry.get("best_top1") is None:
+        return ""
+    epoch = f" (epoch {entry['best_epoch']:.4g})" if entry.get("best_epoch") is not None else ""
+    return f"{entry['best_top1']:.2%}{epoch}"
+
+
 def _index(entries: list[dict[str, Any]], compared: bool) -> str:
-    lines = ["# Logbook", "", "| run | model | ranks | top-1 | top-5 | training time | images/s | status |"]
-    lines += ["|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "# Logbook",
+        "",
+        "| run | top-1 | best top-1 | top-5 | training time | images/s | ranks | model | status |",
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
     for entry in entries:
         cells = [
             f"[{plain(entry['run'])}]({entry['folder']}/README.md)",
-            plain(entry.get("model") or ""),
-            str(entry.get("ranks") or ""),
             f"{entry['top1']:.2%}" if entry.get("top1") is not None else "",
+            _best(entry),
             f"{entry['top5']:.2%}" if entry.get("top5") is not None else "",
             duration(entry.get("train_seconds")),
             f"{entry['images_per_second']:,.0f}" if entry.get("images_per_second") else "",
+            str(entry.get("ranks") or ""),
+            plain(entry.get("model") or ""),
             plain(entry.get("status") or ""),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     last = ["[Comparison](comparison.md) of the runs that were given together last", ""] if compared else []
-    return "\n".join([*lines, "", *last, _OURS, ""])
+    return "\n".join([*lines, "", *last, LOGBOOK_MARK, ""])

@@ -1,7 +1,9 @@
 """Line charts as SVG, for logbooks and notebooks: text that any browser draws, without a plotting library."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any, TypeVar
 
@@ -9,9 +11,46 @@ from paceline.base.files import printable
 
 Point = tuple[float, float]
 P = TypeVar("P", bound=Sequence[Any])
-COLOURS = ("#2563eb", "#d9480f", "#2b8a3e", "#7048e8", "#c2255c", "#0b7285", "#946200", "#495057")
+COLORS = (
+    "#186bec", "#e0660c", "#4f9a12", "#950891", "#7d8ea3", "#8a1c10", "#b565f0", "#123e86", "#f5447a", "#185a03",
+)  # fmt: skip
+COLORS_ON_DARK = (
+    "#4b93ff", "#ff9838", "#62c42c", "#e03ccb", "#cfd6de", "#ef4b43", "#b583ff", "#1a9c9c", "#ffa3c4", "#eae63f",
+)  # fmt: skip
 _LEGEND_COLUMNS, _LEGEND_LINE = 3, 18
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 300, 64, 16, 34, 42
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM = 640, 300, 64, 16, 42
+_NOTE_LETTERS = 100  # of a line of the note
+_FEW_POINTS = 4  # too few to tell a curve's later half from its beginning
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    points: Sequence[Point]
+    run: int = 0
+    """Number of its run, which decides color and dashes."""
+    thin: bool = False
+    """Whether it stands behind another line of its run: training behind validation."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    lines: Sequence[Line]
+    x_axis: str = "epoch"
+    percent: bool = False
+    from_zero: bool = False
+    """Whether the y axis begins there."""
+    note: str = ""
+    """What a reader has to know of the lines."""
+    run_names: Sequence[str] = ()
+    """If given, the legend names runs instead of lines."""
+
+
+def dashes(run: int) -> str:
+    """SVG's `stroke-dasharray` of a run: solid at first, another pattern each time the colors start over."""
+    repeated = run // len(COLORS)
+    return " ".join(["8 3", *["2 3"] * (repeated - 1)]) if repeated else ""
 
 
 def thinned(points: Sequence[P], most: int = 800) -> list[P]:
@@ -39,68 +78,130 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def line_chart(title: str, across: str, lines: Mapping[str, Sequence[Point]], percent: bool = False) -> str:
-    """Lines by name on one scale; nothing where no line has a point."""
-    drawn = {name: thinned([p for p in line if math.isfinite(p[1])]) for name, line in lines.items()}
-    drawn = {name: line for name, line in drawn.items() if line}
-    if not drawn:
+def value_range(lines: Sequence[Line], percent: bool = False, from_zero: bool = False) -> tuple[float, float]:
+    """What the y axis spans: the values and a margin; shares stay between 0 and 100 %."""
+    values = [y for line in lines for _, y in line.points]
+    least, most = min(values), max(values)
+    if percent:
+        least = max(least, _floor(lines, least, most))
+    margin = 0.05 * (most - least) or abs(most) * 0.05 or 1.0
+    low, high = (0.0 if least >= 0 and (from_zero or least < 3 * margin) else least - margin), most + margin
+    return (min(least, max(0.0, low)), max(most, min(1.0, high))) if percent else (low, high)
+
+
+def _floor(lines: Sequence[Line], least: float, most: float) -> float:
+    """Where an axis of accuracies may be cut, so that the later half of the lines that matter is not squeezed.
+
+    Of several runs those are the bold ones; of a single one, its training is looked at as well.
+    """
+    alone = len({line.run for line in lines}) == 1
+    matter = [line.points for line in lines if alone or not line.thin]
+    if max(map(len, matter), default=0) < _FEW_POINTS:
+        return least
+    xs = [x for points in matter for x, _ in points]
+    late = [y for points in matter for x, y in points if x >= (min(xs) + max(xs)) / 2]
+    floor = min(late) - max(max(late) - min(late), 0.005)
+    return floor if most - least > 3 * (most - floor) else least
+
+
+def svg(chart: Chart) -> str:
+    """The chart as a document; empty where no line has a point."""
+    lines = [Line(line.name, _finite(line.points), line.run, line.thin) for line in chart.lines]
+    lines = sorted((line for line in lines if line.points), key=lambda line: not line.thin)
+    if not lines:
         return ""
-    xs = [x for line in drawn.values() for x, _ in line]
-    ys = [y for line in drawn.values() for _, y in line]
-    low_x, high_x, low_y, high_y = min(xs), max(xs), min(ys), max(ys)
-    margin = 0.05 * (high_y - low_y) or abs(high_y) * 0.05 or 1.0
-    low_y, high_y = (0.0 if 0 <= low_y < 3 * margin else low_y - margin), high_y + margin
-    whole_height = _HEIGHT + _LEGEND_LINE * -(-len(drawn) // _LEGEND_COLUMNS)
-    inner_width, inner_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    low, high = value_range(lines, chart.percent, chart.from_zero)
+    cut = any(y < low for line in lines for _, y in line.points)
+    notes = textwrap.wrap(f"{chart.note} {f'The axis begins at {100 * low:.3g} %.' if cut else ''}", _NOTE_LETTERS)
+    top, height = 34 + 15 * len(notes), _HEIGHT + 15 * len(notes)
+    legend = _legend_entries(chart, lines)
+    whole_height = height + _LEGEND_LINE * -(-len(legend) // _LEGEND_COLUMNS)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {whole_height}" role="img" '
+        f'aria-label="{escape(printable(chart.title))}" font-family="system-ui, sans-serif" font-size="12">',
+        f'<rect width="{_WIDTH}" height="{whole_height}" fill="#ffffff"/>',
+        _text(_LEFT, 18, chart.title, "start", "#212529", 600),
+        *(_text(_LEFT, 34 + 15 * number, note, "start", size=11) for number, note in enumerate(notes)),
+        _text((_LEFT + _WIDTH - _RIGHT) / 2, height - 6, chart.x_axis),
+        *_plot(chart, lines, (low, high), top, height),
+        *_legend(legend, height),
+        "</svg>",
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def _finite(points: Sequence[Point]) -> list[Point]:
+    return thinned([point for point in points if math.isfinite(point[1])])
+
+
+def _plot(chart: Chart, lines: Sequence[Line], bounds: tuple[float, float], top: int, height: int) -> Iterator[str]:
+    xs = [x for line in lines for x, _ in line.points]
+    (low_x, high_x), (low_y, high_y) = (min(xs), max(xs)), bounds
+    inner_width, inner_height = _WIDTH - _LEFT - _RIGHT, height - top - _BOTTOM
 
     def x_of(x: float) -> float:
         return _LEFT + (inner_width * (x - low_x) / (high_x - low_x) if high_x > low_x else inner_width / 2)
 
     def y_of(y: float) -> float:
-        return _TOP + inner_height * (1 - (y - low_y) / (high_y - low_y))
+        return top + inner_height * (1 - (y - low_y) / (high_y - low_y))
 
-    def label(value: float) -> str:
-        return f"{100 * value:g} %" if percent else f"{value:,g}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {whole_height}" role="img" '
-        f'aria-label="{escape(title)}" font-family="system-ui, sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{whole_height}" fill="#ffffff"/>',
-        _text(_LEFT, 18, title, "start", "#212529", 600),
-        _text(_LEFT + inner_width / 2, _HEIGHT - 6, across),
-    ]
     for y in ticks(low_y, high_y):
         level = f'y1="{y_of(y):.1f}" y2="{y_of(y):.1f}"'
-        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" {level} stroke="#e9ecef"/>')
-        parts.append(_text(_LEFT - 6, y_of(y) + 4, label(y), "end"))
-    parts += [_text(x_of(x), _HEIGHT - 24, f"{x:,g}") for x in ticks(low_x, high_x)]
-    for number, line in enumerate(drawn.values()):
-        colour, stroke = _stroke(number)
-        path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in line)
-        parts.append(f'<polyline points="{path}" fill="none" {stroke} stroke-width="2"/>')
-        if len(line) <= 30:
-            parts += [f'<circle cx="{x_of(x):.1f}" cy="{y_of(y):.1f}" r="3" fill="{colour}"/>' for x, y in line]
-    return "\n".join([*parts, *_legend(list(drawn), inner_width), "</svg>", ""])
+        yield f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" {level} stroke="#e9ecef"/>'
+        yield _text(_LEFT - 6, y_of(y) + 4, f"{100 * y:g} %" if chart.percent else _label(y), "end")
+    yield from (_text(x_of(x), height - 24, _label(x)) for x in ticks(low_x, high_x))
+    # a document of its own cuts off what lies below the axis; dots at its edges have room
+    area = (_LEFT - 4, top - 4, inner_width + 8, inner_height + 8)
+    box = " ".join(map(str, area))
+    yield '<svg x="{}" y="{}" width="{}" height="{}" viewBox="{}">'.format(*area, box)
+    for line in lines:
+        path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in line.points)
+        yield f'<polyline points="{path}" fill="none" {_stroke(line)}/>'
+        if len(line.points) <= 30 and not line.thin:
+            color = COLORS[line.run % len(COLORS)]
+            yield from (f'<circle cx="{x_of(x):.1f}" cy="{y_of(y):.1f}" r="3" fill="{color}"/>' for x, y in line.points)
+    yield "</svg>"
 
 
-def _legend(names: Sequence[str], width: float) -> Iterator[str]:
+def _label(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
+
+
+def _legend_entries(chart: Chart, lines: Sequence[Line]) -> list[Line]:
+    """One for each run if there are several, else one for each line."""
+    if not chart.run_names:
+        return [line for line in chart.lines if line.name in {drawn.name for drawn in lines}]
+    return [Line(chart.run_names[run], (), run) for run in sorted({line.run for line in lines})]
+
+
+def _legend(entries: Sequence[Line], below: int) -> Iterator[str]:
     """Below the chart, where it covers nothing, however many lines there are."""
-    columns = min(len(names), _LEGEND_COLUMNS)
-    most = int((width / columns - 32) / 6.5)  # letters of about this width
-    for number, name in enumerate(names):
+    columns, width = min(len(entries), _LEGEND_COLUMNS), _WIDTH - _LEFT - _RIGHT
+    most = int((width / columns - 44) / 7)  # letters of about this width
+    for number, entry in enumerate(entries):
         row, column = divmod(number, columns)
-        x, y = _LEFT + column * width / columns, _HEIGHT + 8 + _LEGEND_LINE * row
-        yield f'<line x1="{x:.1f}" x2="{x + 18:.1f}" y1="{y}" y2="{y}" {_stroke(number)[1]} stroke-width="3"/>'
-        yield _text(x + 24, y + 4, name if len(name) <= most else f"{name[: most - 1]}…", "start")
+        x, y = _LEFT + column * width / columns, below + 8 + _LEGEND_LINE * row
+        yield f'<line x1="{x:.1f}" x2="{x + 26:.1f}" y1="{y}" y2="{y}" {_stroke(entry)}/>'
+        yield _text(x + 32, y + 4, _shortened(entry.name, most), "start")
 
 
-def _stroke(number: int) -> tuple[str, str]:
-    """Colour of a line, and how it is drawn: dashed when the colours begin again."""
-    rounds, place = divmod(number, len(COLOURS))
-    dashes = f' stroke-dasharray="{6 - rounds % 4} {2 * (rounds % 4)}"' if rounds % 4 else ""
-    return COLOURS[place], f'stroke="{COLOURS[place]}"{dashes}'
+def _shortened(name: str, most: int) -> str:
+    """Names of runs often differ in their ends, so the middle goes."""
+    if len(name) <= most:
+        return name
+    kept = most - 1
+    return f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :]}"
 
 
-def _text(x: float, y: float, words: str, anchor: str = "middle", fill: str = "#495057", weight: int = 400) -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}" font-weight="{weight}"'
+def _stroke(line: Line) -> str:
+    pattern = f' stroke-dasharray="{dashes(line.run)}"' if dashes(line.run) else ""
+    weight = 'stroke-width="1.2" stroke-opacity="0.55"' if line.thin else 'stroke-width="2"'
+    return f'stroke="{COLORS[line.run % len(COLORS)]}" {weight}{pattern}'
+
+
+def _text(
+    x: float, y: float, words: str, anchor: str = "middle", fill: str = "#495057", weight: int = 400, size: int = 12
+) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}" font-weight="{weight}" font-size="{size}"'
     return f"<text {place}>{escape(printable(words))}</text>"

@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.base.files import printable
 from paceline.errors import UserError
-from paceline.logbook.read import Run
+from paceline.logbook.read import NotARun, Run
 
 _STEP = re.compile(r"Epoch:\s*\[(\d+)\]\s*\[\s*(\d+)/\s*(\d+)\]")
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d.])"
@@ -47,7 +47,8 @@ _KNOWN = (
 
 
 def read_foreign(path: Path) -> Run:
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    inside = sorted(file for file in path.rglob("*") if file.is_file() and not _copied(file))
+    files = [path] if path.is_file() else inside
     for name, claims, convert in _FORMATS:
         if chosen := next((file for file in files if claims(file)), None):
             run = Run(printable(path.stem if path.is_file() else path.name), path, name, "imported")
@@ -58,7 +59,13 @@ def read_foreign(path: Path) -> Run:
             run.notes.append(f"imported from {chosen} ({name})")
             if run.records or "seconds" in run.facts:
                 return run
-    raise UserError(f"{path} is neither a run folder nor a log that can be imported; {_KNOWN}")
+    nothing = "neither a run folder nor a log that can be imported" if files else "an empty folder"
+    raise NotARun(path, nothing, f"; {_KNOWN}")
+
+
+def _copied(file: Path) -> bool:
+    """Whether it is what a logbook tells of a run."""
+    return file.name == "dawnbench.tsv" and (file.parent / "facts.json").is_file()
 
 
 def _head(path: Path) -> str:

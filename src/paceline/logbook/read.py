@@ -222,19 +222,55 @@ def _duration(record: dict[str, Any]) -> float:
     return sum(seconds.values()) if isinstance(seconds, dict) else seconds
 
 
+class NotARun(UserError):
+    """A path that has nothing of a run in it, rather than one that is damaged."""
+
+    def __init__(self, path: Path, reason: str, hint: str = ""):
+        super().__init__(f"{path} is {reason}{hint}")
+        self.reason = reason
+
+
 def read(path: Path) -> Run:
     """A run folder, or a log or folder of another program."""
-    if RunFolder(path).exists:
+    folder = RunFolder(path)
+    if reason := _written_beside_runs(folder):
+        raise NotARun(path, reason)
+    if folder.exists:
         from paceline.logbook.folder import read_folder
 
         return read_folder(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such run; give run folders, or logs of other programs")
-    if inside := sorted(folder.parent.name for folder in path.glob("*/recipe.yaml")):
+    if inside := sorted(recipe.parent.name for recipe in path.glob("*/recipe.yaml")):
         raise UserError(f"{path} holds runs ({', '.join(inside[:5])}{' ...' if inside[5:] else ''}); give them by name")
     from paceline.logbook.importers import read_foreign
 
-    return read_foreign(path)
+    try:
+        return read_foreign(path)
+    except NotARun:
+        if folder.metrics.is_file() or folder.environment.is_file():
+            raise UserError(f"{path} is a damaged run folder: it has no recipe.yaml; copy it there again") from None
+        raise
+
+
+LOGBOOK_MARK = "<!-- written by paceline logbook -->"
+
+
+def _written_beside_runs(folder: RunFolder) -> str:
+    """What other commands of paceline leave beside runs, by name; empty if it is something else."""
+    path = folder.path
+    searched = path.name.startswith("find-batch-") or (path / "find-batch.json").is_file()
+    if searched and path.is_dir() and not folder.environment.exists():
+        return "a find-batch search, not a run"
+    if any(_holds(path / page, LOGBOOK_MARK) for page in ("index.md", "README.md")):
+        return "a logbook, not a run"
+    if path.suffix == ".html" and path.is_file():
+        return "a web page, not a run"
+    return ""
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and text.encode() in path.read_bytes()
 
 
 def named_apart(runs: list[Run]) -> list[Run]:

@@ -9,45 +9,60 @@ from typing import Any
 
 from paceline.base.files import printable
 from paceline.logbook.compare import Comparison, Fairness
+from paceline.logbook.curves import CURVES, common_name
+from paceline.logbook.read import Run
 
-_MOST_COLUMNS = 6
-"""Of a table with a column for each run."""
+_MOST_COLUMNS = 3
+"""Of a table with a column for each run; with more runs, each one has a line, which ends in what matters least."""
+_LOSS = next(curve for curve in CURVES if curve.metric == "loss")
 
 
 def table(comparison: Comparison) -> list[list[str]]:
-    """Rows of text, the first one the heads: one line per figure, one column per run."""
-    rows, counts = comparison.rows, comparison.speedup_counts
+    """Rows of text, the first one the heads: one line per figure, one column per run, what matters most first."""
+    rows, runs, counts = comparison.rows, comparison.runs, comparison.speedup_counts
     of = " and ".join(dict.fromkeys(row["ratio_of"] for row in rows[1:] if row["ratio_of"])) or "times"
-    word = "speed-up" if counts else f"ratio of {of} (no speed-up)"
     target = f"time to {100 * comparison.target:.5g}% top-1" if comparison.target is not None else ""
     lines = [
-        ("status", [row["status"] for row in rows]),
-        ("ranks (hosts)", [_places(row) for row in rows]),
-        ("global batch", [_form(row["global_batch"], ",") for row in rows]),
+        ("top-1", [_accuracy(row) for row in rows]),
+        ("best top-1", [best(run) for run in runs]),
         ("training time", [duration(row["train_seconds"]) for row in rows]),
-        ("with evaluation and saves", [duration(row["total_seconds"]) if row["whole"] else "" for row in rows]),
-        (word, ["-" if row is rows[0] else _form(row["ratio"], ".2f", "x") for row in rows]),
         (
-            "efficiency",
-            ["-" if row is rows[0] else _form(row["efficiency"] if counts else None, ".0%") for row in rows],
+            "speed-up" if counts else f"ratio of {of} (no speed-up)",
+            ["-", *(_form(row["ratio"], ".2f", "x") for row in rows[1:])],
         ),
+        ("efficiency", ["-", *(_form(row["efficiency"] if counts else None, ".0%") for row in rows[1:])]),
+        ("difference in top-1 to the first run (±2 standard errors)", ["-", *map(_difference, rows[1:])]),
         ("images/s", [_form(row["images_per_second"], ",.0f") for row in rows]),
         (target, [_reached(row) for row in rows]),
-        ("top-1", [_accuracy(row) for row in rows]),
-        ("top-5", [_form(row["top5"], ".2%") for row in rows]),
-        ("top-1 against the first", ["-" if row is rows[0] else _difference(row["top1_difference"]) for row in rows]),
+        ("ranks (hosts)", [_places(row) for row in rows]),
+        ("global batch", [_form(row["global_batch"], ",") for row in rows]),
+        ("peak memory per rank", [_form(_gigabytes(row["peak_memory"]), ".2f", " GB") for row in rows]),
+        ("device utilization", [_form(row["device_use"], ".0%") for row in rows]),
         (
-            "chance alone gives",
-            ["-" if row is rows[0] else _chance(row["top1_standard_error"]) for row in rows],
+            "time with evaluation and checkpoints",
+            [duration(row["total_seconds"]) if row["whole"] else "" for row in rows],
         ),
-        ("loss", [_form(row["loss"], ".4f") for row in rows]),
-        ("most memory of a rank", [_form(_gigabytes(row["peak_memory"]), ".2f", " GB") for row in rows]),
-        ("use of devices", [_form(row["device_use"], ".0%") for row in rows]),
+        ("top-5", [_form(row["top5"], ".2%") for row in rows]),
+        (common_name(runs, _LOSS, "eval"), [_form(row["loss"], ".4f") for row in rows]),
+        (common_name(runs, _LOSS, "train"), [_form(_last_loss(run), ".4f") for run in runs]),
         ("energy of GPUs", [_form(_watt_hours(row["energy_joules"]), ",.1f", " Wh") for row in rows]),
         ("cost", [_form(row["cost"], ",.2f" if (row["cost"] or 1) >= 0.1 else ".2g", " $") for row in rows]),
+        ("status", [row["status"] for row in rows]),
     ]
     known = [(label, cells) for label, cells in lines if label and any(cell not in ("", "-") for cell in cells)]
     return [["", *(row["run"] for row in rows)], *([label, *cells] for label, cells in known)]
+
+
+def best(run: Run) -> str:
+    """The best top-1, and when it was reached."""
+    if not run.best:
+        return ""
+    place = f"epoch {run.best['epoch']:.4g}" if run.best.get("epoch") is not None else f"step {run.best['step']:,}"
+    return f"{run.best['top1']:.2%} ({place})"
+
+
+def _last_loss(run: Run) -> float | None:
+    return run.trained[-1].get("loss") if run.trained else None
 
 
 def _form(value: float | None, form: str, unit: str = "") -> str:
@@ -64,16 +79,13 @@ def _accuracy(row: dict[str, Any]) -> str:
     return _form(row["top1"], ".2%") + (f" of {row['samples']:,}" if row["samples"] and row["top1"] is not None else "")
 
 
-def _difference(share: float | None) -> str:
+def _difference(row: dict[str, Any]) -> str:
+    share, error = row["top1_difference"], row["top1_standard_error"]
     if share is None:
         return ""
     text = f"{100 * share:+.2f}"
-    return f"{'0.00' if float(text) == 0 else text} points"
-
-
-def _chance(error: float | None) -> str:
-    """Two standard errors."""
-    return "" if error is None else f"±{200 * error:.2f} points"
+    chance = "" if error is None else f" ±{200 * error:.2f}"
+    return f"{'0.00' if float(text) == 0 else text}{chance} points"
 
 
 def _reached(row: dict[str, Any]) -> str:
@@ -99,10 +111,14 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
 
 
+def runs_are_lines(comparison: Comparison) -> bool:
+    return len(comparison.runs) > _MOST_COLUMNS
+
+
 def page_table(comparison: Comparison) -> list[list[str]]:
-    """The table as pages show it: of many runs, one line per run."""
+    """The table as screens and pages show it: of many runs, one line per run."""
     rows = table(comparison)
-    return rows if len(comparison.runs) <= _MOST_COLUMNS else [list(column) for column in zip(*rows, strict=True)]
+    return [list(column) for column in zip(*rows, strict=True)] if runs_are_lines(comparison) else rows
 
 
 def markdown(comparison: Comparison) -> str:

@@ -1,10 +1,13 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
-const shown = new Set(data.runs.keys());
+let shown = new Set(data.runs.keys());
 const PARTS = { data: "#e8590c", compute: "#1c7ed6", sync: "#9c36b5", optimizer: "#2b8a3e" };
-const WORDS = { data: "waiting for data", compute: "forward and backward", sync: "exchanging gradients", optimizer: "optimizer" };
+const WORDS = { data: "input wait", compute: "forward and backward", sync: "gradient synchronization", optimizer: "optimizer" };
 const SVG = "http://www.w3.org/2000/svg";
 const across = document.getElementById("across");
+const training = document.querySelector("#thin input");
+const uncut = document.querySelector("#uncut input");
+const MOST_ROWS = 10, FEW_POINTS = 4;
 
 function element(name, attributes = {}, ...children) {
   const svg = ["svg", "g", "path", "line", "text", "circle", "rect"].includes(name);
@@ -31,50 +34,82 @@ function ticks(low, high, count) {
   return found;
 }
 
+/* A line in the color and dashes of a run: the same in charts, legend, tips and tables. */
+function mark(run, thin) {
+  const line = element("line", { x1: 1, x2: 29, y1: 5, y2: 5, class: thin ? "curve thin" : "curve" });
+  stroke(line, run);
+  return element("svg", { class: "mark", viewBox: "0 0 30 10", "aria-hidden": "true" }, line);
+}
+
+function stroke(line, run) {
+  line.style.stroke = run.color;
+  if (run.dashes) line.setAttribute("stroke-dasharray", run.dashes);
+}
+
+/* What the y axis spans: the values and a margin; shares stay between 0 and 100 %. */
+function valueRange(values, percent, fromZero, floor) {
+  const least = Math.max(floor, values.reduce((a, b) => Math.min(a, b))), most = values.reduce((a, b) => Math.max(a, b));
+  const margin = 0.05 * (most - least) || Math.abs(most) * 0.05 || 1;
+  const low = least >= 0 && (fromZero || least < 3 * margin) ? 0 : least - margin, high = most + margin;
+  return percent ? [Math.min(least, Math.max(0, low)), Math.max(most, Math.min(1, high))] : [low, high];
+}
+
+/* Where an axis of accuracies is cut, so that the later half of the lines that matter is not squeezed: of several runs
+   the bold ones; of a single one, its training is looked at as well. */
+function floorOf(lines) {
+  const alone = new Set(lines.map(line => line.run)).size === 1;
+  const matter = lines.filter(line => alone || !line.thin).map(line => line.points);
+  if (!matter.some(points => points.length >= FEW_POINTS)) return -Infinity;
+  const xs = matter.flat().map(p => p[0]), all = lines.flatMap(line => line.points.map(p => p[1]));
+  const span = list => [list.reduce((a, b) => Math.min(a, b)), list.reduce((a, b) => Math.max(a, b))];
+  const middle = span(xs).reduce((a, b) => a + b) / 2, [least, most] = span(all);
+  const [low, high] = span(matter.flat().filter(p => p[0] >= middle).map(p => p[1]));
+  const floor = low - Math.max(high - low, 0.005);
+  return most - least > 3 * (most - floor) ? floor : -Infinity;
+}
+
 /* Points are [epoch, step, images, minutes, value]; a chart of telemetry has minutes only. */
 class Chart {
   constructor(chart) {
     this.chart = chart;
     this.zoom = null;
     this.cursor = null;
-    this.svg = element("svg", { role: "img", tabindex: "0", viewBox: "0 0 560 240", preserveAspectRatio: "none" });
+    this.svg = element("svg", { class: "plot", role: "img", tabindex: "0", viewBox: "0 0 560 260", preserveAspectRatio: "none" });
     this.tip = element("div", { class: "tip", role: "status" });
     this.tip.hidden = true;
-    this.unit = element("small");
-    this.box = element("figure", {}, element("figcaption", {}, chart.title, this.unit), this.svg, this.tip);
+    this.note = element("small", {}, chart.note || "");
+    this.box = element("figure", {}, element("figcaption", {}, chart.title, this.note), this.svg, this.tip);
     document.getElementById("charts").append(this.box);
     this.listen();
     new ResizeObserver(() => this.draw()).observe(this.box);
   }
 
+  get cuttable() { return this.chart.percent && !this.chart.minutes; }
+
   get axis() { return this.chart.minutes ? 3 : Number(across.value); }
 
   lines() {
-    return this.chart.lines.filter(line => shown.has(line.run)).map(line => ({
+    return this.chart.lines.filter(line => shown.has(line.run) && (!line.thin || training.checked)).map(line => ({
       ...line, points: line.points.filter(p => p[this.axis] !== null).map(p => [p[this.axis], p[4]])
     })).filter(line => line.points.length);
   }
 
   draw() {
-    const width = this.svg.clientWidth || 560, height = 240, left = 56, right = 10, top = 8, bottom = 26;
+    const width = this.svg.clientWidth || 560, height = 260, left = 60, right = 12, top = 8, bottom = 40;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.replaceChildren();
-    const dashed = this.chart.lines.some(line => line.dashed) ? "dashed: training; across " : "";
-    this.axisName = ["epochs", "steps", "images", "minutes"][this.axis];
-    this.unit.textContent = dashed + this.axisName;
-    const lines = this.lines();
+    this.axisName = ["epoch", "step", "images", "minutes"][this.axis];
+    const lines = this.drawn = this.lines();
     this.box.hidden = !lines.length;
-    this.svg.setAttribute("aria-label", `${this.chart.title}: ${lines.map(l => l.name).join(", ")}`);
     if (!lines.length) return;
+    const some = new Set(lines.map(line => line.run)).size;
+    this.svg.setAttribute("aria-label", `${this.chart.title} by ${this.axisName}: ${some} run${some > 1 ? "s" : ""}`);
     const all = lines.flatMap(line => line.points);
-    const range = this.zoom || all.reduce(([a, b], [x]) => [Math.min(a, x), Math.max(b, x)], [Infinity, -Infinity]);
+    const range = this.range = this.zoom || all.reduce(([a, b], [x]) => [Math.min(a, x), Math.max(b, x)], [Infinity, -Infinity]);
     const inside = all.filter(([x]) => x >= range[0] && x <= range[1]);
-    const values = (inside.length ? inside : all).map(p => p[1]);
-    let low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
-    const margin = 0.05 * (high - low) || Math.abs(high) * 0.05 || 1;
-    low = low >= 0 && (this.chart.minutes || low < 3 * margin) ? 0 : low - margin;
-    high += margin;
-    this.range = range;
+    const floor = this.zoom || uncut.checked || !this.cuttable ? -Infinity : floorOf(lines);
+    const [low, high] = valueRange((inside.length ? inside : all).map(p => p[1]), this.chart.percent, this.chart.fromZero, floor);
+    this.note.textContent = [this.chart.note, floor > -Infinity ? `The axis begins at ${figure(Math.round(1000 * low) / 10)} %.` : ""].join(" ");
     this.x = x => left + (range[1] > range[0] ? (x - range[0]) / (range[1] - range[0]) : 0.5) * (width - left - right);
     this.back = px => range[0] + (px - left) / (width - left - right) * (range[1] - range[0]);
     this.y = y => top + (1 - (y - low) / (high - low)) * (height - top - bottom);
@@ -84,16 +119,34 @@ class Chart {
       this.svg.append(element("text", { x: left - 6, y: this.y(y) + 4, "text-anchor": "end" }, this.text(y)));
     }
     for (const x of ticks(range[0], range[1], Math.max(3, Math.floor(width / 110))))
-      this.svg.append(element("text", { x: this.x(x), y: height - 8, "text-anchor": "middle" }, figure(x)));
-    for (const line of lines) {
-      const kept = line.points.filter(([x]) => x >= range[0] && x <= range[1]);
-      const path = kept.map(([x, y], i) => `${i ? "L" : "M"}${this.x(x).toFixed(1)},${this.y(y).toFixed(1)}`).join("");
-      const style = { d: path, fill: "none", stroke: data.runs[line.run].colour, "stroke-width": 2, "stroke-dasharray": line.dashed ? "5 4" : "none" };
-      this.svg.append(element("path", style));
-      if (kept.length < 30) for (const [x, y] of kept)
-        this.svg.append(element("circle", { cx: this.x(x), cy: this.y(y), r: 2.5, fill: data.runs[line.run].colour }));
+      this.svg.append(element("text", { x: this.x(x), y: height - 24, "text-anchor": "middle" }, figure(x)));
+    this.svg.append(element("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle", class: "axis" }, this.axisName));
+    // a document of its own cuts off what lies below the axis; dots at its edges have room
+    const [x, y, w, h] = [left - 4, top - 4, width - left - right + 8, height - top - bottom + 8];
+    this.area = element("svg", { x, y, width: w, height: h, viewBox: `${x} ${y} ${w} ${h}` });
+    this.svg.append(this.area);
+    for (const line of lines) this.curve(line);
+  }
+
+  curve(line) {
+    const run = data.runs[line.run];
+    const kept = line.points.filter(([x]) => x >= this.range[0] && x <= this.range[1]);
+    const path = kept.map(([x, y], i) => `${i ? "L" : "M"}${this.x(x).toFixed(1)},${this.y(y).toFixed(1)}`).join("");
+    const drawn = [element("path", { d: path, class: line.thin ? "curve thin" : "curve" })];
+    stroke(drawn[0], run);
+    if (kept.length < 30 && !line.thin) for (const [x, y] of kept) {
+      const dot = element("circle", { cx: this.x(x), cy: this.y(y), r: 2.5 });
+      dot.style.fill = run.color;
+      drawn.push(dot);
     }
-    this.drawn = lines;
+    for (const each of drawn) each.dataset.run = line.run;
+    this.area.append(...drawn);
+  }
+
+  /* One run before the others; all alike without a number. */
+  emphasize(number) {
+    this.svg.classList.toggle("one-run", number !== null);
+    this.svg.querySelectorAll("[data-run]").forEach(each => each.classList.toggle("behind", Number(each.dataset.run) !== number));
   }
 
   /* Phases of the first run that is shown and has several, as bands. */
@@ -112,27 +165,42 @@ class Chart {
 
   text(value) { return this.chart.percent ? `${figure(100 * value)} %` : figure(value); }
 
-  point(px) {
+  /* A line of a tip: of several runs, the run's name may be cut, what the line is of it may not. */
+  row(line, near, place) {
+    const run = data.runs[line.run], several = data.runs.length > 1;
+    const elsewhere = Math.abs(this.x(near[0]) - this.x(place)) > 3 ? ` at ${figure(near[0])}` : "";
+    return element("div", {}, mark(run, line.thin), element("span", {}, several || !line.name ? run.name : line.name),
+      several && line.name ? element("em", {}, line.name.split(" ")[0]) : "",
+      element("b", {}, this.chart.percent ? `${(100 * near[1]).toFixed(2)} %` : figure(near[1])), element("small", {}, elsewhere));
+  }
+
+  /* The values at a place; of many lines, those nearest to the pointer. */
+  point(px, py = null) {
     if (!this.drawn || !this.drawn.length) return;
     const at = this.back(px);
-    const rows = this.drawn.map(line => {
-      const near = line.points.reduce((a, b) => Math.abs(b[0] - at) < Math.abs(a[0] - at) ? b : a);
-      return [line, near];
-    });
+    let rows = this.drawn.map(line => [line, line.points.reduce((a, b) => Math.abs(b[0] - at) < Math.abs(a[0] - at) ? b : a)]);
     const place = rows.reduce((a, b) => Math.abs(b[1][0] - at) < Math.abs(a[1][0] - at) ? b : a)[1][0];
     this.cursor = place;
-    this.tip.replaceChildren(`${this.axisName} ${figure(place)}`, ...rows.map(([line, near]) => {
-      const elsewhere = Math.abs(this.x(near[0]) - this.x(place)) > 3 ? ` (at ${figure(near[0])})` : "";
-      const row = element("div", {}, `${line.name}: ${this.text(near[1])}${elsewhere}`);
-      row.style.color = data.runs[line.run].colour;
-      return row;
-    }));
+    const more = rows.length - MOST_ROWS;
+    if (more > 0 && py !== null) rows.sort((a, b) => Math.abs(this.y(a[1][1]) - py) - Math.abs(this.y(b[1][1]) - py));
+    if (more > 0) rows = rows.slice(0, MOST_ROWS);
+    rows.sort((a, b) => b[1][1] - a[1][1]);
+    const rest = more > 0 ? [element("div", {}, `and ${more} more`)] : [];
+    this.tip.replaceChildren(`${this.axisName} ${figure(place)}`, ...rows.map(([line, near]) => this.row(line, near, place)), ...rest);
     this.tip.hidden = false;
-    const x = this.x(place);
-    this.tip.style.left = `${Math.min(x + 14, this.box.clientWidth - this.tip.offsetWidth - 6)}px`;
-    this.tip.style.top = "34px";
+    this.placeTip(this.x(place));
     this.svg.querySelector(".cursor")?.remove();
-    this.svg.append(element("line", { class: "cursor grid", x1: x, x2: x, y1: 8, y2: 214 }));
+    this.svg.append(element("line", { class: "cursor grid", x1: this.x(place), x2: this.x(place), y1: 8, y2: 220 }));
+  }
+
+  /* Beside the cursor, within the figure and the window. */
+  placeTip(x) {
+    const box = this.box.getBoundingClientRect(), plot = this.svg.getBoundingClientRect();
+    const offset = plot.left - box.left + x, [width, height] = [this.tip.offsetWidth, this.tip.offsetHeight];
+    const left = offset + 14 + width <= this.box.clientWidth - 6 ? offset + 14 : offset - 14 - width;
+    const top = Math.min(plot.top - box.top + 4, window.innerHeight - 8 - box.top - height);
+    this.tip.style.left = `${Math.max(6, Math.min(left, this.box.clientWidth - width - 6))}px`;
+    this.tip.style.top = `${Math.max(top, 8 - box.top)}px`;
   }
 
   leave() { this.tip.hidden = true; this.svg.querySelector(".cursor")?.remove(); }
@@ -150,8 +218,9 @@ class Chart {
   listen() {
     let from = null;
     const at = event => event.clientX - this.svg.getBoundingClientRect().left;
-    this.svg.addEventListener("pointerdown", event => { if (event.pointerType === "mouse") from = at(event); else this.point(at(event)); });
-    this.svg.addEventListener("pointermove", event => this.point(at(event)));
+    const show = event => this.point(at(event), event.clientY - this.svg.getBoundingClientRect().top);
+    this.svg.addEventListener("pointerdown", event => { if (event.pointerType === "mouse") from = at(event); else show(event); });
+    this.svg.addEventListener("pointermove", show);
     this.svg.addEventListener("pointerup", event => {
       if (from !== null && Math.abs(at(event) - from) > 8) this.setZoom([from, at(event)].map(px => this.back(px)).sort((a, b) => a - b));
       from = null;
@@ -175,19 +244,33 @@ class Chart {
 const charts = data.charts.map(chart => new Chart(chart));
 const redraw = () => charts.forEach(chart => chart.setZoom(null));
 across.addEventListener("change", redraw);
+training.addEventListener("change", redraw);
+uncut.addEventListener("change", redraw);
+document.getElementById("thin").hidden = !data.charts.some(chart => chart.lines.some(line => line.thin));
+document.getElementById("uncut").hidden = !charts.some(chart => chart.cuttable);
+document.querySelectorAll("i[data-run]").forEach(place => place.replaceWith(mark(data.runs[place.dataset.run])));
 
-data.runs.forEach((run, number) => {
-  const mark = element("i");
-  mark.style.background = run.colour;
-  const button = element("button", { type: "button", "aria-pressed": "true" }, mark, run.name);
-  button.addEventListener("click", () => {
-    shown.has(number) ? shown.delete(number) : shown.add(number);
-    button.setAttribute("aria-pressed", shown.has(number));
-    charts.forEach(chart => chart.setZoom(chart.zoom));
-    ranks();
-  });
-  document.getElementById("runs").append(button);
+const buttons = data.runs.map((run, number) => {
+  const button = element("button", { type: "button", title: run.name }, mark(run), element("span", {}, run.name));
+  button.addEventListener("click", () => show(shown.has(number) ? [...shown].filter(other => other !== number) : [...shown, number]));
+  button.addEventListener("pointerenter", () => charts.forEach(chart => chart.emphasize(shown.has(number) ? number : null)));
+  button.addEventListener("pointerleave", () => charts.forEach(chart => chart.emphasize(null)));
+  return button;
 });
+const whole = (word, numbers) => {
+  const button = element("button", { type: "button" }, word);
+  button.addEventListener("click", () => show(numbers));
+  return button;
+};
+document.getElementById("runs").append(...buttons,
+  ...(data.runs.length > 3 ? [whole("all", [...data.runs.keys()]), whole("none", [])] : []));
+
+function show(numbers) {
+  shown = new Set(numbers);
+  buttons.forEach((button, number) => button.setAttribute("aria-pressed", shown.has(number)));
+  charts.forEach(chart => chart.setZoom(chart.zoom));
+  ranks();
+}
 
 function ranks() {
   const box = document.getElementById("ranks");
@@ -197,7 +280,7 @@ function ranks() {
     mark.style.background = PARTS[part];
     return element("span", {}, mark, word);
   });
-  box.append(element("div", { class: "keys" }, ...keys));
+  box.append(element("div", { class: "keys" }, ...keys, "at the right: peak memory"));
   const total = rank => Object.values(rank.seconds).reduce((a, b) => a + b, 0);
   const longest = Math.max(...data.runs.flatMap((run, number) => shown.has(number) ? run.ranks.map(total) : []));
   data.runs.forEach((run, number) => {
@@ -211,12 +294,14 @@ function ranks() {
         bar.append(piece);
       }
       const split = Object.entries(rank.seconds).map(([part, seconds]) => `${WORDS[part]} ${figure(seconds)} s`).join(", ");
-      box.append(element("div", { class: "bar", role: "img", "aria-label": `${run.name}, ${rank.name}: ${split}` },
-        element("span", {}, `${data.runs.length > 1 ? run.name + ", " : ""}${rank.name}`), bar));
+      const memory = rank.gigabytes === null ? "" : `${rank.gigabytes.toFixed(2)} GB`;
+      const label = data.runs.length > 1 ? `${run.name}, ${rank.name}` : rank.name;
+      box.append(element("div", { class: "bar", role: "img", "aria-label": `${run.name}, ${rank.name}: ${split}${memory && ", peak memory " + memory}` },
+        element("span", { title: label }, mark(run), element("span", {}, label)), bar, element("small", {}, memory)));
     });
   });
 }
-ranks();
+show([...shown]);
 
 const theme = document.getElementById("theme");
 function setTheme(dark) {

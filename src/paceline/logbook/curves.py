@@ -1,0 +1,86 @@
+"""The curves that pages, logbooks and notebooks show, and what each of their lines is to be called."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from paceline.logbook.charts import Chart, Line
+from paceline.logbook.read import Run
+from paceline.logbook.settings import mixed, softened
+
+
+@dataclass(frozen=True)
+class Curve:
+    title: str
+    metric: str
+    """Name of the figure in a record."""
+    file: str
+    kinds: tuple[str, ...] = ("train",)
+    """Kinds of records that have it."""
+    percent: bool = False
+    from_zero: bool = False
+
+
+CURVES = (
+    Curve("top-1", "top1", "accuracy", ("train", "eval"), percent=True),
+    Curve("loss", "loss", "loss", ("train", "eval")),
+    Curve("learning rate", "lr", "learning-rate"),
+    Curve("images/s", "images_per_second", "speed", from_zero=True),
+)
+
+
+def line_name(run: Run, curve: Curve, kind: str) -> str:
+    """What a line of one run is: "training loss (label smoothing 0.1)"."""
+    if len(curve.kinds) == 1:
+        return curve.title
+    plain = ["cross entropy"] if curve.metric == "loss" and run.recipe else []
+    if kind == "eval":
+        return f"validation {curve.title}{_in_brackets(plain)}"
+    return f"training {curve.title}{_in_brackets(_conditions(run, curve) or plain)}"
+
+
+def _in_brackets(words: Sequence[str]) -> str:
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _conditions(run: Run, curve: Curve) -> list[str]:
+    """What keeps a training curve from being compared with the validation curve beside it."""
+    return mixed(run) if curve.metric == "top1" else softened(run)
+
+
+def common_name(runs: Sequence[Run], curve: Curve, kind: str) -> str:
+    """What such lines of all runs are; where they are not the same, only that they differ."""
+    names = list(dict.fromkeys(line_name(run, curve, kind) for run in runs))
+    return names[0] if len(names) == 1 else f"{names[0].partition(' (')[0]} (not the same measure in all runs)"
+
+
+def note(runs: Sequence[Run], curve: Curve) -> str:
+    """What a reader has to know of a chart with curves of training and of validation."""
+    having = {kind: [run for run in runs if _has(run, curve, kind)] for kind in curve.kinds}
+    if not having.get("eval") or not having["train"]:
+        return ""
+    bold, thin = (common_name(having[kind], curve, kind) for kind in ("eval", "train"))
+    warning = " The two are not comparable." if any(_conditions(run, curve) for run in having["train"]) else ""
+    return f"Bold: {bold}. Thin: {thin}, a running mean over augmented batches.{warning}"
+
+
+def _has(run: Run, curve: Curve, kind: str) -> bool:
+    return any(record["kind"] == kind and record.get(curve.metric) is not None for record in run.records)
+
+
+def charts_of(runs: Sequence[Run]) -> Iterator[tuple[str, Chart]]:
+    """File names and charts, of one run or of several side by side."""
+    several = len(runs) > 1
+    for curve in CURVES:
+        lines = [
+            Line(
+                f"{run.name}, {line_name(run, curve, kind)}" if several else line_name(run, curve, kind),
+                run.curve(curve.metric, kind),
+                number,
+                thin=kind == "train" and len(curve.kinds) > 1,
+            )
+            for number, run in enumerate(runs)
+            for kind in curve.kinds
+        ]
+        names = [run.name for run in runs] if several else []
+        chart = Chart(curve.title, lines, "epoch", curve.percent, curve.from_zero, note(runs, curve), names)
+        yield f"{curve.file}.svg", chart

@@ -1,0 +1,184 @@
+"""Many runs in one page, table or chart: told apart, named as what they are, and nothing else among them."""
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import yaml
+from made_runs import make_run
+
+from paceline.cli.main import main
+from paceline.logbook.book import write_logbook
+from paceline.logbook.charts import COLORS, COLORS_ON_DARK, Chart, Line, svg
+from paceline.logbook.compare import compare
+from paceline.logbook.curves import charts_of
+from paceline.logbook.page import report
+from paceline.logbook.read import Run, read
+from paceline.logbook.settings import settings, shared_and_differing
+from paceline.logbook.tables import page_table, table
+
+
+def _data(page: str) -> dict:
+    return json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+
+
+def _runs(root: Path, number: int) -> list[Run]:
+    return [read(make_run(root, f"run-{place:02d}", "--seed", str(place))) for place in range(number)]
+
+
+@pytest.mark.parametrize("number", [10, 20, 45])
+def test_no_two_runs_are_drawn_alike(tmp_path: Path, number: int) -> None:
+    runs = _runs(tmp_path, number)
+    on_page = [(run["color"], run["dashes"]) for run in _data(report(compare(runs), "title"))["runs"]]
+    assert len(set(on_page)) == number
+    if number == 10:
+        assert len({color for color, _ in on_page}) == 10
+    drawn = svg(dict(charts_of(runs))["loss.svg"])
+    strokes = [_stroke(line) for line in re.findall(r"<polyline[^>]*>", drawn)]
+    training, validation = strokes[:number], strokes[number:]
+    assert training == validation
+    assert len(set(validation)) == number
+    legend = [_stroke(line) for line in re.findall(r"<line[^>]*>", drawn) if "stroke-width" in line]
+    assert legend == validation
+
+
+def _stroke(line: str) -> tuple[str, str]:
+    pattern = re.search(r'stroke-dasharray="([^"]*)"', line)
+    return re.search(r'stroke="([^"]*)"', line)[1], pattern[1] if pattern else ""
+
+
+@pytest.mark.parametrize(("colors", "ground"), [(COLORS, "#f8f9fa"), (COLORS_ON_DARK, "#1a2028")])
+def test_colors_are_seen_and_lie_apart(colors: tuple[str, ...], ground: str) -> None:
+    for color in colors:
+        light, dark = sorted((_luminance(color), _luminance(ground)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 3  # what WCAG asks of graphics
+    for one, other in combinations(colors, 2):
+        assert sum(abs(a - b) for a, b in zip(_channels(one), _channels(other), strict=True)) > 90
+
+
+def _channels(color: str) -> list[int]:
+    return [int(color[place : place + 2], 16) for place in (1, 3, 5)]
+
+
+def _luminance(color: str) -> float:
+    shares = [channel / 255 for channel in _channels(color)]
+    red, green, blue = (share / 12.92 if share <= 0.04 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _percents(drawn: str) -> list[float]:
+    return [float(label) for label in re.findall(r">([-\d.]+) %</text>", drawn)]
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [
+        ([0.97, 0.98, 0.985, 0.99], 96, 100),
+        ([0.995, 0.999, 1.0, 1.0], 99, 100),
+        ([1.0, 1.0], 90, 100),
+        ([0.0, 0.001, 0.002, 0.001], 0, 1),
+        ([0.1, 0.5, 0.96, 0.97, 0.975, 0.98], 93, 100),  # the climb at the beginning leaves room for the rest
+        ([0.1, 0.3, 0.5, 0.6, 0.7, 0.76], 0, 100),
+    ],
+)
+def test_an_axis_of_accuracies_fits_the_values(values: list[float], low: float, high: float) -> None:
+    drawn = svg(Chart("top-1", [Line("run", list(enumerate(values)))], percent=True))
+    labels = _percents(drawn)
+    assert len(labels) >= 2
+    assert low <= min(labels) < max(labels) <= high
+    assert ("The axis begins at" in drawn) == (values[0] == 0.1 and values[-1] > 0.9)
+
+
+def test_the_page_tells_model_data_and_hyperparameters_of_each_run(tmp_path: Path) -> None:
+    other = ("--optim.lr", "0.2", "--ema.decay", "0.99", "--train.mixup", "0.8", "--data.path", "/data/digits")
+    runs = [read(make_run(tmp_path, "one")), read(make_run(tmp_path, "two", *other))]
+    own = settings(runs[1])
+    assert own.items() >= {
+        "model": "airbench", "parameters": "25 M", "weights": "random", "data": "digits", "data path": "/data/digits",
+        "classes": "10", "training images": "1,437", "validation images": "360", "data fingerprint": "d1",
+        "duration": "20 epochs", "global batch": "128", "optimizer": "sgd", "peak learning rate": "0.2",
+        "schedule": "one-cycle, warm-up 4 epochs", "weight decay": "0.0005", "label smoothing": "0.1", "mixup": "0.8",
+        "precision": "fp32", "EMA decay": "0.99",
+    }.items()  # fmt: skip
+    assert "mixup" not in settings(runs[0])
+    shared, differing = shared_and_differing(runs)
+    assert differing["mixup"] == ["off", "0.8"]
+    page = report(compare(runs), "title")
+    for name, value in shared.items():
+        assert f"<dt>{name}</dt><dd>{value}</dd>" in page
+    for name, (first, second) in differing.items():
+        assert f'<th scope="col">{name}</th>' in page
+        assert name == "data path" or f"<td>{first}</td>" in page
+        assert f"<td><mark>{second}</mark></td>" in page
+    text = write_logbook(runs, tmp_path / "book")[1].read_text()
+    assert all(f"| {name} | {value} |" in text.replace("\\_", "_") for name, value in own.items())
+
+
+def test_settings_of_phases_and_of_odd_recipes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "run")
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    phases = [{"size": 128, "lr": [0.5, 2.0], "global_batch": 64}, {"size": 224, "lr": [0.1]}]
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe | {"phases": phases}))
+    found = settings(read(folder))
+    assert (found["image size"], found["peak learning rate"]) == ("128, then 224", "2")
+    assert (found["schedule"], found["global batch"]) == ("by phase (2 phases)", "64, then 128")
+    odd = recipe | {"phases": [1, {"size": [], "global_batch": {}, "lr": ["x"]}], "optim": 5, "ema": [], "ramp": "no"}
+    odd["train"] = {"label_smoothing": "much", "mixup": [], "duration": 7, "loss": {}}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(odd))
+    (folder / "summary.json").write_text(json.dumps({"status": "finished", "data": ["x"]}))
+    assert "airbench" in report(compare([read(folder)]), "title")
+    write_logbook([read(folder)], tmp_path / "book")
+
+
+def test_the_best_epoch_stands_beside_the_last_one(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "run", top1=(0.95, 0.75))
+    assert ["best top-1", "90.00% (epoch 0.9091)"] in table(compare([read(folder)]))
+    index = write_logbook([read(folder)], tmp_path / "book")[-1].read_text()
+    assert "| 75.00% | 90.00% (epoch 0.9091) |" in index
+
+
+def test_losses_are_named_as_what_they_are(tmp_path: Path) -> None:
+    soft = ("--train.label_smoothing", "0.2", "--train.mixup", "0.8")
+    plain = ("--train.label_smoothing", "0")
+    one, same, hard = (
+        read(make_run(tmp_path, name, *words)) for name, words in (("one", soft), ("same", soft), ("hard", plain))
+    )
+    bce = read(make_run(tmp_path, "bce", "--train.loss", "bce", "--train.cutmix", "1"))
+    labels = [row[0] for row in table(compare([one, same]))]
+    assert "training loss (label smoothing 0.2, mixup 0.8)" in labels
+    assert "validation loss (cross entropy)" in labels
+    charts = {chart["title"]: chart for chart in _data(report(compare([one, same]), "title"))["charts"]}
+    assert "training loss (label smoothing 0.2, mixup 0.8), a running mean over augmented" in charts["loss"]["note"]
+    assert "not comparable" in charts["loss"]["note"]
+    assert "training top-1 (mixup 0.8)" in charts["top-1"]["note"]
+    names = {line["name"] for line in _data(report(compare([bce]), "title"))["charts"][1]["lines"]}
+    assert names == {"training loss (BCE, label smoothing 0.1, cutmix 1)", "validation loss (cross entropy)"}
+    alone = {chart["title"]: chart for chart in _data(report(compare([hard]), "title"))["charts"]}
+    assert "training loss (cross entropy)" in alone["loss"]["note"]
+    assert "not comparable" not in alone["loss"]["note"] + alone["top-1"]["note"]
+    assert "(not the same measure in all runs)" in " ".join(row[0] for row in table(compare([one, hard])))
+    drawn = svg(dict(charts_of([one]))["loss.svg"])
+    assert "training loss (label smoothing 0.2, mixup 0.8)" in re.sub(r"</text>\s*<text[^>]*>", " ", drawn)
+
+
+def test_memory_is_that_of_ranks(tmp_path: Path) -> None:
+    run = read(make_run(tmp_path, "run", ranks=2, memory=[2 * 10**9, 3 * 10**9]))
+    data = _data(report(compare([run]), "title"))
+    chart = next(chart for chart in data["charts"] if chart["title"] == "peak memory per rank, GB")
+    assert {point[-1] for point in chart["lines"][0]["points"]} == {3.0}
+    assert [rank["gigabytes"] for rank in data["runs"][0]["ranks"]] == [2.0, 3.0]
+    assert not any("memory of" in chart["title"] for chart in data["charts"])
+
+
+def test_ten_runs_in_a_terminal_show_top1_first(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    folders = [make_run(tmp_path, f"digits-with-seed-{number:02d}", top1=(0.5, 0.9)) for number in range(10)]
+    assert main(["compare", *map(str, folders)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = [line for line in lines if line.strip().startswith("digits-with-seed-")][:10]
+    assert [line.split()[0] for line in first] == [folder.name for folder in folders]
+    assert all(line.split()[1] == "90.00%" for line in first)
+    assert max(map(len, lines)) <= 80
+    assert page_table(compare([read(folder) for folder in folders]))[0][1:3] == ["top-1", "best top-1"]
