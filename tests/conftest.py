@@ -13,6 +13,9 @@ import pytest
 from paceline.base.logs import log
 from paceline.cli.main import main
 
+# tests are of the CPU, whatever a machine has; those of GPUs stub them
+os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
 # small enough for seconds, with batch norm, whose statistics are the hardest part of an exact resume
 TINY = (
     *("--model.options", "{widths: [8, 16], norm: batch}"),
@@ -21,12 +24,20 @@ TINY = (
 )
 
 
+# how far losses on one and on several ranks may be apart
+PRECISIONS = pytest.mark.parametrize(("precision", "distance"), [("fp32", 1e-5), ("bf16", 1e-2)])
+HANG = 900
+"""Seconds after which something hangs; a busy machine is slow, and that is no failure."""
+
+
 def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "paceline", *map(str, words)]
 
 
 def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "OMP_"))}
+    """For processes of a test: on any machine one thread each, which small models compute fastest with."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "OMP_"))}
+    return inherited | {"PACELINE_THREADS": "1"}
 
 
 @pytest.fixture
@@ -34,7 +45,7 @@ def paceline(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command line in a folder of its own, as a user would."""
 
     def run(*words: object, **more: object) -> subprocess.CompletedProcess[str]:
-        options = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True, "timeout": 240}
+        options = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True, "timeout": HANG}
         return subprocess.run(command(*words), **(options | more), check=False)
 
     return run
@@ -46,6 +57,7 @@ def here(tmp_path: Path, monkeypatch, capsys) -> Iterator[Callable[..., subproce
     monkeypatch.chdir(tmp_path)
     for name in set(os.environ) - set(environment()):
         monkeypatch.delenv(name)
+    monkeypatch.setenv("PACELINE_THREADS", "1")
 
     def run(*words: object) -> subprocess.CompletedProcess[str]:
         try:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from conftest import command, environment
+from conftest import HANG, command, environment
 
 from paceline.cli.main import main
 from paceline.track.records import RunFolder
@@ -42,7 +42,7 @@ def run_ranks(
         processes.append(_ready.Process(target=_rank, args=target))
         processes[-1].start()
     for process in processes:
-        process.join(240)
+        process.join(HANG)
         assert process.exitcode is not None, f"{words}: a rank does not end"
     written = [
         "".join(path.read_text() for path in sorted(folder.glob(f"rank-*.{kind}"))) for kind in ("stdout", "stderr")
@@ -67,7 +67,7 @@ def _rank(
 
 
 def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANG
     while not any(record["step"] >= step for record in RunFolder(run).records()):
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         assert time.monotonic() < deadline

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import TINY, command, environment
+from conftest import HANG, TINY, command, environment
 from object_store import ObjectStore, object_store
 
 from paceline.track.records import RunFolder
@@ -32,7 +32,7 @@ def ask(tmp_path: Path, bucket: ObjectStore) -> Ask:
         folder = tmp_path / machine
         folder.mkdir(exist_ok=True)
         own = environment() | bucket.variables | {"PACELINE_HOME": str(folder / "home")}
-        answer = subprocess.run(command(*words), cwd=folder, env=own, capture_output=True, text=True, timeout=240)
+        answer = subprocess.run(command(*words), cwd=folder, env=own, capture_output=True, text=True, timeout=HANG)
         assert answer.returncode == status, answer.stdout + answer.stderr
         return answer
 
@@ -56,7 +56,7 @@ def test_a_job_is_stopped_and_gone_on_with_here_and_elsewhere(ask: Ask, bucket: 
     results = ("--results", "s3://results/runs", "--name", "mine")
     launched = ask("a", "launch", "local", "--nodes", 2, *WORDS, *names, *results, "--detach")
     assert "handed to node-0, node-1" in launched.stderr
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANG
     while not any((tmp_path / "a").rglob("COMMIT")):
         assert time.monotonic() < deadline, ask("a", "logs").stdout
         time.sleep(0.1)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from conftest import HANG
 from nbclient import NotebookClient
 
 import paceline
@@ -14,7 +15,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "one_node_or_two.ipynb"
 
 def test_the_example_tells_the_whole_story(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=HANG, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [
         output["data"].get("text/html", output["data"].get("text/plain", ""))
         for cell in notebook.cells

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import TINY, command, environment
+from conftest import HANG, PRECISIONS, TINY, command, environment
 from processes import run_ranks
 
 from paceline.track.records import RunFolder
@@ -30,9 +30,11 @@ def test_under_one_s_own_torchrun(tmp_path: Path) -> None:
     assert "--procs 3, but torchrun or srun started 2 here" in wrong.stderr
 
 
-def test_two_machines_by_hand(tmp_path: Path) -> None:
+@PRECISIONS
+def test_two_machines_by_hand(tmp_path: Path, precision: str, distance: float) -> None:
     """Two starts that know of each other only the address; the exchange goes over TCP."""
-    slow = ("--optim.lr", "0.01")  # rounding differences grow with the learning rate
+    # rounding differences grow with the learning rate
+    slow = ("--optim.lr", "0.01", "--precision", precision, "--model.options.widths", "[32, 64]")
     words = ("train", "digits", "--train.duration", "1ep", *slow, "--nodes", 2)
     for dtype in ("fp32", "bf16"):
         with socket.socket() as probe:
@@ -46,13 +48,13 @@ def test_two_machines_by_hand(tmp_path: Path) -> None:
             )
             for rank in range(2)
         ]
-        assert [node.wait(timeout=120) for node in nodes] == [0, 0]
+        assert [node.wait(timeout=HANG) for node in nodes] == [0, 0]
         assert _final(tmp_path / "runs" / dtype)["ranks"] == 2
     starts = json.loads((tmp_path / "runs" / "fp32" / "environment.json").read_text())["starts"]
     assert sum(starts[0]["hosts"].values()) == 2
     run_ranks(tmp_path, 1, "train", "digits", "--train.duration", "1ep", *slow)
     losses = {name: _final(tmp_path / "runs" / name)["final"]["loss"] for name in ("digits", "fp32", "bf16")}
-    assert abs(losses["fp32"] - losses["digits"]) < 1e-5
+    assert abs(losses["fp32"] - losses["digits"]) < distance
     assert abs(losses["bf16"] - losses["digits"]) < 1e-2
 
 
@@ -71,7 +73,7 @@ def test_machines_with_different_options_are_refused(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     for node in nodes:
-        _, errors = node.communicate(timeout=120)
+        _, errors = node.communicate(timeout=HANG)
         assert node.returncode == 1
         assert "rank 1 was started with another recipe than rank 0: seed is 0 there, 1 here" in errors
     assert not list(tmp_path.glob("runs/*"))

@@ -96,10 +96,12 @@ def test_an_overflow_is_skipped_on_all_ranks_and_the_scale_is_kept(tmp_path: Pat
 
 
 def test_one_rank_without_memory_ends_a_trial_for_all(tmp_path: Path) -> None:
+    """A gigabyte is more than a rank needs at rest, and much less than a step of this batch."""
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("{name: tiny, data: {name: cifar10}, model: {name: airbench, options: {norm: group}}}")
-    plenty, little = 64 << 30, 3 << 30
-    assert attempt(recipe, 2, 1, [plenty, plenty], 4).fits
+    model = "{name: airbench, options: {norm: group}}"
+    recipe.write_text(f"{{name: tiny, data: {{name: cifar10}}, model: {model}, precision: fp32, device: cpu}}")
+    plenty, little = 64 << 30, 1 << 30
+    assert attempt(recipe, 2, 1, [plenty, little], 4).fits
     trial = attempt(recipe, 2, 1, [plenty, little], 2048)
     assert (trial.fits, trial.reason) == (False, "out of memory")
 

@@ -1,8 +1,9 @@
-"""Small line charts as PNG files and in the terminal, which Pillow can draw well enough."""
+"""Small line charts and sheets of labelled images, which Pillow can draw well enough."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 Point = tuple[float, float]
@@ -39,6 +40,21 @@ def line_chart(path: Path, title: str, across: str, lines: dict[str, Sequence[Po
             draw.ellipse([centre[0] - 3, centre[1] - 3, centre[0] + 3, centre[1] + 3], fill=colour)
         draw.text((_WIDTH - 300, 14 + 18 * number), name, fill=colour, font=font)
     image.save(path, "png")
+
+
+def contact_sheet(images: Sequence[np.ndarray], labels: Sequence[str], columns: int, side: int) -> Image.Image:
+    """Images, uint8 (height, width, channels), in rows, each with its label below."""
+    line, rows = 14, -(-len(images) // columns)
+    sheet = Image.new("RGB", (columns * side, rows * (side + line)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for place, (image, label) in enumerate(zip(images, labels, strict=True)):
+        x, y = place % columns * side, place // columns * (side + line)
+        tile = Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).convert("RGB")
+        # small ones are shown pixel by pixel
+        way = Image.Resampling.BILINEAR if max(tile.size) >= side else Image.Resampling.NEAREST
+        sheet.paste(tile.resize((side - 2, side - 2), way), (x, y))
+        draw.text((x + 2, y + side), label[: side // 6], fill="black")
+    return sheet
 
 
 def sparkline(values: Sequence[float], width: int = 72) -> str:

@@ -1,23 +1,41 @@
 """The one place that knows about torchvision's quirk.
 
-torchvision's wheel is built for CUDA. Beside a CPU build of torch its compiled operators do not load, and
+torchvision's wheel on PyPI is built for CUDA. Beside a torch without CUDA its compiled operators do not load, and
 `import torchvision` (so `import timm`) fails with "operator torchvision::nms does not exist", because it registers fake
 kernels for operators that nobody declared. Declaring them first cures it; what needs the real operators
-(nms, torchvision.io) still raises when it is called, and nothing here calls it.
+(nms, torchvision.io) still raises when it is called, and nothing here calls it. Where torchvision's own operators load,
+declaring them as well would abort the process.
 """
 
-import torch
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-_library: torch.library.Library | None = None  # kept alive: its operators vanish with it
+_library: Any = None  # kept alive: its operators vanish with it
 
 
 def allow_torchvision() -> None:
-    """Make `import torchvision` work beside any build of torch; call before importing timm."""
+    """Make `import torchvision` work beside this torch; torch calls it when it is imported (an entry point)."""
     global _library
-    if torch.version.cuda is not None or _library is not None:
+    import torch  # not at the top: torch imports this module while it is being imported
+
+    if _library is not None or torch.version.cuda is not None or not _is_built_for_cuda():
         return
     _library = torch.library.Library("torchvision", "DEF")
     _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _library.define(
         "qnms(Tensor dets, Tensor scores, float iou_threshold, float scale, int zero_point) -> Tensor",
     )
+
+
+def _is_built_for_cuda() -> bool:
+    """Told from torchvision's version ("0.28.0+cu130"), without importing it."""
+    found = find_spec("torchvision")
+    if found is None or not found.origin:
+        return False
+    try:
+        version = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return re.search(r"__version__ = .*\+cu\d", version) is not None

@@ -18,6 +18,7 @@ _PREPARE = """Bring images into the form that training reads fastest.
                             --devkit ILSVRC2012_devkit_t12.tar.gz --out DIR      nothing is unpacked to disk
   paceline prepare imagenet --from TREE --out DIR               TREE/train/n01440764/*.JPEG, TREE/val/n01440764/*.JPEG
   paceline prepare folder TREE --out DIR [--val-fraction 0.1]   any tree with a folder for each class
+  paceline prepare folder LIST.csv --out DIR                    a list: path,label and optionally split (train, val)
 
 Archives may also be https:// or s3:// addresses. Interrupted and started again, preparation goes on where it was."""
 
@@ -29,7 +30,9 @@ Data behind an https:// or s3:// address is fetched first, to $PACELINE_CACHE or
 def prepare(arguments: list[str]) -> int:
     parser = make_parser("prepare", "cifar10|imagenet|folder [TREE] --out DIR [options]", _PREPARE)
     parser.add_argument("dataset", choices=["cifar10", "imagenet", "folder"], help="which data set")
-    parser.add_argument("tree", nargs="?", type=Path, metavar="TREE", help="the folder of `prepare folder`")
+    parser.add_argument(
+        "tree", nargs="?", type=Path, metavar="TREE", help="the image folder, or the CSV list, of `prepare folder`"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -66,6 +69,9 @@ def prepare(arguments: list[str]) -> int:
     parser.add_argument(
         "--limit-per-class", type=count, default=0, metavar="N", help="only the first N of a class, for trials"
     )
+    parser.add_argument(
+        "--allow-empty-classes", action="store_true", help="go on when no image of a class could be read"
+    )
     parser.add_argument("--workers", type=count, metavar="N", help="threads (default: all cores)")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
@@ -95,7 +101,8 @@ def prepare(arguments: list[str]) -> int:
     if options.original or not variants:
         variants.insert(0, Variant())
     source = _source(options)
-    write(source, out, list(dict.fromkeys(variants)), options.workers or os.cpu_count() or 1)
+    workers = options.workers or os.cpu_count() or 1
+    write(source, out, list(dict.fromkeys(variants)), workers, options.allow_empty_classes)
     console.print("\n".join(summary(Dataset.open(out))))
     return 0
 

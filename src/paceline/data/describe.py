@@ -1,18 +1,22 @@
 """What is in prepared data: in words, checked, as a picture, and as ordinary files again."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
 from rich.progress import track
 
+from paceline.base import chart
 from paceline.base.files import sha256, size_text
 from paceline.base.logs import console
 from paceline.data import codec
+from paceline.data.prepare.assemble import LEFT_OUT
 from paceline.data.shards import ANEW, Dataset, Split, shard_name
 from paceline.errors import UserError
+
+_MOST_REASONS = 12
 
 
 def summary(dataset: Dataset) -> Iterator[str]:
@@ -27,13 +31,29 @@ def summary(dataset: Dataset) -> Iterator[str]:
         total = sum(split["bytes"] for split in variant["splits"].values())
         shards = sum(len(split["shards"]) for split in variant["splits"].values())
         yield f"  {name}: {size_text(total)} in {shards} shards, {total / samples / 1e3:,.1f} kB an image"
-    remarks = description["remarks"]
-    if remarks:
-        yield f"  {len(remarks)} files were not what they should be:"
-        for remark in remarks[:10]:
-            yield f"    {remark['split']} {remark['file']}: {remark['what']}"
-        if len(remarks) > 10:
-            yield f"    ... and {len(remarks) - 10} more, in {dataset.folder / 'dataset.json'}"
+    yield from _remarks(dataset)
+
+
+def _remarks(dataset: Dataset) -> Iterator[str]:
+    """Files that were not what they should be: left out or re-encoded, counted by reason, with an example of each."""
+    remarks = dataset.description["remarks"]
+    groups: dict[str, list[dict[str, str]]] = {}
+    for remark in remarks:
+        groups.setdefault(_reason(remark["what"]), []).append(remark)
+    if not groups:
+        return
+    yield f"  {len(remarks):,} files were not what they should be (all in {dataset.folder / 'dataset.json'}):"
+    ordered = sorted(groups.items(), key=lambda group: (not group[0].startswith(LEFT_OUT), -len(group[1])))
+    for reason, group in ordered[:_MOST_REASONS]:
+        first = group[0]
+        yield f"    {len(group):,} {reason}, e.g. {first['split']} {first['file']}"
+    if rest := sum(len(group) for _, group in ordered[_MOST_REASONS:]):
+        yield f"    {rest:,} for other reasons"
+
+
+def _reason(what: str) -> str:
+    """Without the figures of a single file, so that like reasons are counted together."""
+    return re.sub(r"\d+", "N", what)
 
 
 def check(dataset: Dataset, cure: str = ANEW) -> None:
@@ -77,23 +97,20 @@ def _damaged_records(split: Split, shard: int) -> Iterator[str]:
 
 def contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, seed: int) -> None:
     """Random samples with their labels, as a PNG."""
-    columns, rows, side, line = 8, 6, 128, 14
+    columns, rows, side = 8, 6, 128
     split = dataset.split(split_name, variant or dataset.variants[0])
     chosen = np.random.default_rng(seed).permutation(len(split))[: columns * rows]
-    sheet = Image.new("RGB", (columns * side, rows * (side + line)), "white")
     pixels = np.zeros((len(chosen), 3, side, side), np.uint8)
     index = split.index[chosen]
     width, height = index["width"].astype(np.int32), index["height"].astype(np.int32)
     shorter = np.minimum(width, height)
     boxes = np.stack([(width - shorter) // 2, (height - shorter) // 2, shorter, shorter, 0 * shorter], axis=1)
     statuses = codec.Decoder(split.shards).crop(split.places(chosen), np.ascontiguousarray(boxes), pixels)
-    draw = ImageDraw.Draw(sheet)
-    for place, (image, row, status) in enumerate(zip(pixels, index, statuses, strict=True)):
-        x, y = place % columns * side, place // columns * (side + line)
-        sheet.paste(Image.fromarray(image.transpose(1, 2, 0)), (x, y))
-        label = dataset.classes[int(row["label"])].name if not status else codec.reason(int(status))
-        draw.text((x + 2, y + side), label[:20], fill="black")
-    sheet.save(out, "png")
+    labels = [
+        codec.reason(int(status)) if status else dataset.classes[int(row["label"])].name
+        for row, status in zip(index, statuses, strict=True)
+    ]
+    chart.contact_sheet(list(pixels.transpose(0, 2, 3, 1)), labels, columns, side).save(out, "png")
     console.print(f"{out}: {len(chosen)} random images of {split_name}")
 
 

@@ -20,6 +20,7 @@ from paceline.base.logs import log
 from paceline.base.world import World
 from paceline.checkpoint import store
 from paceline.config.io import fingerprint
+from paceline.data.load.source import Source
 from paceline.engine.build import Setup
 from paceline.engine.mirror import Mirror, newest_step
 from paceline.engine.window import SPLIT, Window
@@ -271,6 +272,17 @@ def _known(times: list[float]) -> bool:
     return not any(math.isnan(seconds) for seconds in times)
 
 
+def described(source: Source) -> dict[str, Any]:
+    return {
+        "name": source.name,
+        "path": source.place,
+        "fingerprint": source.fingerprint,
+        "classes": len(source.classes),
+        "train_images": source.num_train,
+        "val_images": source.num_val,
+    }
+
+
 def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
     """Results and times of a run, added up from its records."""
     records = folder.records()
@@ -287,8 +299,7 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": setup.recipe.name,
         "fingerprint": fingerprint(setup.recipe),
-        "data": {"name": setup.source.name, "fingerprint": setup.source.fingerprint}
-        | {"classes": len(setup.source.classes), "train_images": setup.source.num_train},
+        "data": described(setup.source),
         "ranks": setup.world.size,
         "global_batch": setup.layout.global_batch,
         "per_rank_batch": setup.layout.per_rank_batch,

@@ -6,8 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from paceline.base import logs
 from paceline.base.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, write_text
 from paceline.base.logs import console, log
@@ -21,6 +19,7 @@ from paceline.data import kinds
 from paceline.data.load.source import fetch
 from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
+from paceline.engine.examples import examples
 from paceline.engine.mirror import Mirror
 from paceline.engine.run import Run
 from paceline.engine.train import train
@@ -252,8 +251,8 @@ def _sinks(folder: RunFolder, setup: Setup, first_step: int, resumed: bool) -> l
     sinks: list[Sink] = [Guarded(lines, persistent=True)]
     settings, recipe = setup.recipe.log, setup.recipe
     if settings.tensorboard:
-        board = (folder.tensorboard, first_step, dump_recipe(recipe))
-        sinks.append(started(lambda: TensorBoard(*board, _examples(setup)), "TensorBoard"))
+        board = (folder.tensorboard, first_step, to_tree(recipe))
+        sinks.append(started(lambda: TensorBoard(*board, examples(setup)), "TensorBoard"))
     begun = folder.read_starts()[0].get("started", "")
     there = (folder.path, identity(folder.path, begun), settings.project, to_tree(recipe))
     if settings.wandb:
@@ -261,15 +260,6 @@ def _sinks(folder: RunFolder, setup: Setup, first_step: int, resumed: bool) -> l
     if settings.mlflow:
         sinks.append(InBackground(lambda: MLflow(*there), "MLflow"))
     return sinks
-
-
-def _examples(setup: Setup, count: int = 16) -> torch.Tensor | None:
-    """Training images as they are, with values from 0 to 1; none of data that are no pictures."""
-    if setup.source.channels not in (1, 3):
-        return None
-    images = setup.loader.plain_images(count)[:count].float().cpu()
-    mean, std = (torch.as_tensor(values).cpu().view(1, -1, 1, 1) for values in (setup.loader.mean, setup.loader.std))
-    return (images * std + mean).clamp(0, 1)
 
 
 def display_of(world: World, total_steps: int = 0, first_step: int = 0) -> Display:

@@ -5,6 +5,8 @@ import resource
 import time
 from pathlib import Path
 
+import psutil
+
 from paceline.base import logs
 from paceline.base.device import peak_memory, wait
 from paceline.base.files import write_json
@@ -29,8 +31,7 @@ def try_batch(recipe: Recipe, per_rank_batch: int, steps: int, limits: list[int]
     world = World.from_env(recipe.device)
     logs.set_up(1, 2)  # warnings only
     if limits and world.device.type == "cpu":
-        own = limits[min(world.rank, len(limits) - 1)]
-        resource.setrlimit(resource.RLIMIT_AS, (own, own))
+        _limit_memory(limits[min(world.rank, len(limits) - 1)])
     with world.connected():
         setup = build(as_trial(recipe, per_rank_batch, world.size, steps), world)
         seconds = _run(setup, steps)
@@ -38,6 +39,14 @@ def try_batch(recipe: Recipe, per_rank_batch: int, steps: int, limits: list[int]
         if world.is_leader:
             images = per_rank_batch * world.size * steps
             write_json(result, {"images_per_second": images / max(seconds, 1e-9), "memory": memory})
+
+
+def _limit_memory(size: int) -> None:
+    """Let the process have so many bytes in all; addresses without memory behind them do not count."""
+    own = psutil.Process().memory_info()
+    if size <= own.rss:
+        raise UserError(f"out of memory: a process needs {own.rss / 1e9:.2f} GB before it begins, more than the limit")
+    resource.setrlimit(resource.RLIMIT_AS, (own.vms + size - own.rss,) * 2)
 
 
 def as_trial(recipe: Recipe, per_rank_batch: int, ranks: int, steps: int) -> Recipe:

@@ -96,6 +96,7 @@ _OUT_OF_MEMORY = (
     "bad_alloc",
     "Cannot allocate memory",
     "Resource temporarily unavailable",  # for a thread's stack
+    "can't start new thread",
 )
 
 

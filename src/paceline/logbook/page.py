@@ -26,7 +26,7 @@ def report(comparison: Comparison, title: str) -> str:
         script=(assets / "report.js").read_text(encoding="utf-8"),
         data=text,
         fairness=fairness_html(comparison),
-        kind="" if comparison.speedup_counts or len(runs) == 1 else "unfair",
+        kind="" if comparison.certified or len(runs) == 1 else "unfair",
         table=table_html(comparison),
         differences=_differences(comparison),
         settings=settings_html(runs),
@@ -45,7 +45,7 @@ def fairness_html(comparison: Comparison) -> str:
     if len(comparison.runs) == 1:
         return f"<strong>{escape(verdict(comparison.runs[0])[0].text)}</strong>"
     sentence = comparison.sentence
-    kind = "" if comparison.speedup_counts else ' class="note"'
+    kind = "" if comparison.certified else ' class="note"'
     return f"<strong{kind}>{escape(sentence[0].upper() + sentence[1:])}.</strong>"
 
 

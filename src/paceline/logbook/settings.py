@@ -4,11 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.base.files import printable
+from paceline.config.data import IN_MEMORY
 from paceline.config.io import leaves
 from paceline.logbook.read import Run
-
-_OF_PHOTOGRAPHS = ("imagenet", "shards", "folder")
-
 
 _OFF = "off"
 
@@ -104,7 +102,7 @@ def _schedule(run: Run, fields: dict[str, Any]) -> str | None:
 
 def _sizes(run: Run, fields: dict[str, Any]) -> str | None:
     ramp = fields.get("ramp.sizes")
-    own = fields.get("data.size") or (224 if fields.get("data.name") in _OF_PHOTOGRAPHS else None)
+    own = fields.get("data.size") or (None if fields.get("data.name", IN_MEMORY[0]) in IN_MEMORY else 224)
     sizes = list(dict.fromkeys(str(phase.get("size") or own or "native") for phase in _phases(run)))
     if isinstance(ramp, list | tuple) and any(ramp):
         words = " to ".join(map(str, ramp))

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import yaml
+
 from paceline.base.host import BackgroundThread
 from paceline.base.logs import log
 from paceline.config.io import leaves
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
-    import torch
+    import numpy as np
 
 
 class Sink(Protocol):
@@ -25,18 +27,29 @@ class Sink(Protocol):
         """`status` is the run's: finished, interrupted or failed."""
 
 
+_PLAIN = (bool, int, float, str)
+_JUDGED_BY = ("Accuracy/val", "Loss/val", "Loss/train")
+"""What TensorBoard's table of hyperparameters shows beside them: tags of `scalars`."""
+
+
 class TensorBoard:
     """Scalars by step, and once more by images seen, which is what runs of different batches have in common."""
 
-    def __init__(self, folder: Path, first_step: int, recipe: str = "", images: "torch.Tensor | None" = None):
+    def __init__(self, folder: Path, first_step: int, recipe: dict[str, Any], examples: "np.ndarray | None" = None):
+        """`examples`: a picture of training images, uint8 (height, width, 3)."""
         from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
 
         self._writer = SummaryWriter(folder, purge_step=first_step + 1)
         self._seen = 0
-        if recipe:
-            self._writer.add_text("recipe", f"```\n{recipe}\n```", first_step)
-        if images is not None:
-            self._writer.add_images("examples", images, first_step)
+        text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=120)
+        self._writer.add_text("recipe", f"```\n{text}\n```", first_step)
+        settings = {key: value for key, value in leaves(recipe) if not key.startswith("about.")}
+        plain = {key: value if isinstance(value, _PLAIN) else str(value) for key, value in settings.items()}
+        for summary in hparams(plain, dict.fromkeys(_JUDGED_BY, 0.0)):
+            self._writer._get_file_writer().add_summary(summary)
+        if examples is not None:
+            self._writer.add_image("examples", examples, first_step, dataformats="HWC")
 
     def write(self, record: dict[str, Any]) -> None:
         step = record["step"]

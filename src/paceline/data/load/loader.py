@@ -61,21 +61,38 @@ class PhotographLoader:
             return self._normalise(pixels)
         raise AssertionError("a request gives a batch")
 
+    @property
+    def labels(self) -> torch.Tensor:
+        """Of all training images."""
+        first = next(iter(self._splits.values()))
+        return torch.from_numpy(first.labels(np.arange(len(first))).astype(np.int64))
+
+    def augmented(self, ids: torch.Tensor) -> Batch:
+        """These training images as the first epoch shows them."""
+        request = self._request(ids, self.plan.timeline.stages[0], epoch=0)
+        for _, pixels in self._decoder.batches([request]):
+            return self._batch(request, pixels)
+        raise AssertionError("a request gives a batch")
+
     def steps(self, first_step: int = 0) -> Iterator[list[Batch]]:
         """The micro-batches of every step from `first_step` on, epoch after epoch."""
         micro: list[Batch] = []
-        augment, accumulation = self._data.augment, next(iter(self.plan.layouts.values())).accumulation
+        accumulation = next(iter(self.plan.layouts.values())).accumulation
         for request, pixels in self.pixels(first_step):
-            batch = self._normalise.batch(pixels, request.photographs.labels(request.ids), request.ids)
-            keys = torch.from_numpy(request.keys).to(batch.images.device)
-            if augment.cutout:
-                cut_out_(batch.images, keys, augment.cutout, self.plan.seed, request.epoch)
-            if augment.erase:
-                erase_(batch.images, keys, augment.erase, self.plan.seed, request.epoch)
-            micro.append(batch)
+            micro.append(self._batch(request, pixels))
             if len(micro) == accumulation:
                 yield micro
                 micro = []
+
+    def _batch(self, request: Request, pixels: torch.Tensor) -> Batch:
+        augment = self._data.augment
+        batch = self._normalise.batch(pixels, request.photographs.labels(request.ids), request.ids)
+        keys = torch.from_numpy(request.keys).to(batch.images.device)
+        if augment.cutout:
+            cut_out_(batch.images, keys, augment.cutout, self.plan.seed, request.epoch)
+        if augment.erase:
+            erase_(batch.images, keys, augment.erase, self.plan.seed, request.epoch)
+        return batch
 
     def pixels(self, first_step: int = 0) -> Iterator[tuple[Request, torch.Tensor]]:
         """The same, one micro-batch at a time, as uint8 in host memory; valid until the next one is asked for."""

@@ -62,6 +62,15 @@ class ResidentLoader:
         keys = torch.arange(min(count, self.plan.num_samples))
         return self._pixels.batch(keys, Augment(), seed=0, epoch=0, size=0).images
 
+    @property
+    def labels(self) -> torch.Tensor:
+        """Of all training images."""
+        return self._pixels.labels.cpu()
+
+    def augmented(self, ids: torch.Tensor) -> Batch:
+        """These training images as the first epoch shows them."""
+        return self._pixels.batch(ids, self._augment, self.plan.seed, 0, self.plan.timeline.stages[0].size)
+
     def steps(self, first_step: int = 0) -> Iterator[list[Batch]]:
         """The micro-batches of every step from `first_step` on, epoch after epoch."""
         for stage, epoch, rows in self.plan.steps(first_step):

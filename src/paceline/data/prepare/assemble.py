@@ -15,9 +15,13 @@ from paceline.data.shards import DESCRIPTION, FORMAT, INDEX, LISTS
 from paceline.errors import UserError
 
 PARTS = ".parts"  # where a preparation under way keeps its notes
+LEFT_OUT = "left out: "
+"""How the remark on a file begins that nothing could be made of."""
 
 
-def assemble(source: Source, out: Path, variants: list[Variant], plan: dict[str, Any]) -> None:
+def assemble(
+    source: Source, out: Path, variants: list[Variant], plan: dict[str, Any], allow_empty_classes: bool
+) -> None:
     """Turn the parts of all shards into indexes and names, and write dataset.json last."""
     remarks: list[dict[str, str]] = []
     splits: dict[str, Any] = {}
@@ -35,6 +39,9 @@ def assemble(source: Source, out: Path, variants: list[Variant], plan: dict[str,
         if not kept:
             raise UserError(f"{source.name}: not one image of {split} could be read; see {out / PARTS / split}")
         labels = [entry["label"] for _, entry in kept]
+        lost = sorted({entry["label"] for _, entry in entries} - set(labels))
+        if lost and not allow_empty_classes:
+            raise UserError(_lost(source, split, lost, [entry for _, entry in entries if entry["label"] in lost]))
         splits[split] = {
             "samples": len(kept),
             "left_out": len(entries) - len(kept),
@@ -68,6 +75,15 @@ def assemble(source: Source, out: Path, variants: list[Variant], plan: dict[str,
     }
     write_json(out / DESCRIPTION, description)
     shutil.rmtree(out / PARTS)
+
+
+def _lost(source: Source, split: str, lost: list[int], entries: list[dict[str, Any]]) -> str:
+    names = ", ".join(source.classes[label].name for label in lost[:5]) + (", ..." if lost[5:] else "")
+    files = "\n  ".join(f"{entry['name']}: {entry['remark'].removeprefix(LEFT_OUT)}" for entry in entries[:10])
+    return (
+        f"not one {split} image of {len(lost)} class{'es' * (len(lost) > 1)} could be read ({names}):\n  {files}\n"
+        "replace these files and prepare again into an empty folder, or prepare the rest with --allow-empty-classes"
+    )
 
 
 def _file(path: Path) -> dict[str, Any]:

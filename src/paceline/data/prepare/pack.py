@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from paceline.base.files import FolderLock, replacing, size_text, write_json
 from paceline.base.logs import console
 from paceline.data import codec
-from paceline.data.prepare.assemble import PARTS, assemble
+from paceline.data.prepare.assemble import LEFT_OUT, PARTS, assemble
 from paceline.data.prepare.convert import Unreadable, Variant, convert
 from paceline.data.prepare.sources import Sample, Source
 from paceline.data.shards import DESCRIPTION, FORMAT, shard_name
@@ -31,7 +31,9 @@ SHARD_SAMPLES = 2048
 _QUIET_SECONDS = 30.0  # between lines where there is no terminal for a bar
 
 
-def prepare(source: Source, out: Path, variants: list[Variant], workers: int) -> None:
+def prepare(
+    source: Source, out: Path, variants: list[Variant], workers: int, allow_empty_classes: bool = False
+) -> None:
     """Write all splits and variants of a source to a folder."""
     plan = {
         "name": source.name,
@@ -59,7 +61,7 @@ def prepare(source: Source, out: Path, variants: list[Variant], workers: int) ->
         with _bar() as bar, ThreadPoolExecutor(workers) as pool:
             for split in source.splits:
                 _write_split(source, split, out, variants, pool, workers, bar)
-        assemble(source, out, variants, plan)
+        assemble(source, out, variants, plan, allow_empty_classes)
     except KeyboardInterrupt:
         console.print(f"\n{out} is not finished; the same command goes on with it")
         raise
@@ -264,7 +266,7 @@ class _Shard:
 
 def _entry(sample: Sample, outcome: Outcome, files: list[_Shard]) -> dict[str, Any]:
     if isinstance(outcome, Unreadable):
-        return {"name": sample.name, "remark": f"left out: {outcome}"}
+        return {"name": sample.name, "label": sample.label, "remark": f"{LEFT_OUT}{outcome}"}
     records, remark = outcome
     places = [file.append(record) for file, record in zip(files, records, strict=True)]
     return {"name": sample.name, "label": sample.label, "places": places} | ({"remark": remark} if remark else {})

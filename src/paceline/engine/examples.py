@@ -1,0 +1,35 @@
+"""A picture of the training data as the model sees it: every class, augmented, with its name."""
+
+import numpy as np
+import torch
+
+from paceline.base.chart import contact_sheet
+from paceline.engine.build import Setup
+
+_MOST, _COLUMNS, _SIDE = 128, 16, 96
+
+
+def examples(setup: Setup) -> np.ndarray | None:
+    """Some images of each class, or one each of evenly chosen classes where there are many; uint8 (height, width, 3).
+
+    None for data whose channels are not those of a picture.
+    """
+    if setup.source.channels not in (1, 3):
+        return None
+    classes, loader = setup.source.classes, setup.loader
+    batch = loader.augmented(chosen(loader.labels, len(classes)))
+    mean, std = (torch.as_tensor(values).cpu().view(1, -1, 1, 1) for values in (loader.mean, loader.std))
+    pixels = ((batch.images.float().cpu() * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
+    names = [classes[label].name for label in batch.labels.tolist()]
+    return np.asarray(contact_sheet(list(pixels.permute(0, 2, 3, 1).numpy()), names, _COLUMNS, _SIDE))
+
+
+def chosen(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
+    """Numbers of the images to show, class by class: the first ones of each."""
+    numbers = labels.numpy()
+    each = max(1, min(8, _MOST // num_classes))
+    shown = np.unique(np.linspace(0, num_classes - 1, min(num_classes, _MOST)).round().astype(int))
+    order = np.argsort(numbers, kind="stable")
+    begins = np.searchsorted(numbers[order], shown)
+    ends = np.searchsorted(numbers[order], shown, side="right")
+    return torch.from_numpy(np.concatenate([order[a : min(a + each, b)] for a, b in zip(begins, ends, strict=True)]))
