@@ -260,7 +260,7 @@ def test_what_is_in_it_is_described_checked_shown_and_given_back(here, tmp_path:
     assert answer.returncode == 0, answer.stderr
     assert "train: 12 images, 4 to 4 a class" in answer.stdout
     assert "every checksum matches" in answer.stderr
-    assert Image.open(tmp_path / "sheet.png").size == (1024, 852)
+    assert Image.open(tmp_path / "sheet.png").size == (1024, 2 * (128 + 14))
     given, back = sorted((tmp_path / "in" / "val").rglob("*.JPEG")), sorted((tmp_path / "back" / "val").rglob("*.jpg"))
     assert len(given) == len(back) == 12
     for first, second in zip(given, back, strict=True):
@@ -349,3 +349,37 @@ def test_options_without_a_bearing_are_refused(here, tmp_path: Path) -> None:
     assert "'bogus' is not in" in complaint(here("data", "out", "--variant", "bogus"))
     assert "give both or neither" in complaint(here("data", "out", "--out", "x"))
     assert "is not a whole number" in complaint(here("data", "out", "--show", "x.png", "--seed", "-1"))
+
+
+def test_a_class_that_lost_all_its_images_is_an_error_unless_allowed(here, tmp_path: Path) -> None:
+    tree(tmp_path / "in", classes=3, images=2)
+    for file in (tmp_path / "in" / "train" / "n00000001").iterdir():
+        file.write_bytes(b"not an image")
+    words = ("prepare", "folder", "in", "--out", "out")
+    text = complaint(here(*words))
+    assert "not one train image of 1 class could be read (n00000001)" in text
+    assert "train/n00000001/train_0.JPEG: not an image" in text
+    assert "--allow-empty-classes" in text
+    assert not (tmp_path / "out" / "dataset.json").exists()
+    answer = here(*words, "--allow-empty-classes")
+    assert answer.returncode == 0, answer.stderr
+    assert Dataset.open(tmp_path / "out").description["splits"]["train"]["per_class"] == [2, 0, 2]
+
+
+def test_what_was_left_out_is_counted_by_reason(here, tmp_path: Path) -> None:
+    tree(tmp_path / "in", classes=2, images=6)
+    folder = tmp_path / "in" / "train" / "n00000001"
+    for number in range(3):
+        (folder / f"train_{number}.JPEG").write_bytes(b"" if number else b"not an image")
+    (folder / "picture.png").write_bytes(_png(20, 20))
+    answer = here("prepare", "folder", "in", "--out", "out")
+    assert answer.returncode == 0, answer.stderr
+    assert "2 left out: the file is empty, e.g. train train/n00000001/train_1.JPEG" in answer.stderr
+    assert "1 left out: not an image" in answer.stderr
+    assert "1 a PNG file" in answer.stderr or "re-encoded" in answer.stderr
+
+
+def _png(width: int, height: int) -> bytes:
+    out = io.BytesIO()
+    photograph(width, height).save(out, "png")
+    return out.getvalue()

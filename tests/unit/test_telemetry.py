@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import HANG
 
 from paceline.track.telemetry import HostSampler
 
@@ -15,8 +16,10 @@ SAMPLE = """
 import json, sys, time
 from pathlib import Path
 from paceline.track.telemetry import HostSampler
-sampler = HostSampler(Path(sys.argv[1]), interval=0.01, gpus=sys.argv[2:] or None)
-time.sleep(0.2)
+folder = Path(sys.argv[1])
+sampler = HostSampler(folder, interval=0.01, gpus=sys.argv[2:] or None)
+while sum(path.read_text().count("\\n") for path in folder.glob("*.jsonl")) < 4:
+    time.sleep(0.01)
 sampler.stop()
 """
 
@@ -27,7 +30,7 @@ def _lines(folder: Path) -> list[dict]:
 
 def test_a_host_without_gpus(tmp_path: Path) -> None:
     sampler = HostSampler(tmp_path, interval=0.01)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG
     while len(_lines(tmp_path)) < 4:
         assert time.monotonic() < deadline
         time.sleep(0.01)

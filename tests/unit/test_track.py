@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.base.files import FolderLock, replacing
@@ -95,7 +96,8 @@ def test_records_that_found_no_room_are_written_when_there_is_some(tmp_path: Pat
 def test_tensorboard_gets_this_field_s_tags(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    board = TensorBoard(tmp_path, first_step=0)
+    picture = np.zeros((4, 6, 3), np.uint8)
+    board = TensorBoard(tmp_path, 0, {"name": "x", "optim": {"lr": 0.1}, "about": {"source": "paper"}}, picture)
     seconds = {"data": 0.1, "compute": 0.2, "sync": 0.3}
     train = {"kind": "train", "step": 5, "loss": 1.5, "top1": 0.25, "lr": 0.1, "images_per_second": 9.0}
     board.write(train | {"seconds": seconds})
@@ -105,6 +107,10 @@ def test_tensorboard_gets_this_field_s_tags(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path)).Reload()
     assert set(events.Tags()["scalars"]) >= {"Loss/train", "Accuracy/train", "Loss/val", "Accuracy/val", "LearningRate"}
     assert events.Scalars("Loss/val")[0].step == 5
+    assert events.Tags()["images"] == ["examples"]
+    parameters = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b"optim.lr" in parameters
+    assert b"about" not in parameters
 
 
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:

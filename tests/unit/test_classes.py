@@ -1,0 +1,105 @@
+"""A model's classes keep their names: in checkpoints, exports and evaluation on other data."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import complaint
+from photographs import tree
+from safetensors import safe_open
+
+from paceline.checkpoint import store
+from paceline.data.classes import Class, match
+from paceline.errors import UserError
+
+WORDS = (
+    *(
+        "--data.name",
+        "",
+        "--data.size",
+        24,
+        "--data.augment",
+        "{}",
+        "--train.global_batch",
+        6,
+        "--log.tensorboard",
+        "false",
+    ),
+    *("--model.options", "{widths: [8, 16], norm: group}", "--train.duration", "12ba", "--precision", "fp32"),
+)
+
+
+def _classes(*names: str) -> list[Class]:
+    return [Class(name, name) for name in names]
+
+
+def test_classes_are_matched_by_id_then_by_name() -> None:
+    model = [Class("n1", "crane"), Class("n2", "crane"), Class("n3", "dog")]
+    assert match(model, [Class("n3", "hound"), Class("n2", "crane")], "run", "data") == [2, 1]
+    assert match(model, [Class("x", "dog")], "run", "data") == [2]
+    with pytest.raises(UserError, match="1 classes of data are unknown to it; the model knows 3"):
+        match(model, [Class("x", "crane")], "run", "data")  # two of the model's have that name
+    with pytest.raises(UserError, match="data has a class twice"):
+        match(_classes("a", "b"), [Class("a", "x"), Class("c", "a")], "run", "data")
+
+
+@pytest.fixture
+def trained(here, tmp_path: Path) -> Path:
+    tree(tmp_path / "photos", classes=3, images=4)
+    assert here("train", "digits", *WORDS, "--data.path", "photos").returncode == 0
+    return tmp_path / "runs" / "digits"
+
+
+def _rename(root: Path, names: dict[str, str]) -> None:
+    """In two steps, since names may be exchanged."""
+    for split in ("train", "val"):
+        for old in names:
+            (root / split / old).rename(root / split / f"was-{old}")
+        for old, new in names.items():
+            (root / split / f"was-{old}").rename(root / split / new)
+
+
+def _counts(text: str) -> str:
+    return text.partition("top-1 ")[2]
+
+
+def test_another_order_a_part_and_other_classes(here, tmp_path: Path, trained: Path) -> None:
+    whole = here("evaluate", trained)
+    assert whole.returncode == 0, whole.stderr
+    shutil.copytree(tmp_path / "photos", tmp_path / "other")
+    files = sorted((tmp_path / "other").rglob("*.JPEG"))
+    rows = [f"{file.relative_to(tmp_path)},{file.parent.name},{file.parent.parent.name}" for file in files]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,split", *rows]))
+    assert _counts(here("evaluate", trained, "--data.path", "list.csv").stdout) == _counts(whole.stdout)
+    for split in ("train", "val"):
+        shutil.rmtree(tmp_path / "other" / split / "n00000000")
+    part = here("evaluate", trained, "--data.path", "other")
+    assert "2 of the model's 3 classes" in part.stdout, part.stderr
+    assert "of 8)" in part.stdout
+    _rename(tmp_path / "other", {"n00000001": "cat"})
+    text = complaint(here("evaluate", trained, "--data.path", "other"))
+    assert "the model knows 3 (n00000000, n00000001, n00000002); the data has 2 (cat, n00000002)" in text
+
+
+def test_labels_follow_their_names(here, tmp_path: Path, trained: Path) -> None:
+    """With the folders' names exchanged, images that were right are wrong, and the other way round."""
+    before = here("evaluate", trained).stdout
+    _rename(tmp_path / "photos", {"n00000000": "n00000002", "n00000002": "n00000000"})
+    after = here("evaluate", trained).stdout
+    loss = [float(text.rpartition("loss ")[2]) for text in (before, after)]
+    assert loss[0] != loss[1]
+
+
+def test_checkpoints_and_exports_say_how_they_are_used(here, tmp_path: Path, trained: Path) -> None:
+    _, parts = store.read(next(store.committed(trained / "checkpoints")))
+    assert here("export", trained, "--to", "weights.safetensors").returncode == 0
+    with safe_open(tmp_path / "weights.safetensors", "pt") as file:
+        told = json.loads(file.metadata()["paceline"])
+    assert told == {name: parts["progress"][name] for name in told}
+    assert told["classes"] == [[name, name] for name in ("n00000000", "n00000001", "n00000002")]
+    preprocessing = told["preprocessing"]
+    assert (preprocessing["size"], preprocessing["crop_pct"]) == ([24, 24], 0.875)
+    assert (len(preprocessing["mean"]), preprocessing["interpolation"]) == (3, "bilinear")
+    model = {"name": "airbench", "num_classes": 3, "in_chans": 3, "options": {"widths": [8, 16], "norm": "group"}}
+    assert told["model"] == model
