@@ -120,6 +120,7 @@ _VERBS = {
     "stop": ("end a job on all machines", "jobs"),
     "fetch": ("bring a job's run folder here", "jobs"),
     "ec2": ("look after machines, volumes and images on EC2", "ec2"),
+    "runs": ("list run folders: status, progress, best accuracy", "runs"),
     "compare": ("compare runs: fair or not, speed-up, accuracy, memory, cost", "evidence"),
     "watch": ("watch a run as it goes on", "watch"),
     "doctor": ("say where the time of a run went, or what is wrong with machines", "evidence"),
