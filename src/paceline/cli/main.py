@@ -123,10 +123,11 @@ _VERBS = {
     "runs": ("list run folders: status, progress, best accuracy", "runs"),
     "compare": ("compare runs: fair or not, speed-up, accuracy, memory, cost", "evidence"),
     "watch": ("watch a run as it goes on", "watch"),
-    "doctor": ("say where the time of a run went, or what is wrong with machines", "evidence"),
+    "doctor": ("check this machine, other machines, or where the time of a run went", "doctor"),
     "logbook": ("write the logbook of runs", "evidence"),
     "report": ("write one HTML page about runs", "evidence"),
     # without a summary: not for users
+    "installation": ("", "installation"),
     "try-batch": ("", "find_batch"),
     "meet": ("", "hosts"),
     "facts": ("", "hosts"),
