@@ -1,0 +1,156 @@
+"""The state of a job as a whole: from what its machines say, and from what is known here."""
+
+import json
+import shlex
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.launch import control, slurm
+from paceline.launch.hosts import Host, HostError
+from paceline.launch.job import Job
+from paceline.logbook.live import Snapshot, of_records, snapshot
+from paceline.track.checks import Summary, is_sound
+from paceline.track.records import RunFolder
+
+PENDING, RUNNING, FINISHED, FAILED, STOPPED = "pending", "running", "finished", "failed", "stopped"
+LOST, NOT_STARTED, UNREACHABLE, GONE, UNKNOWN = "lost", "not started", "unreachable", "gone", "unknown"
+FINAL = (FINISHED, FAILED, STOPPED)
+HAS_RUN = (RUNNING, FINISHED, FAILED, STOPPED, LOST)
+"""States of machines that can be asked for their run folder."""
+
+_SIGNALLED = ("130", "143")
+_OF_SLURM = {
+    "PENDING": PENDING, "REQUEUED": PENDING, "REQUEUE_HOLD": PENDING, "CONFIGURING": PENDING,
+    "RUNNING": RUNNING, "COMPLETING": RUNNING, "SUSPENDED": RUNNING, "STOPPED": RUNNING, "SIGNALING": RUNNING,
+    "COMPLETED": FINISHED, "CANCELLED": STOPPED,
+}  # fmt: skip
+_TAIL = 1 << 16
+
+
+def kind_of(state: str) -> str:
+    """One of the states above, from the words of a backend."""
+    first, _, rest = state.partition(" ")
+    if first in slurm.ENDED and first not in _OF_SLURM:
+        return FAILED
+    if first == "ended":
+        return FINISHED if rest == "0" else STOPPED if rest in _SIGNALLED else FAILED
+    known = {"running": RUNNING, "lost": LOST, "absent": NOT_STARTED, "gone": GONE, "unreachable": UNREACHABLE}
+    return (known | _OF_SLURM).get(first.rstrip(":"), UNKNOWN)
+
+
+def described(state: str) -> str:
+    """A machine's state for people."""
+    kind, rest = kind_of(state), state.partition(" ")[2]
+    if state.startswith("ended"):
+        return f"failed with exit status {rest}" if kind == FAILED else kind
+    return {"lost": "lost: its processes are gone", "absent": NOT_STARTED}.get(state, state)
+
+
+def overall(job: Job, parts: Sequence[tuple[str, str]]) -> str:
+    """Of the whole job, given the states of its machines."""
+    kinds = {kind_of(state) for _, state in parts}
+    for kind in (RUNNING, PENDING):
+        if kind in kinds:
+            return kind
+    # one machine that saw the end is enough; of an array of SLURM's every job has its own
+    if kinds == {FINISHED} or (FINISHED in kinds and job.backend != "slurm"):
+        return FINISHED
+    if (here := known_here(job)) != UNKNOWN:
+        return here
+    if control.is_stopped(job) and UNREACHABLE not in kinds:
+        return STOPPED
+    return next((kind for kind in (UNREACHABLE, FAILED, STOPPED, LOST, GONE, NOT_STARTED) if kind in kinds), UNKNOWN)
+
+
+def known_here(job: Job) -> str:
+    """What needs no machine to be asked: how it ended, if somebody on this one saw that."""
+    if ended := control.concluded(job):
+        return ended
+    folders = slurm.folders(job) if job.backend == "slurm" else [control.fetched(job)]
+    return FINISHED if all(folder and RunFolder(folder).finished for folder in folders) else UNKNOWN
+
+
+def states_of(
+    jobs: Sequence[Job], ask: Callable[[Job], list[tuple[str, str]]], seconds: float, quick: bool
+) -> dict[str, str]:
+    """Of many jobs at once, by their ids; machines that do not answer in time are unreachable.
+
+    `quick`: only what is known here.
+    """
+    found = {job.id: known_here(job) for job in jobs}
+    asked = [job for job in jobs if found[job.id] not in FINAL and (not quick or job.backend == "local")]
+
+    def one(job: Job) -> None:
+        try:
+            found[job.id] = overall(job, ask(job))
+        except (UserError, OSError):  # its machines, or a program that would ask them
+            found[job.id] = UNREACHABLE
+
+    # daemons: one that hangs must not hold up the end of this process
+    threads = [threading.Thread(target=one, args=(job,), daemon=True) for job in asked]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for job, thread in zip(asked, threads, strict=True):
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            found[job.id] = UNREACHABLE
+    return dict(found)
+
+
+def runs_of(job: Job, machines: Sequence[str]) -> list[Snapshot]:
+    """How far its run is, as far as these machines can tell; of an array of SLURM's one for each job."""
+    if job.backend == "slurm":
+        return [snapshot(folder) for folder in slurm.folders(job) if RunFolder(folder).exists]
+    hosts = [host for name, host in control.hosts_of(job).items() if name in machines]
+    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+        found = [one for one in pool.map(lambda host: _run_on(job, host), hosts) if one]
+    if not found and (here := control.fetched(job)):
+        found = [snapshot(here)]
+    return [max(found, key=lambda own: own.step)] if found else []  # the other machines have older copies
+
+
+def _run_on(job: Job, host: Host) -> Snapshot | None:
+    own = shlex.quote(f"runs/{job.name}")
+    script = f"cat {own}/summary.json 2> /dev/null && printf '\\000' && tail -c {_TAIL} {own}/metrics.jsonl"
+    try:
+        answer = host.run(script, timeout=30)
+    except HostError:
+        return None
+    text, found, records = answer.out.partition(b"\0")
+    if not found:
+        return None
+    summary = _parsed(text)
+    return of_records(job.name, str(summary.get("status", "")), summary, records.splitlines())
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        summary = json.loads(text)
+    except ValueError:
+        return {}
+    return summary if isinstance(summary, dict) and is_sound(summary, Summary) else {}
+
+
+def advice(job: Job, state: str, resume: str) -> str:
+    """What can be done with a job in this state; `resume` says how it is resumed."""
+    logs = f"`paceline logs {job.id}` shows why"
+    folder = control.fetched(job)
+    # what was fetched before the end may be older than what the machines have
+    whole = folder and (job.backend == "ec2" or RunFolder(folder).finished)
+    brought = f"its run folder is {folder}" if whole else f"`paceline fetch {job.id}` brings its run folder here"
+    follow = f"`paceline attach {job.id}` follows it, `paceline stop {job.id}` ends it"
+    return {
+        FINISHED: brought,
+        FAILED: f"{logs}, {resume}",
+        STOPPED: f"{resume}; {brought}",
+        LOST: resume,
+        RUNNING: follow,
+        PENDING: follow,
+        NOT_STARTED: f"{logs}, {resume}",
+        GONE: f"{resume}; {brought}" if whole else resume,
+    }.get(state, f"`paceline status {job.id}` asks its machines again")
