@@ -281,6 +281,7 @@ def test_machines_of_ec2_are_given_back_and_not_resumed(tmp_path: Path, ask: Ask
     _job(tmp_path, "k", backend="ec2", extra=EC2, results="s3://bucket/runs")
     _with(monkeypatch, "running", "running", then=[("n1", "gone"), ("n2", "gone")])
     told = ask("stop", "k")[1]
+    assert "`paceline logs" not in told
     assert "`paceline launch ec2 --resume s3://bucket/runs/k`" in told
     assert "`paceline resume" not in told
 

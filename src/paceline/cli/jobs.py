@@ -72,12 +72,15 @@ def _state(job: "Job") -> str:
 
 def _sentence(job: "Job", state: str, already: bool = False) -> str:
     """What became of a job, and what can be done with it now."""
-    from paceline.launch import ec2, states
+    from paceline.launch import control, ec2, states
 
     how = "starts it" if state == states.NOT_STARTED else "resumes it from its last checkpoint"
     resume = f"`paceline resume {job.id}` {how}"
-    if job.backend == "ec2" and (state != states.FAILED or not job.extra["ec2"]["keep"]):
-        resume = ec2.elsewhere(job)  # its machines are given back
+    if state == states.FAILED:
+        resume = f"`paceline logs {job.id}` shows why, {resume}"
+    over = state == states.FAILED and control.concluded(job) and not job.extra.get("ec2", {}).get("keep")
+    if job.backend == "ec2" and (over or state in (states.STOPPED, states.GONE)):
+        resume = ec2.elsewhere(job)  # its machines are released
     verb = "has" if state == states.FAILED else "is"
     return f"{job.id} {verb} {'already ' if already else ''}{state}; {states.advice(job, state, resume)}"
 

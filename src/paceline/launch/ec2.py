@@ -70,8 +70,10 @@ def resume(job: Job) -> Job:
 
 def elsewhere(job: Job) -> str:
     """How a job whose machines are gone is resumed."""
+    if not job.results and (here := control.fetched(job)):
+        return f"`paceline train --resume {here}` resumes it on this machine"
     place = f"{job.results.rstrip('/')}/{job.name}" if job.results else "s3://BUCKET/PREFIX/RUN"
-    return f"`paceline launch ec2 --resume {place}` goes on with results that were copied (--results)"
+    return f"`paceline launch ec2 --resume {place}` resumes it from results that were copied (--results)"
 
 
 def follow(job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: bool = True) -> int:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
@@ -70,8 +71,17 @@ def known_here(job: Job) -> str:
     """What needs no machine to be asked: how it ended, if somebody on this one saw that."""
     if ended := control.concluded(job):
         return ended
-    folders = slurm.folders(job) if job.backend == "slurm" else [control.fetched(job)]
-    return FINISHED if all(folder and RunFolder(folder).finished for folder in folders) else UNKNOWN
+    wanted = len(slurm.folders(job)) if job.backend == "slurm" else 1
+    finished = [folder for folder in _folders_here(job) if RunFolder(folder).finished]
+    return FINISHED if len(finished) == wanted else UNKNOWN
+
+
+def _folders_here(job: Job) -> list[Path]:
+    """Run folders of the job on this machine; SLURM's are on a file system that it shares."""
+    if job.backend == "slurm":
+        return [folder for folder in slurm.folders(job) if RunFolder(folder).exists]
+    brought = control.fetched(job)
+    return [brought] if brought else []
 
 
 def states_of(
@@ -105,12 +115,11 @@ def states_of(
 def runs_of(job: Job, machines: Sequence[str]) -> list[Snapshot]:
     """How far its run is, as far as these machines can tell; of an array of SLURM's one for each job."""
     if job.backend == "slurm":
-        return [snapshot(folder) for folder in slurm.folders(job) if RunFolder(folder).exists]
+        return list(map(snapshot, _folders_here(job)))
     hosts = [host for name, host in control.hosts_of(job).items() if name in machines]
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:
         found = [one for one in pool.map(lambda host: _run_on(job, host), hosts) if one]
-    if not found and (here := control.fetched(job)):
-        found = [snapshot(here)]
+    found = found or list(map(snapshot, _folders_here(job)))
     return [max(found, key=lambda own: own.step)] if found else []  # the other machines have older copies
 
 
@@ -138,19 +147,19 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 def advice(job: Job, state: str, resume: str) -> str:
     """What can be done with a job in this state; `resume` says how it is resumed."""
-    logs = f"`paceline logs {job.id}` shows why"
-    folder = control.fetched(job)
+    folders = _folders_here(job)
     # what was fetched before the end may be older than what the machines have
-    whole = folder and (job.backend == "ec2" or RunFolder(folder).finished)
-    brought = f"its run folder is {folder}" if whole else f"`paceline fetch {job.id}` brings its run folder here"
+    whole = folders and (job.backend in ("ec2", "slurm") or all(RunFolder(folder).finished for folder in folders))
+    names = ", ".join(map(str, folders))
+    brought = f"its run folder is {names}" if whole else f"`paceline fetch {job.id}` brings its run folder here"
     follow = f"`paceline attach {job.id}` follows it, `paceline stop {job.id}` ends it"
     return {
         FINISHED: brought,
-        FAILED: f"{logs}, {resume}",
+        FAILED: resume,
         STOPPED: f"{resume}; {brought}",
         LOST: resume,
         RUNNING: follow,
         PENDING: follow,
-        NOT_STARTED: f"{logs}, {resume}",
+        NOT_STARTED: resume,
         GONE: f"{resume}; {brought}" if whole else resume,
     }.get(state, f"`paceline status {job.id}` asks its machines again")
