@@ -105,6 +105,10 @@ def test_a_group_that_got_a_plain_value_is_the_only_complaint() -> None:
     assert "--model.name resnet18" in _told("--model", "resnet18", "--model.weights", "pretrained")
 
 
+def test_below_a_plain_field_there_is_nothing() -> None:
+    assert "--seed.more: there is no such field" in _told("--seed", "1", "--seed.more", "2")
+
+
 def test_equals_without_dashes_is_explained() -> None:
     assert _told("optim.lr=0.1").endswith("write --optim.lr 0.1")
 

@@ -1,7 +1,9 @@
 """The verb doctor: this machine, other machines, or runs."""
 
+import textwrap
 from pathlib import Path
 
+from paceline.cli.columns import terminal_width
 from paceline.cli.evidence import doctor_of_runs
 from paceline.cli.hosts import add_host_options, doctor_of_hosts
 from paceline.cli.options import make_parser
@@ -46,7 +48,15 @@ def _of_this_machine(runs: Path, quick: bool) -> int:
     findings = []
     for finding in check(runs, quick):
         findings.append(finding)
-        print(f"{finding.level:<8} {finding.subject:<14} {finding.text}", flush=True)
+        print(_line(f"{finding.level:<8} {finding.subject:<14} ", finding.text), flush=True)
     last, status = summarized(findings)
     print(last)
     return status
+
+
+def _line(head: str, text: str) -> str:
+    """On a terminal, long texts continue below their beginning."""
+    width = terminal_width()
+    if not width or width < len(head) + 20:
+        return head + text
+    return textwrap.fill(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)

@@ -162,9 +162,15 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tupl
         elif isinstance(node, dict):
             node[last] = value
             given[dotted] = option, " ".join(words)
-        elif not any(dotted.startswith(f"{above}.") for above in given):  # else the value above is what is wrong
+        elif not _below_plain_group(dotted, given):
             short = f"; it has {len(node)} values" if isinstance(node, list) else ""
             yield f"--{dotted}: there is no such field{short}"
+
+
+def _below_plain_group(dotted: str, given: Given) -> bool:
+    """Whether a group above it was given a plain value, which is complained about already."""
+    groups = {row.path.rpartition(".")[0] for row in fields()}
+    return any(dotted.startswith(f"{above}.") and above in groups for above in given)
 
 
 def _parent(tree: dict[str, Any], dotted: str) -> Any:
