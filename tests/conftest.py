@@ -36,7 +36,10 @@ def command(*words: object) -> list[str]:
 
 def environment() -> dict[str, str]:
     """For processes of a test: on any machine one thread each, which small models compute fastest with."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "OMP_"))}
+    kept = {"PACELINE_CODEC_PATH"}  # with which the tests themselves are run
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "OMP_")) or name in kept
+    }
     return inherited | {"PACELINE_THREADS": "1"}
 
 

@@ -43,7 +43,7 @@ from paceline.track.records import RunFolder
         (("evaluate", "nowhere", "--device"), "neither a run folder"),
         (("prepare", "cifar10", "--from", "nowhere.tar"), "no such file"),
         (("prepare", "imagenot"), "invalid choice"),
-        (("nonsense",), "invalid choice"),
+        (("nonsense",), "is not a verb"),
     ],
 )
 def test_mistakes_on_the_command_line(here, tmp_path: Path, words: tuple[str, ...], says: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -60,9 +61,14 @@ def test_a_job_is_stopped_and_gone_on_with_here_and_elsewhere(ask: Ask, bucket: 
     while not any((tmp_path / "a").rglob("COMMIT")):
         assert time.monotonic() < deadline, ask("a", "logs").stdout
         time.sleep(0.1)
-    assert ask("a", "status").stdout.count("running") == 2
+    doing = ask("a", "status").stdout
+    assert doing.count("running") == 2
+    assert re.search(r"run mine: step \d+ of 400 .*, epoch .*, images/s ", doing)
+    assert re.search(r"mine-\S+ +running +local +.*node-0, node-1", ask("a", "jobs").stdout)
     assert "still runs on node-0, node-1" in ask("a", "resume", status=1).stderr
-    assert "stopped" in ask("a", "stop").stdout
+    assert "is stopped; `paceline resume mine-" in ask("a", "stop").stdout
+    assert "is already stopped; `paceline resume mine-" in ask("a", "stop").stdout
+    assert re.search(r"mine-\S+ +stopped ", ask("a", "jobs", "--quick").stdout)
     assert _processes(tmp_path / "a") == []
     assert "node-0 | " in ask("a", "logs").stdout
     stopped = json.loads((Path(ask("a", "fetch").stdout.strip()) / "summary.json").read_text())["step"]
@@ -75,7 +81,13 @@ def test_a_job_is_stopped_and_gone_on_with_here_and_elsewhere(ask: Ask, bucket: 
         run = RunFolder(tmp_path / machine / "runs" / "mine")
         assert [own["step"] for own in run.records() if own["kind"] == "train"] == list(range(1, 401))
         assert run.read_starts()[-1]["first_step"] == stopped
-    assert "is finished" in ask("a", "resume", status=1).stderr
+    assert "is finished; its run folder is " in ask("a", "resume", status=1).stderr
+    told = ask("a", "stop").stdout
+    assert "is already finished; its run folder is " in told
+    assert "paceline resume" not in told
+    assert not list((tmp_path / "a" / "home").rglob("stopped"))
+    assert "is finished" in ask("a", "attach").stderr
+    assert re.search(r"mine-\S+ +finished ", ask("a", "jobs").stdout)
     summary = tmp_path / "a" / "runs" / "mine" / "summary.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"step": 9999}))
     assert "has got further meanwhile (step 9999" in ask("a", "fetch", status=1).stderr

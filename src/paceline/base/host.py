@@ -1,4 +1,4 @@
-"""This machine: what it is called, how many cores processes may use, and where their threads run.
+"""This machine: what it is called, its processor, which cores processes may use, and where their threads run.
 
 OpenMP's threads wait for each other many times in a step. Beside other busy processes the kernel puts two of them on
 one core, where one waits for the other to give way: benchmarks/shared_cpu.py shows how much that costs. So each has a
@@ -6,9 +6,11 @@ core of its own.
 """
 
 import os
+import platform
 import socket
 import sys
 import threading
+from pathlib import Path
 
 _mask: frozenset[int] = frozenset()  # cores of this process before its main thread was bound to one of them
 
@@ -24,6 +26,15 @@ def cores() -> int:
 
 def _available() -> frozenset[int]:
     return _mask or (frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset())
+
+
+def cpu_name() -> str:
+    """Model of the processor, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def limit_openmp_spinning() -> None:

@@ -1,4 +1,4 @@
-"""The verbs that read runs: compare, doctor, logbook, report."""
+"""The verbs that read runs: compare, logbook, report, and doctor RUN."""
 
 import argparse
 import sys
@@ -19,10 +19,6 @@ TSV, Lightning's metrics.csv, TensorBoard's event files."""
 _COMPARE = f"""Compare runs: first whether they are the same experiment, then speed-up, accuracy, memory, use and cost.
 
 {_READS} Everything is in relation to the first one."""
-
-_DOCTOR = """Say where the time of a run went, and what would make it faster.
-
-With --hosts A,B: say whether these machines can train together, before anything is started (`--hosts A,B --help`)."""
 
 _LOGBOOK = f"""Write a logbook: a Markdown page per run, an index, a comparison, DAWNBench's TSV and JSON.
 
@@ -177,16 +173,11 @@ def _write(comparison: "Comparison", out: Path) -> None:
     print(", ".join(str(out / name) for name in texts))
 
 
-def doctor(arguments: list[str]) -> int:
-    if any(word.startswith("--hosts") for word in arguments):
-        from paceline.cli.hosts import doctor_of_hosts
-
-        return doctor_of_hosts(arguments)
-    parser = _runs_parser("doctor", "RUN [RUN ...] | --hosts A,B", _DOCTOR)
-    options = parser.parse_args(arguments)
+def doctor_of_runs(paths: Sequence[Path]) -> int:
+    """Of the verb doctor: where the time of runs went."""
     from paceline.logbook.verdict import verdict
 
-    runs, status = _read(options.runs)
+    runs, status = _read(paths)
     for run in runs:
         if len(runs) > 1:
             print(f"{run.name}:")

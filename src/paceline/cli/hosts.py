@@ -1,18 +1,14 @@
 """What machines do for launches and their doctor: the verbs that other machines call, and doctor --hosts."""
 
+import argparse
 import json
 import os
 from pathlib import Path
 
-from paceline.cli.options import count, make_parser
+from paceline.cli.options import count, make_parser, positive
 from paceline.cli.ranks import start_ranks
 from paceline.config.launched import under_launcher
 from paceline.errors import UserError
-
-_HOSTS = """Say whether machines can train together: reachable, same code, torch, driver and data, clock, disk,
-shared memory, cores, other work on the GPUs, connections both ways and their speed, three seconds of exchanging.
-
-The exit status is 1 if something was found."""
 
 
 def hosts_from(text: str) -> list[str]:
@@ -29,15 +25,16 @@ def hosts_from(text: str) -> list[str]:
     return names
 
 
-def doctor_of_hosts(arguments: list[str]) -> int:
+def add_host_options(group: "argparse._ArgumentGroup") -> None:
+    """Of the verb doctor."""
+    group.add_argument("--hosts", metavar="A,B|FILE", help="names of machines, or a file with them")
+    group.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
+    group.add_argument("--python", default="python3", metavar="PATH", help="interpreter there that has paceline")
+    group.add_argument("--data", default="", metavar="PATH", help="of prepared data on the machines, to compare them")
+
+
+def doctor_of_hosts(options: argparse.Namespace) -> int:
     """Of the verb doctor: machines instead of runs."""
-    parser = make_parser("doctor", "--hosts A,B [--python PATH] [--data PATH]", _HOSTS)
-    parser.add_argument("--hosts", default="", metavar="A,B|FILE", help="names of machines, or a file with them")
-    parser.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
-    parser.add_argument("--python", default="python3", metavar="PATH", help="interpreter there that has paceline")
-    parser.add_argument("--data", default="", metavar="PATH", help="of prepared data on the machines, to compare them")
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    options = parser.parse_args(arguments)
     from paceline.launch.doctor import check
     from paceline.launch.hosts import SshHost
 
@@ -47,8 +44,9 @@ def doctor_of_hosts(arguments: list[str]) -> int:
         print(line)
     for finding in found.findings:
         print(f"! {finding}")
-    print("nothing stands in the way" if not found.findings else f"{len(found.findings)} to mend")
-    return 1 if found.findings else 0
+    count = len(found.findings)
+    print(f"{count} problem{'s' * (count > 1)} found" if count else "no problems found")
+    return 1 if count else 0
 
 
 def facts(arguments: list[str]) -> int:
@@ -85,19 +83,22 @@ def probe(arguments: list[str]) -> int:
 
 def try_exchange(arguments: list[str]) -> int:
     """A rehearsal of exchanging gradients between machines."""
-    parser = make_parser("try-exchange", "--nodes N --node-rank K --rendezvous HOST:PORT", "Exchange for a while.")
-    parser.add_argument("--nodes", type=count, required=True)
-    parser.add_argument("--node-rank", type=int, required=True)
-    parser.add_argument("--rendezvous", required=True)
+    usage = "--procs N | --nodes N --node-rank K --rendezvous HOST:PORT"
+    parser = make_parser("try-exchange", usage, "All-reduce for a while.")
+    parser.add_argument("--procs", type=count, default=1)
+    parser.add_argument("--nodes", type=count, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--rendezvous", default="")
+    parser.add_argument("--seconds", type=positive, default=3.0)
     options = parser.parse_args(arguments)
     if not under_launcher(os.environ):
         from paceline.launch.torchrun import Meeting
 
         meeting = Meeting(options.nodes, options.rendezvous, options.node_rank, within=30)
-        return start_ranks(["try-exchange", *arguments], 1, meeting)
+        return start_ranks(["try-exchange", *arguments], options.procs, meeting)
     from paceline.base.rehearsal import exchange
 
-    if (rate := exchange(3.0)) is not None:
+    if (rate := exchange(options.seconds)) is not None:
         print(json.dumps({"bytes_per_second": rate}), flush=True)
     return 0
 

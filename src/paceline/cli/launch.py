@@ -122,6 +122,7 @@ def launch(arguments: list[str]) -> int:
 def _find_source(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[str, list[str]]:
     """The recipe may stand anywhere among the launch's own options: it is the first word that no option takes."""
     from paceline.config.io import fields
+    from paceline.config.synonyms import instead
 
     known = {option for action in parser._actions for option in action.option_strings}
     plain = {f"--{row.path}" for row in fields() if "." not in row.path}
@@ -138,6 +139,8 @@ def _find_source(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
             return word, [*words[:position], *words[position + 1 :]]
         name = word.partition("=")[0]
         if name not in known | plain and "." not in name:
+            if hint := instead(name.strip("-").replace("-", "_"), None, on_command_line=True):
+                raise UserError(f"{name}: no such option; {hint}")
             options = sorted(known | plain)
             close = [own for own in options if own.startswith(name)] or difflib.get_close_matches(name, options)
             raise UserError(f"{name}: there is no such option{f'; did you mean {close[0]}?' if close else ''}")

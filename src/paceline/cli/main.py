@@ -1,6 +1,7 @@
 """The command line: verbs, thin. Nothing heavy is imported before a verb needs it."""
 
 import argparse
+import difflib
 import errno
 import os
 import sys
@@ -64,21 +65,39 @@ def _complain(message: str) -> None:
 def _dispatch(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="paceline",
+        usage="paceline VERB ...",
         description="Train image classifiers on one machine or many with one command, and get the evidence.",
         epilog="`paceline VERB --help` explains a verb. Start with `paceline demo`.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name, (summary, _) in _VERBS.items():
-        if summary:
-            verbs.add_parser(name, help=summary, add_help=False)
-        else:
-            verbs.add_parser(name, add_help=False)  # for paceline's own use: not listed
-    known = parser.parse_args(arguments[:1])
-    module = import_module(f"paceline.cli.{_VERBS[known.verb][1]}")
-    status: int = getattr(module, known.verb.replace("-", "_"))(arguments[1:])
+    verbs = parser.add_subparsers(metavar="VERB")
+    for name, summary in _public().items():
+        verbs.add_parser(name, help=summary, add_help=False)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    verb = arguments[0]
+    if verb.startswith("-"):
+        parser.parse_args(arguments[:1])
+    if verb not in _VERBS:
+        return _unknown(verb)
+    module = import_module(f"paceline.cli.{_VERBS[verb][1]}")
+    status: int = getattr(module, verb.replace("-", "_"))(arguments[1:])
     return status
+
+
+def _unknown(verb: str) -> int:
+    names = list(_public())
+    close = difflib.get_close_matches(verb, names, n=1, cutoff=0.5)
+    _complain(f"{verb!r} is not a verb{f'; did you mean {close[0]}?' if close else ''}")
+    print(f"verbs: {', '.join(names)}; `paceline --help` explains them", file=sys.stderr)
+    return 2
+
+
+def _public() -> dict[str, str]:
+    """Verbs for users, with what they do; the others are called by paceline itself, also on other machines."""
+    return {name: summary for name, (summary, _) in _VERBS.items() if summary}
 
 
 # what a verb does, and the module whose function of its name does it
@@ -101,11 +120,14 @@ _VERBS = {
     "stop": ("end a job on all machines", "jobs"),
     "fetch": ("bring a job's run folder here", "jobs"),
     "ec2": ("look after machines, volumes and images on EC2", "ec2"),
+    "runs": ("list run folders: status, progress, best accuracy", "runs"),
     "compare": ("compare runs: fair or not, speed-up, accuracy, memory, cost", "evidence"),
     "watch": ("watch a run as it goes on", "watch"),
-    "doctor": ("say where the time of a run went, or what is wrong with machines", "evidence"),
+    "doctor": ("check this machine, other machines, or where the time of a run went", "doctor"),
     "logbook": ("write the logbook of runs", "evidence"),
     "report": ("write one HTML page about runs", "evidence"),
+    # without a summary: not for users
+    "installation": ("", "installation"),
     "try-batch": ("", "find_batch"),
     "meet": ("", "hosts"),
     "facts": ("", "hosts"),

@@ -58,7 +58,8 @@ def _follow(options: argparse.Namespace) -> None:
         print("the run goes on", file=sys.stderr)
 
 
-def _figures(now: "Snapshot") -> list[tuple[str, str]]:
+def figures(now: "Snapshot") -> list[tuple[str, str]]:
+    """What is known of a run, as labels and values; the status first."""
     from paceline.logbook.tables import duration
 
     train, evaluated = now.train, now.evaluated
@@ -109,7 +110,7 @@ def _ranks(now: "Snapshot") -> list[list[str]]:
 
 
 def _plain(now: "Snapshot") -> str:
-    lines = [f"{now.name}: " + ", ".join(f"{label} {value}" for label, value in _figures(now))]
+    lines = [f"{now.name}: " + ", ".join(f"{label} {value}" for label, value in figures(now))]
     lines += ["  " + "  ".join(cell for cell in row if cell) for row in _hosts(now)]
     parts = list(now.train.get("seconds_per_rank", {}))
     lines += [
@@ -126,9 +127,9 @@ def _screen(now: "Snapshot") -> "Group":
     from rich.table import Table
     from rich.text import Text
 
-    figures = Table(box=None, show_header=False)
-    for label, value in _figures(now):
-        figures.add_row(label, Text(value))
+    known = Table(box=None, show_header=False)
+    for label, value in figures(now):
+        known.add_row(label, Text(value))
     hosts = Table(*("host", "use", "memory", "power", "temperature"), box=box.SIMPLE)
     for row in _hosts(now):
         hosts.add_row(*map(Text, row))
@@ -137,4 +138,4 @@ def _screen(now: "Snapshot") -> "Group":
         ranks.add_row(*row)
     bar = ProgressBar(total=now.total_steps or 1, completed=now.step, width=60)
     # a bar ends without a new line of its own
-    return Group(Text(now.name), bar, Text(""), figures, hosts, *([ranks] if ranks.row_count else []))
+    return Group(Text(now.name), bar, Text(""), known, hosts, *([ranks] if ranks.row_count else []))

@@ -1,6 +1,5 @@
 """Recipes from YAML and command line, and back. One path for both, so that every mistake is reported at once."""
 
-import dataclasses
 import difflib
 import hashlib
 import json
@@ -13,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from paceline.config.hints import FieldRow, Given, describe, value_missing
 from paceline.config.problems import problems
 from paceline.config.recipe import Recipe
 from paceline.errors import ConfigError, UserError
@@ -95,8 +95,9 @@ def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
 
 def recipe_from_tree(tree: dict[str, Any], origin: str, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe from plain dictionaries; every mistake in them and in the overrides at once."""
-    mistakes = list(_apply(tree, overrides))
-    recipe = _validated(tree, mistakes)
+    given: dict[str, tuple[str, str]] = {}
+    mistakes = list(_apply(tree, overrides, given))
+    recipe = _validated(tree, mistakes, given)
     if mistakes or recipe is None:
         raise ConfigError(origin, mistakes)
     return recipe
@@ -116,15 +117,18 @@ def _find(source: str) -> Path:
     raise UserError(f"{source!r} is neither a shipped recipe nor a file; {hint}")
 
 
+_OPTION = re.compile(r"--?([A-Za-z].*)")  # one dash: short options of other programs, for which there is a hint
+
+
 def split_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """`--a.b 1 2 --c=3` as (a.b, [1, 2]), (c, [3])."""
     key: str | None = None
     values: list[str] = []
     for argument in arguments:
-        if argument.startswith("--"):
+        if match := _OPTION.fullmatch(argument):
             if key is not None:
                 yield key, values
-            key, equals, value = argument[2:].partition("=")
+            key, equals, value = match[1].partition("=")
             values = [value] if equals else []
         else:
             values.append(argument)
@@ -133,97 +137,68 @@ def split_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]
         yield key, values
 
 
-def _apply(tree: dict[str, Any], arguments: Sequence[str]) -> Iterator[str]:
-    """Lay overrides over the tree in place; yields what is wrong with them."""
-    for dotted, words in split_overrides(arguments):
+def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tuple[str, str]]) -> Iterator[str]:
+    """Lay overrides over the tree in place, and note them; yields what is wrong with them."""
+    for written, words in split_overrides(arguments):
+        dotted, option = written.replace("-", "_"), f"{'-' if len(written) == 1 else '--'}{written}"
         if not dotted:
-            yield f"{' '.join(words)}: a value without a field; write --dotted.field VALUE"
+            field, _, given_value = words[0].partition("=")
+            how = f"--{field} {given_value}" if field and given_value else "--dotted.field VALUE"
+            yield f"{' '.join(words)}: a value without a field; write {how}"
             continue
         if not words:
-            yield f"--{dotted}: value missing; write --{dotted} VALUE"
+            yield value_missing(dotted, option, fields())
             continue
         try:
             values = [yaml.load(word, _Loader) if word else "" for word in words]
         except (yaml.YAMLError, ValueError, KeyError):
             yield f"--{dotted} {' '.join(words)}: not readable as a YAML value"
             continue
-        *parents, last = dotted.replace("-", "_").split(".")
-        node: Any = tree
-        for parent in parents:
-            if _has_place(node, parent):
-                node = node[int(parent)]
-            elif isinstance(node, dict) and not parent.isdigit():
-                node = node.setdefault(parent, {})
-            else:
-                node = None
+        node = _parent(tree, dotted)
+        last = dotted.rpartition(".")[2]
         value = values[0] if len(values) == 1 else values
         if _has_place(node, last):
             node[int(last)] = value
         elif isinstance(node, dict):
             node[last] = value
-        else:
+            given[dotted] = option, " ".join(words)
+        elif not _below_plain_group(dotted, given):
             short = f"; it has {len(node)} values" if isinstance(node, list) else ""
             yield f"--{dotted}: there is no such field{short}"
+
+
+def _below_plain_group(dotted: str, given: Given) -> bool:
+    """Whether a group above it was given a plain value, which is complained about already."""
+    groups = {row.path.rpartition(".")[0] for row in fields()}
+    return any(dotted.startswith(f"{above}.") and above in groups for above in given)
+
+
+def _parent(tree: dict[str, Any], dotted: str) -> Any:
+    """The group or list that a path leads into; groups that are not there yet are made."""
+    node: Any = tree
+    for parent in dotted.split(".")[:-1]:
+        if _has_place(node, parent):
+            node = node[int(parent)]
+        elif isinstance(node, dict) and not parent.isdigit():
+            node = node.setdefault(parent, {})
+        else:
+            return None
+    return node
 
 
 def _has_place(node: Any, number: str) -> bool:
     return isinstance(node, list) and number.isdigit() and int(number) < len(node)
 
 
-def _validated(tree: dict[str, Any], mistakes: list[str]) -> Recipe | None:
+def _validated(tree: dict[str, Any], mistakes: list[str], given: Given) -> Recipe | None:
     try:
         recipe = _ADAPTER.validate_python(tree)
     except ValidationError as error:
-        mistakes += [_describe(item) for item in error.errors()]
+        rows = fields()
+        mistakes += [text for item in error.errors() for text in describe(item, rows, given)]
         return None
     mistakes += problems(recipe)
     return recipe
-
-
-def _describe(item: Any) -> str:
-    path = ".".join(map(str, item["loc"]))
-    value = item["input"]
-    match item["type"]:
-        case "unexpected_keyword_argument":
-            return f"{path}={value!r}: no such field; {_did_you_mean(item['loc'])}"
-        case "missing":
-            return f"{path}: missing; {_field_help(item['loc'])}"
-        case "value_error":
-            return f"{path}={value!r}: {item['ctx']['error']}"
-        case "dataclass_type" | "dataclass_exact_type":
-            return f"{path}={value!r}: this is a group of fields, written as {path}.FIELD"
-        case _:
-            message = item["msg"].replace("Input should be", "should be").split(", unable to parse")[0]
-            return f"{path}={value!r}: {message}; {_field_help(item['loc'])}"
-
-
-def _did_you_mean(location: tuple[Any, ...]) -> str:
-    """A field or group of the same level that is spelt alike, else a field of that name elsewhere."""
-    *parents, last = [str(part) for part in location]
-    depth = len(parents)
-    paths = [row.path.split(".") for row in fields()]
-    level = {
-        path[depth]: ".".join(path[: depth + 1]) for path in paths if path[:depth] == parents and len(path) > depth
-    }
-    everywhere = {path[-1]: ".".join(path) for path in paths}
-    for names, cutoff in ((level, 0.6), (everywhere, 0.8)):
-        if close := difflib.get_close_matches(last, names, n=1, cutoff=cutoff):
-            return f"did you mean {names[close[0]]}?"
-    return f"possible are {', '.join(level)}" if level else "see `paceline train RECIPE --help`"
-
-
-def _field_help(location: tuple[Any, ...]) -> str:
-    path = ".".join(part for part in location if isinstance(part, str))
-    return next((row.help for row in fields() if row.path == path), "see `paceline train RECIPE --help`")
-
-
-@dataclasses.dataclass(frozen=True)
-class FieldRow:
-    """One line of `--help`."""
-
-    path: str
-    kind: str
-    help: str
 
 
 def fields() -> list[FieldRow]:

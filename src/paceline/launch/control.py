@@ -8,12 +8,14 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+from paceline.base.files import write_text
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
 from paceline.launch import nodes, sessions
@@ -25,6 +27,7 @@ from paceline.launch.sessions import Progress
 
 STOPPED = "stopped"
 """File in the folder of a job that its user ended."""
+_OVER = "over"  # file in the folder of a job that holds how it ended
 _MARK = ".job"  # in a run folder that was fetched: of which job
 
 
@@ -112,7 +115,28 @@ def uninterruptible() -> AbstractContextManager[None]:
 
 
 def is_stopped(job: Job) -> bool:
-    return (jobs.folder_of(job.id) / STOPPED).exists()
+    """Whether nothing of it is to be started any more."""
+    return (jobs.folder_of(job.id) / STOPPED).exists() or bool(concluded(job))
+
+
+def conclude(job: Job, state: str) -> None:
+    """Remember how it ended, so that nobody has to ask its machines again."""
+    with suppress(FileNotFoundError):  # stopped before it began, and forgotten
+        write_text(jobs.folder_of(job.id) / _OVER, state)
+
+
+def concluded(job: Job) -> str:
+    """How it ended, if that is known here."""
+    try:
+        return (jobs.folder_of(job.id) / _OVER).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def reopen(job: Job) -> None:
+    """It starts again."""
+    for name in (STOPPED, _OVER):
+        (jobs.folder_of(job.id) / name).unlink(missing_ok=True)
 
 
 def plan(job: Job) -> Sequence[object]:
@@ -130,7 +154,7 @@ def submit(job: Job) -> Job:
     job = with_meeting_place(job, job.extra["meet"])
     again = jobs.is_known(job)
     jobs.save(job)
-    (jobs.folder_of(job.id) / STOPPED).unlink(missing_ok=True)
+    reopen(job)
     with interruptible():
         try:
             nodes.carry_out(nodes.plan(job), hosts, secrets, partial(is_stopped, job))
@@ -148,20 +172,26 @@ def submit(job: Job) -> Job:
 def fetch(job: Job) -> Path:
     """Bring the run folder here: from the machine that got furthest, with the telemetry of all."""
     target = Path(job.runs) / job.name
-    mark = target / _MARK
-    if target.exists() and (not mark.is_file() or mark.read_text() != job.id):
+    if target.exists() and not fetched(job):
         raise UserError(f"{target} is another run; move it away, and `paceline fetch {job.id}`")
     hosts = hosts_of(job)
     own = shlex.quote(f"runs/{job.name}")
+    script = f"cat {own}/summary.json || exit 1; echo; cd {own}; ls -d log.txt telemetry 2> /dev/null; true"
     found: dict[str, tuple[bool, int, bool]] = {}
+    silent, sampled = [], []
     for name in job.hosts:
         try:
-            answer = hosts[name].run(f"cat {own}/summary.json && echo && [ ! -f {own}/log.txt ] || echo log")
+            answer = hosts[name].run(script)
             if answer.status == 0:
-                text, _, has_log = answer.text.rpartition("}")
-                found[name] = (*_reached(text + "}"), bool(has_log.strip()))
+                text, _, files = answer.text.rpartition("}")
+                found[name] = (*_reached(text + "}"), "log.txt" in files)
+                sampled += [name] if "telemetry" in files else []
         except HostError as error:
-            say(f"{name}: {error}")
+            silent.append(str(error))
+    if not found and silent:  # the run folder may well be there
+        raise HostError(f"{'; '.join(silent)}; fetch again when its machines can be reached")
+    for line in silent:
+        say(line)
     if not found:
         raise NoRunFolder(f"no machine of {job.id} has a run folder; `paceline logs {job.id}` shows why")
     furthest = max(found, key=lambda name: found[name])  # of several the leader's, which has the log
@@ -172,15 +202,25 @@ def fetch(job: Job) -> Path:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as scratch:
-        for name in sorted(found, key=lambda name: name == furthest):
-            wanted = f"runs/{job.name}" + ("" if name == furthest else "/telemetry")
-            hosts[name].fetch([wanted], Path(scratch))
+        for name in sampled:
+            if name != furthest:
+                hosts[name].fetch([f"runs/{job.name}/telemetry"], Path(scratch))
+        hosts[furthest].fetch([f"runs/{job.name}"], Path(scratch))
         brought = Path(scratch) / "runs" / job.name
         (brought / _MARK).write_text(job.id)
         if target.exists():
             shutil.rmtree(target)
         brought.rename(target)
     return target
+
+
+def fetched(job: Job) -> Path | None:
+    """The run folder here, if it was brought."""
+    target = Path(job.runs) / job.name
+    try:
+        return target if (target / _MARK).read_text(encoding="utf-8") == job.id else None
+    except OSError:
+        return None
 
 
 def _reached(summary: str) -> tuple[bool, int]:
@@ -195,13 +235,18 @@ def _reached(summary: str) -> tuple[bool, int]:
 def stop(job: Job, grace: float) -> list[str]:
     """End it; whoever follows it knows that this was wanted."""
     (jobs.folder_of(job.id) / STOPPED).touch()
+    return end_sessions(job, grace)
+
+
+def end_sessions(job: Job, grace: float) -> list[str]:
+    """Whatever of it still runs, here and there; what could not be ended."""
     hosts = hosts_of(job)
     return sessions.stop([hosts[name] for name in job.hosts], grace) + sessions.stop([hosts[HERE]], 5)
 
 
 def tidy(job: Job) -> None:
     """The meeting place is of no use any more."""
-    stop(job, grace=5)
+    end_sessions(job, grace=5)
 
 
 def status(job: Job) -> list[tuple[str, str]]:
@@ -211,6 +256,10 @@ def status(job: Job) -> list[tuple[str, str]]:
 def look(job: Job) -> list[Progress]:
     hosts = hosts_of(job)
     progress = [Progress(hosts[name]) for name in job.hosts]
-    for own in progress:
-        own.look()
+    # daemons: who lists jobs does not wait for machines that do not answer
+    threads = [Thread(target=own.look, daemon=True) for own in progress]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return progress

@@ -18,7 +18,7 @@ _SAME = {
     "driver": ("the NVIDIA driver", "install the same version everywhere"),
     "data": ("the data", "bring the same prepared data to every machine"),
 }
-_LEAST_DISK, _LEAST_SHARED, _LEAST_CORES, _MOST_SKEW = 10e9, 1e9, 4, 1.0
+LEAST_DISK, LEAST_SHARED, _LEAST_CORES, _MOST_SKEW = 10e9, 1e9, 4, 1.0
 
 
 @dataclass
@@ -93,9 +93,9 @@ def _alone(facts: dict[str, Any]) -> Iterator[str]:
         yield "torch is not installed there; install paceline with its dependencies"
     if facts["skew"] > _MOST_SKEW:
         yield f"its clock is {facts['skew']:.1f} s off; let it follow a time server (timedatectl set-ntp true)"
-    if facts["disk_bytes"] is not None and facts["disk_bytes"] < _LEAST_DISK:
+    if facts["disk_bytes"] is not None and facts["disk_bytes"] < LEAST_DISK:
         yield f"only {facts['disk_bytes'] / 1e9:.1f} GB of disk are free; make room for saves and data"
-    if facts["shared_memory_bytes"] is not None and facts["shared_memory_bytes"] < _LEAST_SHARED:
+    if facts["shared_memory_bytes"] is not None and facts["shared_memory_bytes"] < LEAST_SHARED:
         size = facts["shared_memory_bytes"] / 1e6
         yield f"/dev/shm has only {size:.0f} MB free; in a container use --shm-size or --ipc=host"
     if facts["gpus"] and facts["cores"] / len(facts["gpus"]) < _LEAST_CORES:

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch import control, following, rent
 from paceline.launch import job as jobs
 from paceline.launch.cloud import Cloud
 from paceline.launch.control import say
+from paceline.launch.hosts import HostError
 from paceline.launch.job import Job
 from paceline.launch.sessions import Progress
 
@@ -62,13 +64,16 @@ def submit(job: Job) -> Job:
 def resume(job: Job) -> Job:
     """On machines that were kept; others are gone, and what was on their disks with them."""
     if any(state.startswith(following.GONE) for _, state in status(job)):
-        raise UserError(f"the machines of {job.id} are gone; {_elsewhere(job)}")
+        raise UserError(f"the machines of {job.id} are gone; {elsewhere(job)}")
     return control.submit(job)
 
 
-def _elsewhere(job: Job) -> str:
+def elsewhere(job: Job) -> str:
+    """How a job whose machines are gone is resumed."""
+    if not job.results and (here := control.fetched(job)):
+        return f"`paceline train --resume {here}` resumes it on this machine"
     place = f"{job.results.rstrip('/')}/{job.name}" if job.results else "s3://BUCKET/PREFIX/RUN"
-    return f"`paceline launch ec2 --resume {place}` goes on with results that were copied (--results)"
+    return f"`paceline launch ec2 --resume {place}` resumes it from results that were copied (--results)"
 
 
 def follow(job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: bool = True) -> int:
@@ -77,7 +82,7 @@ def follow(job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: b
     is_gone = partial(rent.is_taken, cloud=cloud)
     found = following.follow(job, until=until, bring_back=bring_back, revive=_revive, is_gone=is_gone)
     if found and all(is_gone(job, name) for name in job.hosts):
-        say(f"all machines of {job.id} are gone; {_elsewhere(job)}")
+        say(f"all machines of {job.id} are gone; {elsewhere(job)}")
     return found
 
 
@@ -95,7 +100,18 @@ def _revive(job: Job, own: Progress) -> Job | None:
     return following.revive(job, own)
 
 
-fetch = control.fetch
+def fetch(job: Job) -> Path:
+    """As over ssh; when the machines are gone, what was brought before."""
+    try:
+        return control.fetch(job)
+    except NoRunFolder:
+        raise
+    except HostError as error:
+        if any(state != following.GONE for _, state in status(job)):
+            raise
+        if here := control.fetched(job):
+            return here
+        raise UserError(f"the machines of {job.id} are gone; {elsewhere(job)}") from error
 
 
 def status(job: Job) -> list[tuple[str, str]]:
@@ -120,7 +136,7 @@ def stop(job: Job, grace: float) -> list[str]:
 
 
 def tidy(job: Job) -> None:
-    left = control.stop(job, grace=5)
+    left = control.end_sessions(job, grace=5)
     if job.extra["ec2"]["keep"]:
         say(f"the machines are kept, and cost money: `paceline ec2 terminate {job.id}` gives them back")
     else:

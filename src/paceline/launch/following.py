@@ -14,6 +14,7 @@ from paceline.launch.control import hosts_of, is_stopped, look, say, with_meetin
 from paceline.launch.job import Job
 from paceline.launch.nodes import HERE
 from paceline.launch.sessions import Progress
+from paceline.launch.states import described
 
 _EVERY = 1.0
 _MOST_RETURNS, _PAUSE, _GLANCE = 5, 60.0, 5.0
@@ -88,7 +89,7 @@ def follow(
                 if own.state.startswith("unreachable") and is_gone(job, name):
                     own.state = GONE
                 if own.state != states[name] and not own.state.startswith(("running", "ended")):
-                    say(f"{name:<{width}} | ({own.state})")
+                    say(f"{name:<{width}} | ({described(own.state)})")
                 states[name] = own.state
             stopped = is_stopped(job)
             if _is_over(progress, stopped) and (stopped or not returns.hope(job, progress)):

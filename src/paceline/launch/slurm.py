@@ -14,13 +14,13 @@ from pathlib import Path
 from paceline.base.files import printable
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
-from paceline.launch.control import say
+from paceline.launch.control import reopen, say
 from paceline.launch.job import Job
 from paceline.launch.nodes import data_folders
 from paceline.track.records import RunFolder
 
 _EVERY = 2.0
-_ENDED = (
+ENDED = (
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
 )  # fmt: skip
 
@@ -109,6 +109,7 @@ def submit(job: Job) -> Job:
     number = _ask("sbatch", "--parsable", str(script)).split(";")[0]
     job = replace(job, extra=job.extra | {"slurm": job.extra["slurm"] | {"number": number}})
     jobs.save(job)
+    reopen(job)
     return job
 
 
@@ -137,7 +138,7 @@ def status(job: Job) -> list[tuple[str, str]]:
 
 
 def _over(states: Sequence[tuple[str, str]]) -> bool:
-    return all(state.split()[0] in _ENDED or state.startswith("gone") for _, state in states)
+    return all(state.split()[0] in ENDED or state.startswith("gone") for _, state in states)
 
 
 def follow(job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: bool = True) -> int:
@@ -162,11 +163,12 @@ def follow(job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: b
             break
         time.sleep(_EVERY)
     if any(state.startswith("gone") for _, state in before):
-        return 0 if all(RunFolder(folder).finished for folder in _folders(job)) else 1
+        return 0 if all(RunFolder(folder).finished for folder in folders(job)) else 1
     return 0 if all(state.startswith("COMPLETED") for _, state in before) else 1
 
 
-def _folders(job: Job) -> list[Path]:
+def folders(job: Job) -> list[Path]:
+    """Of its runs."""
     seeds = job.extra["slurm"]["seeds"]
     return [Path(job.runs) / name for name in ([f"{job.name}-seed-{seed}" for seed in seeds] or [job.name])]
 
@@ -178,8 +180,8 @@ def _logs(job: Job) -> list[Path]:
 
 def stop(job: Job, grace: float) -> list[str]:
     """Let it save, then end it; what is left over."""
-    number = job.extra["slurm"]["number"]
-    _ask("scancel", number)
+    if not _over(status(job)):
+        _ask("scancel", job.extra["slurm"]["number"])
     deadline = time.monotonic() + grace + 60
     while not _over(status(job)) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -188,7 +190,7 @@ def stop(job: Job, grace: float) -> list[str]:
 
 def fetch(job: Job) -> Path:
     """It is here already."""
-    folder = _folders(job)[0]
+    folder = folders(job)[0]
     if not folder.exists():
         raise NoRunFolder(f"{folder} is not there yet; `paceline logs {job.id}` shows why")
     return folder

@@ -34,20 +34,29 @@ class Snapshot:
         return (self.total_steps - self.step) * sum(seconds.values()) / steps
 
 
+def standing(folder: RunFolder, summary: dict[str, Any]) -> str:
+    """The status of a run; one that nobody works on any more, though it has not ended, was killed."""
+    status = summary.get("status", "starting")
+    return "killed" if status in ("running", "starting") and not folder.in_use else printable(status)
+
+
 def snapshot(path: Path) -> Snapshot:
     folder = RunFolder(path)
     summary, starts = folder.read_summary(), folder.read_starts()
-    status = summary.get("status", "starting")
-    if status in ("running", "starting") and not folder.in_use:
-        status = "killed"
-    found = Snapshot(printable(path.resolve().name), printable(status), summary.get("total_steps", 0))
+    found = of_records(path.resolve().name, standing(folder, summary), summary, _tail(folder.metrics))
     found.ranks = starts[-1].get("ranks", 0) if starts else 0
-    records = without_undone(records_of(_tail(folder.metrics)))
-    found.train = next((record for record in reversed(records) if record["kind"] == "train"), {})
-    found.evaluated = next((record for record in reversed(records) if record["kind"] == "eval"), {})
     for file in sorted(folder.telemetry.glob("*.jsonl")):
         if samples := samples_of(_tail(file)):
             found.hosts[printable(file.stem)] = samples[-1]
+    return found
+
+
+def of_records(name: str, status: str, summary: dict[str, Any], lines: list[bytes]) -> Snapshot:
+    """From the text of a run's files, wherever they are."""
+    found = Snapshot(printable(name), printable(status), summary.get("total_steps", 0))
+    records = without_undone(records_of(lines))
+    found.train = next((record for record in reversed(records) if record["kind"] == "train"), {})
+    found.evaluated = next((record for record in reversed(records) if record["kind"] == "eval"), {})
     return found
 
 

@@ -8,11 +8,12 @@ import sys
 from collections import Counter
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+
+from paceline.base.host import cpu_name
 
 _PACKAGES = ("paceline", "torch", "torchvision", "timm", "numpy", "safetensors")
 
@@ -40,7 +41,7 @@ def _price() -> dict[str, float]:
 
 def _hardware(device: torch.device) -> dict[str, Any]:
     hardware: dict[str, Any] = {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": psutil.cpu_count(logical=True),
         "threads_per_process": torch.get_num_threads(),
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
@@ -52,14 +53,6 @@ def _hardware(device: torch.device) -> dict[str, Any]:
         hardware["gpu_memory_gb"] = round(torch.cuda.get_device_properties(device).total_memory / 2**30, 1)
         hardware["cuda"] = torch.version.cuda
     return hardware
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _code() -> dict[str, Any]:

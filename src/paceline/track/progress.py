@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
+from paceline.base.bars import OneLineProgress, steps_of
 from paceline.base.logs import console, log
 
 
@@ -78,19 +77,9 @@ class Bar(Lines):
 
     def __init__(self, total_steps: int = 0, first_step: int = 0):
         super().__init__()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            TextColumn("gone,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=console,
-        )
+        self._progress = OneLineProgress(steps_of, lambda task: task.fields["figures"], console)
         if total_steps:
-            self._task = self._progress.add_task("training", total=total_steps, completed=first_step, figures="")
+            self._task = self._progress.add_task("training", total=total_steps, completed=first_step, figures=())
         self._progress.start()
 
     def step(self, step: int) -> None:
@@ -98,15 +87,17 @@ class Bar(Lines):
 
     def train(self, record: dict[str, Any]) -> None:
         super().train(record)
-        figures = (
-            f"epoch {record['epoch']:.1f}  loss {record['loss']:.3f}  train top-1 {record['top1']:.1%}  "
-            f"{record['images_per_second']:,.0f} images/s"
+        figures = (  # the most important first
+            f"epoch {record['epoch']:.1f}",
+            f"loss {record['loss']:.3f}",
+            f"train top-1 {record['top1']:.1%}",
+            f"{record['images_per_second']:,.0f} images/s",
         )
         self._progress.update(self._task, figures=figures)
 
     @contextmanager
     def evaluating(self, work: Evaluation) -> Iterator[Callable[[int], object]]:
-        task = self._progress.add_task("evaluating", total=work.num_samples, figures="")
+        task = self._progress.add_task("evaluating", total=work.num_samples, figures=())
         share = work.num_samples / max(1, work.own_samples)  # the other ranks are as far as this one
         try:
             yield lambda samples: self._progress.advance(task, samples * share)

@@ -16,8 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress, Task, TaskID
 
+from paceline.base.bars import OneLineProgress, compact
 from paceline.base.files import FolderLock, replacing, size_text, write_json
 from paceline.base.logs import console
 from paceline.data import codec
@@ -120,17 +121,11 @@ def _estimate(source: Source, variant: Variant, total: int) -> float:
 
 
 def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        TextColumn("{task.fields[images]:,} images"),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TextColumn("gone,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=console,
-    )
+    def count(task: Task) -> tuple[str, str]:
+        images = task.fields["images"]
+        return f"{images:,} images", compact(images)
+
+    return OneLineProgress(count, lambda task: (task.fields["rate"],), console)
 
 
 def _write_split(

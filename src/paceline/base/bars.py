@@ -1,0 +1,94 @@
+"""Progress bars that fit the terminal: one line per task, whatever its width."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.progress import Progress, Task
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+_GAP = "  "
+_WIDEST, _NARROW, _NARROWEST = 20, 10, 5  # columns of the bar itself
+_SPEED_SECONDS = 300.0  # rich's 30 s know no speed where a step takes longer
+
+
+class OneLineProgress(Progress):
+    """Each task on one line that never wraps.
+
+    On a narrow terminal the figures are dropped first, the last one before the others, then the elapsed time and the
+    description; then the bar shrinks. The count and the time left stay.
+    """
+
+    def __init__(
+        self,
+        count: Callable[[Task], tuple[str, str]],
+        figures: Callable[[Task], Sequence[str]] = lambda _: (),
+        console: Console | None = None,
+    ):
+        """`count` tells how far a task is, in full and in short; `figures` what else is known, most important first."""
+        super().__init__(console=console, speed_estimate_period=_SPEED_SECONDS)
+        self._count, self._figures = count, figures
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.tasks:
+            if task.visible:
+                yield _Line(task, self._count(task), [figure for figure in self._figures(task) if figure])
+
+
+class _Line:
+    def __init__(self, task: Task, counts: tuple[str, str], figures: Sequence[str]):
+        self._task, self._counts, self._figures = task, counts, figures
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        before, bar, after = self._fitted(options.max_width)
+        if bar:
+            yield Text(before, end="")
+            yield ProgressBar(self._task.total, self._task.completed, width=bar)
+        yield Text(after, no_wrap=True, overflow="crop")
+
+    def _fitted(self, width: int) -> tuple[str, int, str]:
+        """The fullest form that fits: text before the bar, columns of the bar, text behind it."""
+        found = ("", 0, "")
+        for words, bar, more in self._forms():
+            before = words + _GAP if words else ""
+            found = before, bar, (_GAP if bar else "") + _GAP.join(more)
+            if len(before) + bar + len(found[2]) <= width:
+                break
+        return found
+
+    def _forms(self) -> Iterator[tuple[str, int, list[str]]]:
+        """From the fullest to the barest."""
+        task, (count, short) = self._task, self._counts
+        elapsed = f"{clock(task.finished_time if task.finished else task.elapsed)} elapsed"
+        left = f"{clock(task.time_remaining)} left"
+        for number in range(len(self._figures), -1, -1):
+            yield task.description, _WIDEST, [count, *self._figures[:number], elapsed, left]
+        for bar in range(_WIDEST, _NARROW - 1, -1):
+            yield task.description, bar, [count, left]
+        for bar in range(_WIDEST, _NARROWEST - 1, -1):
+            yield "", bar, [count, left]
+        yield "", 0, [count, left]
+        yield "", 0, [short, left]
+
+
+def steps_of(task: Task) -> tuple[str, str]:
+    """How many of how many, in full and in short."""
+    total = f"{int(task.total or 0):,}"
+    return f"{int(task.completed):>{len(total)},}/{total}", f"{compact(task.completed)}/{compact(task.total or 0)}"
+
+
+def compact(number: float) -> str:
+    """A count in at most six characters: 950, 1.2k, 35k, 1.2M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.{1 if number < 10 * size else 0}f}{unit}"
+    return f"{number:.0f}"
+
+
+def clock(seconds: float | None) -> str:
+    """A duration as h:mm:ss, in days from 100 hours on."""
+    if seconds is None:
+        return "-:--:--"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours < 100 else f"{hours // 24} days"

@@ -1,0 +1,34 @@
+"""Tables of plain text, one line per row, that fit the terminal."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None: the output goes elsewhere, and may be as wide as it likes."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def lines_of(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], droppable: Sequence[str] = (), width: int | None = None
+) -> list[str]:
+    """Aligned lines under their heads. Where they are too wide, columns of `droppable` go first, in that order; then
+    the first column is cut."""
+    columns = {head: [head, *cells] for head, *cells in zip(heads, *rows, strict=True)}
+    widths = {head: max(map(len, cells)) for head, cells in columns.items()}
+    gone = list(droppable)
+    while width and gone and sum(widths[head] + 2 for head in columns) - 2 > width:
+        columns.pop(gone.pop(0), None)
+    first, *others = columns
+    if width:
+        room = width - sum(widths[head] + 2 for head in others)
+        columns[first] = [_cut(cell, max(8, room)) for cell in columns[first]]
+        widths[first] = max(map(len, columns[first]))
+    aligned = ([cell.ljust(widths[head]) for cell in cells] for head, cells in columns.items())
+    lines = ("  ".join(cells).rstrip() for cells in zip(*aligned, strict=True))
+    return [line[:width] for line in lines]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"

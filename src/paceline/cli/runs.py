@@ -1,0 +1,63 @@
+"""The verb runs: the run folders in a folder, one line each."""
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.columns import lines_of, terminal_width
+from paceline.cli.options import make_parser
+from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.logbook.overview import Row
+
+_RUNS = """List run folders, newest last: status, progress, best top-1 and its epoch, training time, model, data, start.
+
+A narrow terminal shows fewer columns. The status is finished, running, starting, interrupted (stopped by its user),
+failed, or killed (it ended without a word)."""
+
+_DROPPED_FIRST = ("data", "started", "model", "time", "progress")
+
+
+def runs(arguments: list[str]) -> int:
+    parser = make_parser("runs", "[DIR] [--json]", _RUNS)
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=None, metavar="DIR", help="folder with run folders (default: runs)"
+    )
+    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    options = parser.parse_args(arguments)
+    folder = options.folder or Path("runs")
+    if options.folder and not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; give the folder with your runs (`--runs` of `paceline train`)")
+    from paceline.logbook.overview import overview
+
+    found = overview(folder) if folder.is_dir() else []
+    if options.json:
+        print(json.dumps([asdict(row) for row in found], indent=1))
+    elif not found:
+        print(f"no runs in {folder}; `paceline train digits` makes one, `paceline runs DIR` looks elsewhere")
+    else:
+        heads = ("name", "status", "progress", "best top-1", "time", "model", "data", "started")
+        for line in lines_of(heads, [_cells(row) for row in found], _DROPPED_FIRST, terminal_width()):
+            print(line)
+    return 0
+
+
+def _cells(row: "Row") -> list[str]:
+    from paceline.logbook.tables import duration
+
+    place = "" if row.best_epoch is None else f" (epoch {row.best_epoch:.4g})"
+    best = "-" if row.best_top1 is None else f"{row.best_top1:.2%}{place}"
+    started = datetime.fromisoformat(row.started).astimezone().strftime("%Y-%m-%d %H:%M")
+    what = [row.model or "?", row.data or "?"]
+    return [row.name, row.status, _progress(row), best, duration(row.seconds) or "-", *what, started]
+
+
+def _progress(row: "Row") -> str:
+    """In the unit of the recipe."""
+    if row.duration and row.duration.endswith("ep"):
+        return f"{row.epoch:.1f}".removesuffix(".0") + f"/{row.duration.removesuffix('ep')} epochs"
+    return f"{row.step:,}/{row.total_steps:,} steps" if row.total_steps else f"{row.step:,} steps"

@@ -1,0 +1,121 @@
+"""What is wrong with a field of a recipe, in the words of who wrote it: name, value, fix."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from paceline.config.phases import Phase
+from paceline.config.synonyms import field_of, instead
+
+Given = Mapping[str, tuple[str, str]]
+"""Overrides of the command line by the path of their field: option and value as they were typed."""
+_SEE = "see `paceline train RECIPE --help`"
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldRow:
+    """One line of `--help`."""
+
+    path: str
+    kind: str
+    help: str
+
+
+def describe(item: Any, rows: Sequence[FieldRow], given: Given) -> Iterator[str]:
+    """One of pydantic's errors."""
+    path, value = ".".join(map(str, item["loc"])), item["input"]
+    match item["type"]:
+        case "unexpected_keyword_argument":
+            yield from unknown(path, value, rows, given)
+        case "missing":
+            yield f"{path}: missing; {_help(path, rows)}"
+        case "value_error":
+            yield f"{path}={value!r}: {item['ctx']['error']}"
+        case "dataclass_type" | "dataclass_exact_type":
+            names = ", ".join(_level(path.split("."), rows))
+            hint = instead(path, value, path in given) or f"write {path}.FIELD, with {names}"
+            yield f"{_typed(path, value, given)}: {path} is a group of fields; {hint}"
+        case _:
+            message = item["msg"].replace("Input should be", "should be").split(", unable to parse")[0]
+            yield f"{path}={value!r}: {message}; {_help(path, rows)}"
+
+
+def unknown(path: str, value: Any, rows: Sequence[FieldRow], given: Given) -> Iterator[str]:
+    """A field that does not exist; of a group that does not exist each field that it was given."""
+    if path.startswith("phases."):
+        *group, last = path.split(".")
+        same = _level(group, rows).get(field_of(last).rpartition(".")[2])
+        yield f"{path}={value!r}: no such field; {f'did you mean {same}?' if same else _close(path, rows)}"
+    elif isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from unknown(f"{path}.{key}", inner, rows, given)
+    elif hint := (
+        _in_misspelt_group(path, rows, given) or instead(path, value, path in given) or _same_name(path, rows, given)
+    ):
+        yield f"{_typed(path, value, given)}: no such field; {hint}"
+    else:
+        shown = f"{path}={value!r}" if value is not None else _typed(path, value, given)
+        yield f"{shown}: no such field; {_close(path, rows)}"
+
+
+def _in_misspelt_group(path: str, rows: Sequence[FieldRow], given: Given) -> str:
+    """The field of this name in a group that is spelt alike, if the group does not exist."""
+    *parents, last = path.split(".")
+    if not parents or _level(parents, rows):
+        return ""
+    close = difflib.get_close_matches(parents[-1], _level(parents[:-1], rows), n=1)
+    found = _level([*parents[:-1], *close], rows).get(last) if close else None
+    return _use(found, path, given) if found else ""
+
+
+def value_missing(path: str, option: str, rows: Sequence[FieldRow]) -> str:
+    """An override without a value: perhaps a switch of another program."""
+    kind = next((row.kind for row in rows if row.path == path), None)
+    if kind is None and not _level(path.split("."), rows):
+        return next(unknown(path, None, rows, {path: (option, "")}))
+    return f"{option}: value missing; write {option} {'true' if kind == 'boolean' else 'VALUE'}"
+
+
+def _typed(path: str, value: Any, given: Given) -> str:
+    return " ".join(given[path]).strip() if path in given else f"{path}={value!r}"
+
+
+def _same_name(path: str, rows: Sequence[FieldRow], given: Given) -> str:
+    """The one field of this very name in another group."""
+    found = [row.path for row in rows if row.path.rpartition(".")[2] == path.rpartition(".")[2]]
+    if len(found) != 1:
+        return f"did you mean {', '.join(found[:-1])} or {found[-1]}?" if found else ""
+    return _use(found[0], path, given)
+
+
+def _use(found: str, path: str, given: Given) -> str:
+    return f"write --{found} {given[path][1]}".strip() if path in given else f"did you mean {found}?"
+
+
+def _level(parents: Sequence[str], rows: Sequence[FieldRow]) -> dict[str, str]:
+    """Names directly below a group, with their paths."""
+    if parents and parents[0] == "phases":
+        return {field.name: ".".join([*parents, field.name]) for field in dataclasses.fields(Phase)}
+    depth, paths = len(parents), [row.path.split(".") for row in rows]
+    return {
+        path[depth]: ".".join(path[: depth + 1])
+        for path in paths
+        if path[:depth] == list(parents) and len(path) > depth
+    }
+
+
+def _close(path: str, rows: Sequence[FieldRow]) -> str:
+    """A field or group of the same level that is spelt alike, else a field elsewhere."""
+    *parents, last = path.split(".")
+    level = _level(parents, rows)
+    everywhere = {} if "phases" in parents else {row.path.rpartition(".")[2]: row.path for row in rows}
+    for names, cutoff in ((level, 0.6), (everywhere, 0.8)):
+        if close := difflib.get_close_matches(last, names, n=1, cutoff=cutoff):
+            return f"did you mean {names[close[0]]}?"
+    return f"possible are {', '.join(level)}" if level else _SEE
+
+
+def _help(path: str, rows: Sequence[FieldRow]) -> str:
+    named = ".".join(part for part in path.split(".") if not part.isdigit())
+    return next((row.help for row in rows if row.path == named), _SEE)

@@ -1,0 +1,137 @@
+"""What progress bars show on terminals of different widths."""
+
+import io
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from paceline.data.prepare import pack
+from paceline.track import progress
+from paceline.track.progress import Bar
+
+WIDTHS = (200, 120, 80, 60, 40, 24)
+
+
+@dataclass
+class Screen:
+    """A terminal with a clock of its own."""
+
+    now: float = 0.0
+    file: io.StringIO = field(default_factory=io.StringIO)
+
+    def console(self, width: int) -> Console:
+        return Console(file=self.file, width=width, force_terminal=True, color_system=None, get_time=lambda: self.now)
+
+    def lines(self, shown: Any, width: int) -> list[str]:
+        other = self.console(width)
+        with other.capture() as captured:
+            other.print(shown.get_renderable())
+        return [line for line in captured.get().splitlines() if line.strip()]
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    made = Screen()
+    monkeypatch.setattr(progress, "console", made.console(80))
+    monkeypatch.setattr(pack, "console", made.console(80))
+    return made
+
+
+def _trained(screen: Screen, total: int, step: int, seconds: float, **figures: float) -> Any:
+    """The bar of a training that has made `step` steps, the last one in `seconds`."""
+    bar = Bar(total, step - 1)
+    shown = bar._progress
+    shown.stop()  # no thread that refreshes it
+    screen.now += seconds
+    shown.update(shown.tasks[0].id, completed=step - 0.5)
+    screen.now += seconds
+    bar.step(step)
+    bar.train({"step": step, "epoch": 3.14, "seconds": {}, **figures})
+    return bar
+
+
+def _realistic(screen: Screen) -> Any:
+    return _trained(screen, 5000, 1234, 1.0, loss=1.2345, top1=0.456, images_per_second=3308.0)
+
+
+def _extreme(screen: Screen) -> Any:
+    return _trained(screen, 5_000_000, 1_234_567, 0.0475, loss=1234.5678, top1=0.456, images_per_second=123_456.0)
+
+
+def test_a_line_never_wraps_and_tells_count_and_time_left(screen: Screen) -> None:
+    for made in (_realistic, _extreme):
+        shown = made(screen)._progress
+        for width in WIDTHS:
+            lines = screen.lines(shown, width)
+            assert len(lines) == 1, (width, lines)
+            assert cell_len(lines[0]) <= width, (width, lines)
+            assert lines[0].endswith(" left"), (width, lines)
+            assert "gone" not in lines[0]
+            if width >= 60:
+                assert "━" in lines[0], (width, lines)
+
+
+def test_what_is_dropped_first_on_a_narrow_terminal(screen: Screen) -> None:
+    shown = _realistic(screen)._progress
+    (widest,) = screen.lines(shown, 200)
+    parts = ["images/s", "train top-1", "loss", "epoch", "elapsed", "training", "━", "1,234/5,000", "left"]
+    assert all(part in widest for part in parts)
+    before = parts
+    for width in range(199, 30, -1):
+        (line,) = screen.lines(shown, width)
+        present = [part for part in parts if part in line]
+        assert present == parts[len(parts) - len(present) :], (width, line)  # always those that matter most
+        assert len(present) <= len(before), (width, line)
+        before = present
+    (narrow,) = screen.lines(shown, 80)
+    assert narrow.startswith("training  ━")
+    assert "1,234/5,000  0:00:02 elapsed  2:05:32 left" in narrow
+
+
+def test_a_count_too_long_for_the_terminal_is_shortened(screen: Screen) -> None:
+    shown = _extreme(screen)._progress
+    assert "1,234,567/5,000,000  99:" in screen.lines(shown, 40)[0]
+    assert screen.lines(shown, 24)[0].startswith("1.2M/5.0M  99:")
+
+
+def test_an_evaluation_has_a_line_of_its_own(screen: Screen) -> None:
+    bar = _realistic(screen)
+
+    class Work:
+        num_samples, own_samples = 50_000, 25_000
+
+    with bar.evaluating(Work()) as advance:
+        advance(500)
+        screen.now += 1
+        advance(500)
+        for width in WIDTHS:
+            training, evaluating = screen.lines(bar._progress, width)
+            assert max(cell_len(training), cell_len(evaluating)) <= width
+            assert "left" in training
+            assert "left" in evaluating
+        assert "evaluating" in screen.lines(bar._progress, 60)[1]
+        assert " 2,000/50,000" in screen.lines(bar._progress, 60)[1]
+    assert len(screen.lines(bar._progress, 80)) == 1
+
+
+def test_a_time_left_that_nobody_knows_yet(screen: Screen) -> None:
+    bar = Bar(100)
+    bar._progress.stop()
+    assert screen.lines(bar._progress, 80)[0].endswith("-:--:-- left")
+
+
+def test_preparing_fits_as_well(screen: Screen) -> None:
+    shown = pack._bar()
+    task = shown.add_task("train", total=10**11, images=0, rate="")
+    shown.update(task, completed=10**9)
+    screen.now += 1
+    shown.update(task, completed=2 * 10**9, images=1_281_167, rate="12,345 images/s")
+    for width in WIDTHS:
+        (line,) = screen.lines(shown, width)
+        assert cell_len(line) <= width
+        assert line.endswith("left")
+    assert "12,345 images/s" in screen.lines(shown, 120)[0]
+    assert screen.lines(shown, 24)[0].startswith("1.3M  ")
