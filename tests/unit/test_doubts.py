@@ -10,6 +10,7 @@ from made_runs import make_run
 from paceline.engine.run import doubts
 from paceline.logbook.compare import compare
 from paceline.logbook.read import read
+from paceline.logbook.tables import markdown
 from paceline.track.other_work import OtherWork, is_disturbed
 
 
@@ -117,6 +118,8 @@ def test_a_disturbed_run_is_said_to_be_one(tmp_path: Path) -> None:
     assert runs[0].disturbance == ""
     assert runs[1].disturbance in runs[1].notes
     comparison = compare(runs)
+    assert [row["other_load"] for row in comparison.rows] == [0.01, 0.45]
+    assert "| other CPU load | 1% | 45% |" in markdown(comparison)
     assert comparison.speedup_counts
     assert not comparison.certified
     assert (

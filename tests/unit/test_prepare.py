@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
-from conftest import command, complaint, environment
+from conftest import HANG, command, complaint, environment
 from photographs import jpeg, photograph, tree
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -213,7 +213,7 @@ def test_interrupted_by_kill_9_it_ends_byte_identical(tmp_path: Path) -> None:
     subprocess.run(command(*words, "--out", "whole"), cwd=tmp_path, env=environment(), check=True, capture_output=True)
     options = {"cwd": tmp_path, "env": environment(), "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command(*words, "--out", "torn"), **options)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     while not (tmp_path / "torn" / ".parts" / "train" / "00000.json").exists():
         assert process.poll() is None
         assert time.monotonic() < deadline

@@ -92,11 +92,12 @@ def test_an_axis_of_accuracies_fits_the_values(values: list[float], low: float, 
 
 
 def test_the_page_tells_model_data_and_hyperparameters_of_each_run(tmp_path: Path) -> None:
-    other = ("--optim.lr", "0.2", "--ema.decay", "0.99", "--train.mixup", "0.8", "--data.path", "/data/digits")
+    other = ("--optim.lr", "0.2", "--ema.decay", "0.99", "--train.mixup", "0.8")
+    other += ("--data.name", "cifar10", "--data.path", "/data/cifar10")
     runs = [read(make_run(tmp_path, "one")), read(make_run(tmp_path, "two", *other))]
     own = settings(runs[1])
     assert own.items() >= {
-        "model": "airbench", "parameters": "25 M", "weights": "random", "data": "digits", "data path": "/data/digits",
+        "model": "airbench", "parameters": "25 M", "weights": "random", "data": "cifar10", "data path": "/data/cifar10",
         "classes": "10", "training images": "1,437", "validation images": "360", "data fingerprint": "d1",
         "duration": "20 epochs", "global batch": "128", "optimizer": "sgd", "peak learning rate": "0.2",
         "schedule": "one-cycle, warm-up 4 epochs", "weight decay": "0.0005", "label smoothing": "0.1", "mixup": "0.8",

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import HANG
 
 from paceline.base.files import FolderLock, replacing
 from paceline.base.logs import log
@@ -217,7 +218,7 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch) -> None:
     sink.write({"kind": "eval", "step": 5, "epoch": 1.0, "loss": 0.5, "top1": 0.75, "top5": 0.9, "seconds": 1.0})
     sink.close()
     (written,) = tmp_path.rglob("*.wandb")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     while b"Accuracy/val" not in written.read_bytes():  # a process of its own writes it
         assert time.monotonic() < deadline
         time.sleep(0.1)

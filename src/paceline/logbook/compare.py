@@ -220,6 +220,7 @@ def _row(run: Run, target: float | None, price: float | None) -> dict[str, Any]:
         "seconds_to_target": run.seconds_to(target) if target is not None else None,
         "peak_memory": run.peak_memory,
         "device_use": run.device_use(),
+        "other_load": run.other_load,
         "energy_joules": run.energy(),
         "cost": price * hosts * total / 3600 if price is not None and hosts and total else None,
         "steps": run.trained[-1]["step"] if run.trained else None,

@@ -180,6 +180,13 @@ class Run:
         values = gpus or [sample["cpu_percent"] for sample in samples]
         return statistics.fmean(values) / 100 if values else None
 
+    @property
+    def other_load(self) -> float | None:
+        """Mean share of the hosts' processors that other processes used."""
+        used = [sample.get("other_cpu_percent") for samples in self.telemetry.values() for sample in samples]
+        known = [percent for percent in used if percent is not None]
+        return statistics.fmean(known) / 100 if known else None
+
     @cached_property
     def disturbance(self) -> str:
         """How other work on its hosts took time from the run; empty if it did not, or nobody looked."""

@@ -45,6 +45,7 @@ def table(comparison: Comparison) -> list[list[str]]:
         ("top-5", [_form(row["top5"], ".2%") for row in rows]),
         (common_name(runs, _LOSS, "eval"), [_form(row["loss"], ".4f") for row in rows]),
         (common_name(runs, _LOSS, "train"), [_form(_last_loss(run), ".4f") for run in runs]),
+        ("other CPU load", [_form(row["other_load"], ".0%") for row in rows]),
         ("energy of GPUs", [_form(_watt_hours(row["energy_joules"]), ",.1f", " Wh") for row in rows]),
         ("cost", [_form(row["cost"], ",.2f" if (row["cost"] or 1) >= 0.1 else ".2g", " $") for row in rows]),
         ("status", [row["status"] for row in rows]),
