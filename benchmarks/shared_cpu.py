@@ -1,12 +1,13 @@
-"""How OpenMP's threads should wait for each other, on a quiet machine and beside other processes.
+"""How OpenMP's threads should wait and where they should run, on a quiet machine and beside other processes.
 
     python benchmarks/shared_cpu.py [--busy 1] [--rounds 5] [--model resnet18] [--size 64] [--batch 32]
 
-One process with a thread per core trains with each GOMP_SPINCOUNT in turn (how often a waiting thread polls before it
-sleeps; 0: it sleeps at once), first alone, then beside `--busy` processes that compute all the time. A spinning thread
-keeps its core from the very thread it waits for, once there are more threads than cores.
+One process with a thread per core trains with each setting in turn, first alone, then beside `--busy` processes that
+compute all the time. GOMP_SPINCOUNT is how often a waiting thread polls before it sleeps; bound threads have a core of
+their own (OMP_PROC_BIND).
 """
 
+import os
 import statistics
 import subprocess
 import sys
@@ -15,13 +16,15 @@ from contextlib import contextmanager
 
 from turns import Group, make_parser, work
 
-from paceline.base.host import cores
-
-SPINS = ("default", "100000", "10000", "1000", "100", "0")
-
-
-def variables(spins: str) -> dict[str, str]:
-    return {} if spins == "default" else {"GOMP_SPINCOUNT": spins}
+BOUND = {"OMP_PROC_BIND": "true"}
+CONTESTANTS = {
+    "as torch comes": {},
+    "short spinning": {"GOMP_SPINCOUNT": "10000"},
+    "no spinning": {"GOMP_SPINCOUNT": "0"},
+    "bound": BOUND,
+    "bound, short spinning (paceline)": BOUND | {"GOMP_SPINCOUNT": "10000"},
+    "bound, no spinning": BOUND | {"GOMP_SPINCOUNT": "0"},
+}
 
 
 @contextmanager
@@ -43,10 +46,10 @@ def rates(groups: Sequence[Group], images: int, rounds: int) -> list[list[float]
 
 
 def show(title: str, found: list[list[float]]) -> None:
-    print(f"{title}\n  {'GOMP_SPINCOUNT':16}{'images/s':>10}{'ratio':>8}", flush=True)
-    for spins, own in zip(SPINS, found, strict=True):
+    print(f"{title}\n  {'':34}{'images/s':>10}{'ratio':>8}", flush=True)
+    for name, own in zip(CONTESTANTS, found, strict=True):
         ratio = statistics.median(mine / first for mine, first in zip(own, found[0], strict=True))
-        print(f"  {spins:16}{statistics.median(own):>10.1f}{ratio:>8.3f}", flush=True)
+        print(f"  {name:34}{statistics.median(own):>10.1f}{ratio:>8.3f}", flush=True)
 
 
 def main() -> None:
@@ -54,14 +57,16 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=1, metavar="N", help="other processes that compute")
     parser.add_argument("--precision", default="auto")
     options = parser.parse_args()
+    threads = os.cpu_count() or 1  # not those of the mask: a bound main thread has one core
     if options.contestant is not None:
-        work(options, options.batch, "--precision", options.precision, threads=cores())
-    groups = [Group(number, 1, apart=True, variables=variables(spins)) for number, spins in enumerate(SPINS)]
+        work(options, options.batch, "--precision", options.precision, threads=threads)
+    variables = CONTESTANTS.values()
+    groups = [Group(number, 1, apart=True, variables=own) for number, own in enumerate(variables)]
     images = options.batch * options.steps
-    print(f"{options.model} at {options.size} px, batch {options.batch}, {cores()} threads, {options.rounds} rounds")
+    print(f"{options.model} at {options.size} px, batch {options.batch}, {threads} threads, {options.rounds} rounds")
     show("alone", rates(groups, images, options.rounds))
     with busy(options.busy):
-        show(f"beside {options.busy} busy process(es)", rates(groups, images, options.rounds))
+        show(f"beside {options.busy} busy process{'es' * (options.busy > 1)}", rates(groups, images, options.rounds))
     for group in groups:
         group.close()
 
