@@ -7,6 +7,8 @@ from pathlib import Path
 from conftest import PRECISIONS
 from processes import run_ranks
 
+from paceline.config.data import Data
+from paceline.data import sets
 from paceline.track.records import RunFolder
 
 
@@ -33,6 +35,12 @@ def test_losses_agree_on_1_2_and_4_ranks(tmp_path: Path, precision: str, distanc
     assert len(alone) == 22
     for curve in curves.values():
         assert max(abs(ours - theirs) for ours, theirs in zip(curve, alone, strict=True)) < distance
+    finals = [RunFolder(tmp_path / "runs" / name).read_summary()["final"] for name in ("r1a1", "r2a1", "r4a1")]
+    labels = sets.load(Data(name="digits")).val.labels
+    assert {final["chance"] for final in finals} == {round(labels.bincount().max().item() / len(labels), 9)}
+    assert all(1 < final["predicted"] <= 10 for final in finals)
+    if precision == "fp32":
+        assert len({final["predicted"] for final in finals}) == 1
     records = [json.loads(line) for line in (tmp_path / "runs" / "r2a1" / "metrics.jsonl").read_text().splitlines()]
     times = records[0]["seconds_per_rank"]
     assert all(len(times[part]) == 2 and min(times[part]) >= 0 for part in ("data", "compute", "sync"))

@@ -1,6 +1,7 @@
 """A model's classes keep their names: in checkpoints, exports and evaluation on other data."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -82,13 +83,31 @@ def test_another_order_a_part_and_other_classes(here, tmp_path: Path, trained: P
     assert "the model knows 3 (n00000000, n00000001, n00000002); the data has 2 (cat, n00000002)" in text
 
 
+def _figures(text: str) -> tuple[int, float]:
+    """How many were right, and the loss."""
+    found = re.search(r"\((\d+) of \d+\), .* loss ([\d.]+)", text)
+    assert found, text
+    return int(found[1]), float(found[2])
+
+
 def test_labels_follow_their_names(here, tmp_path: Path, trained: Path) -> None:
-    """With the folders' names exchanged, images that were right are wrong, and the other way round."""
-    before = here("evaluate", trained).stdout
-    _rename(tmp_path / "photos", {"n00000000": "n00000002", "n00000002": "n00000000"})
-    after = here("evaluate", trained).stdout
-    loss = [float(text.rpartition("loss ")[2]) for text in (before, after)]
-    assert loss[0] != loss[1]
+    """Every class is in two of three parts, under other numbers: together they give the figures of the whole twice."""
+    correct, loss = _figures(here("evaluate", trained).stdout)
+    parts = []
+    for left_out in range(3):
+        root = shutil.copytree(tmp_path / "photos" / "val", tmp_path / f"part-{left_out}")
+        shutil.rmtree(root / f"n{left_out:08d}")
+        parts.append(_figures(here("evaluate", trained, "--data.path", root).stdout))
+    assert sum(right for right, _ in parts) == 2 * correct
+    assert abs(sum(own for _, own in parts) / 3 - loss) < 2e-4  # as printed
+
+
+def test_one_class_and_images_without_a_training_split(here, tmp_path: Path, trained: Path) -> None:
+    (tmp_path / "test").mkdir()
+    (tmp_path / "photos" / "val" / "n00000001").rename(tmp_path / "test" / "n00000001")
+    answer = here("evaluate", trained, "--data.path", "test")
+    assert "test, 1 of the model's 3 classes" in answer.stdout, answer.stderr
+    assert "of 4)" in answer.stdout
 
 
 def test_checkpoints_and_exports_say_how_they_are_used(here, tmp_path: Path, trained: Path) -> None:

@@ -136,12 +136,25 @@ def _comparison(tmp_path: Path, ranks: int, first: dict[str, float], second: dic
 def test_a_speed_up_beyond_the_devices_is_questioned(tmp_path: Path) -> None:
     comparison = _comparison(tmp_path, 2, {"compute": 0.3}, {"compute": 0.1})
     assert not comparison.certified
-    assert "two is 2.81x as fast on 2x the devices, which cannot be: one was slower" in comparison.sentence
+    assert "two is 2.81x as fast as one on 2x the devices, which cannot be: one was slower" in comparison.sentence
+    assert "| speed-up (questioned) |" in markdown(comparison)
+    assert "two is 2.81x as fast as one" in compare(comparison.runs[::-1]).sentence  # in whatever order
 
 
 def test_data_that_was_read_the_first_time_is_named_as_the_reason(tmp_path: Path) -> None:
     comparison = _comparison(tmp_path, 2, {"compute": 0.1, "data": 0.3}, {"compute": 0.1, "data": 0.0})
     assert "one waited for data 75% of the time, two 0%" in comparison.sentence
+
+
+def test_conditions_explain_what_devices_do_not(tmp_path: Path) -> None:
+    """On as many devices a run may well be faster under other conditions."""
+    one = make_run(tmp_path, "one", "--train.accumulation", "4", seconds={"compute": 0.3})
+    assert compare([read(one), read(make_run(tmp_path, "two"))]).certified
+
+
+def test_fewer_devices_are_slower_and_that_is_plausible(tmp_path: Path) -> None:
+    two = make_run(tmp_path, "two", ranks=2, seconds={"compute": 0.1})
+    assert compare([read(two), read(make_run(tmp_path, "one", seconds={"compute": 0.15}))]).certified
 
 
 def test_a_plausible_speed_up_is_certified(tmp_path: Path) -> None:

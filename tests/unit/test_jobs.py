@@ -130,7 +130,8 @@ def test_stopping_and_stopping_again(tmp_path: Path, ask: Ask, monkeypatch) -> N
     back = _with(monkeypatch, "running", "running", then=then, folder=tmp_path / "runs" / "j")
     status, told = ask("stop")
     assert status == 0
-    assert "j is stopped; `paceline resume j` resumes it from its last checkpoint; `paceline fetch j`" in told
+    how = "`paceline resume j` starts it again, from its last checkpoint if there is one"
+    assert f"j is stopped; {how}; `paceline fetch j`" in told
     assert _is_marked(job)
     status, told = ask("stop")
     assert (status, back.asked) == (0, ["stop"])

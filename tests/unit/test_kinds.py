@@ -128,6 +128,10 @@ def test_a_list_without_splits_is_divided(tmp_path: Path) -> None:
         (["path,kind", "cat/0.jpg,cat"], "line 1 names no label column"),
         (["path,label", "cat/9.jpg,cat"], "line 2: .*cat/9.jpg does not exist"),
         (["path,label", "cat/0.jpg,"], "line 2 has no label"),
+        (["path,label", "cat/0.jpg,cat, tabby"], "line 2 has 3 fields, the header 2; quote values that hold a comma"),
+        (["path,label", 'cat/0.jpg,"cat', "cat/1.jpg,dog"], "is not readable as a list|over several lines"),
+        (["path,label,split", "cat/0.jpg,cat,train", "cat/0.jpg,cat,val"], "line 3: cat/0.jpg is in line 2 already"),
+        (["path,label,Label", "cat/0.jpg,cat,dog"], "line 1 names label and label; keep one of them"),
         (["path,label,split", "cat/0.jpg,cat,later"], "line 2 has the split 'later'; use train or val"),
         (["path,label,split", "cat/0.jpg,cat,train", "cat/1.jpg,cat,val"], "has 1 classes"),
         (["path,label,split", "cat/0.jpg,cat,train", "dog/0.jpg,dog,val"], "no training images of dog"),
@@ -149,4 +153,4 @@ def test_a_list_is_prepared_and_trained(here, tmp_path: Path) -> None:
         answer = here("train", "digits", *SMALL, "--data.path", place, "--name", kind.partition(",")[0])
         assert answer.returncode == 0, answer.stderr
         assert f"data: {place} ({kind}), 6 training and 6 validation images, 2 classes" in answer.stderr
-    assert "does not exist on this machine" in complaint(here("train", "digits", *SMALL, "--data.path", "nowhere"))
+    assert "does not exist (looked for " in complaint(here("train", "digits", *SMALL, "--data.path", "nowhere"))

@@ -60,5 +60,6 @@ def contact_sheet(images: Sequence[np.ndarray], labels: Sequence[str], columns: 
 def sparkline(values: Sequence[float], width: int = 72) -> str:
     """A curve in one line of text."""
     top = max(values) or 1.0
-    chosen = [values[min(len(values) - 1, place * len(values) // width)] for place in range(min(width, len(values)))]
+    places = min(width, len(values))
+    chosen = [values[place * len(values) // places] for place in range(places)]
     return "".join(_BLOCKS[round(value / top * (len(_BLOCKS) - 1))] for value in chosen)

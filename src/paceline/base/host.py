@@ -5,6 +5,7 @@ one core, where one waits for the other to give way: benchmarks/shared_cpu.py sh
 core of its own.
 """
 
+import importlib
 import os
 import platform
 import socket
@@ -40,19 +41,25 @@ def cpu_name() -> str:
 def limit_openmp_spinning() -> None:
     """Let OpenMP's threads sleep after a short wait; by default they spin, and keep others from their core.
 
-    Read when torch is loaded, as is what `bind_openmp` sets.
+    It is read when torch is loaded.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def bind_openmp() -> None:
-    """Bind every compute thread to a core; for a process that uses all of them, unless the user has said otherwise."""
+    """Load torch so that every compute thread has a core of its own, unless the user has said otherwise.
+
+    For a process that uses all cores; the main thread is bound to the first of them.
+    """
     global _mask
     if "torch" in sys.modules:
         return  # too late: OpenMP has read its settings
     _mask = _available()
-    if not {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "PACELINE_THREADS"} & os.environ.keys():
-        os.environ["OMP_PROC_BIND"] = "true"
+    if {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "PACELINE_THREADS"} & os.environ.keys():
+        return
+    os.environ["OMP_PROC_BIND"] = "true"
+    importlib.import_module("torch")
+    del os.environ["OMP_PROC_BIND"]  # child processes are not bound
 
 
 def unbind() -> None:

@@ -188,7 +188,7 @@ def threads_per_process(processes: int) -> int:
     OMP_NUM_THREADS is not asked, because torchrun sets it to 1 whatever the machine has.
     """
     if wanted := os.environ.get("PACELINE_THREADS"):
-        if not wanted.isdigit() or int(wanted) < 1:
+        if not wanted.isdecimal() or int(wanted) < 1:
             raise UserError(f"PACELINE_THREADS={wanted!r} is not a whole number from 1 on; unset it, or use --threads")
         return int(wanted)
     return max(1, cores() // processes)

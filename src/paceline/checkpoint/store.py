@@ -167,7 +167,10 @@ def _verified_manifest(folder: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(f"{folder} is not a complete save: {Path(error.filename).name} is missing") from None
     except OSError as error:
         raise DamagedCheckpoint(f"{folder} cannot be read ({error})") from None
-    manifest: dict[str, Any] = json.loads(path.read_text())
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise DamagedCheckpoint(f"{path} is not readable ({error})") from None
     return manifest
 
 

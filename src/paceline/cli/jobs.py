@@ -74,7 +74,7 @@ def _sentence(job: "Job", state: str, already: bool = False) -> str:
     """What became of a job, and what can be done with it now."""
     from paceline.launch import control, ec2, states
 
-    how = "starts it" if state == states.NOT_STARTED else "resumes it from its last checkpoint"
+    how = "starts it" if state == states.NOT_STARTED else "starts it again, from its last checkpoint if there is one"
     resume = f"`paceline resume {job.id}` {how}"
     if state == states.FAILED:
         resume = f"`paceline logs {job.id}` shows why, {resume}"

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from paceline.cli.options import count, make_parser, plain_name, positive, resul
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
+    from paceline.config.data import Data
     from paceline.config.recipe import Recipe
     from paceline.launch.job import Job
 
@@ -149,6 +151,24 @@ def _find_source(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
     return "", list(words)
 
 
+def _reachable(data: "Data", backend: str) -> "Data":
+    """Nodes run in folders of their own: here relative paths are made absolute, elsewhere they mean nothing."""
+    from paceline.base.remote import is_remote
+    from paceline.config.data import BUILT_IN
+    from paceline.data.shards import default_folder
+
+    if data.name in BUILT_IN or is_remote(data.path) or Path(data.path).is_absolute() or data.path.startswith("~"):
+        return data
+    if backend == "local":
+        return replace(data, path=str(Path(data.path or default_folder(data.name)).absolute()))
+    if data.path and backend in ("ssh", "ec2"):
+        raise UserError(
+            f"data.path={data.path!r} is relative, but the machines work in folders of their own; give the path there "
+            "from / on, or an s3:// address"
+        )
+    return data
+
+
 def _job(backend: str, source: str, options: argparse.Namespace, overrides: list[str]) -> "Job":
     from paceline.config.batch import layouts
     from paceline.config.io import dump_recipe, load_recipe
@@ -160,6 +180,7 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
         recipe = load_recipe(source, [*overrides, *(["--data.path", options.data] if options.data else [])])
     else:
         raise UserError("launch which recipe? `paceline recipes` lists them")
+    recipe = replace(recipe, data=_reachable(recipe.data, backend))
     hosts = hosts_from(options.hosts) if backend == "ssh" else [f"node-{number}" for number in range(options.nodes)]
     extra: dict[str, object] = {"meet": options.meet, "gpu_type": options.gpu_type}
     if options.ssh_config:

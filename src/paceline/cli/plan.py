@@ -25,6 +25,7 @@ def plan(arguments: list[str]) -> int:
     from paceline.config.batch import check_samples, layouts
     from paceline.config.scaling import scaled
     from paceline.config.timeline import Timeline, columns, phase_table
+    from paceline.data.kinds import resolve
     from paceline.optim.schedules import LrPlan, lr_at
 
     parser = make_parser("plan", "RECIPE [--nodes N] [--gpus-per-node G] [--dotted.field VALUE ...]", _PLAN)
@@ -55,15 +56,18 @@ def plan(arguments: list[str]) -> int:
     if options.scale_batch:
         recipe = scaled(recipe, ranks, options.scale_batch)
     layouts(recipe, ranks)
+    if recipe.data.path and Path(recipe.data.path).exists():
+        recipe = resolve(recipe)
     samples = options.train_images or _known_samples(recipe)
     timeline = Timeline.of(recipe, samples)
-    check_samples(timeline, samples, recipe.data.name)
+    check_samples(timeline, samples, recipe.data.path or recipe.data.name)
     lr_plan = LrPlan.of(recipe.optim, timeline)
     stride = max(1, timeline.total // 2000)
     edges = [edge for stage in timeline.stages for edge in (stage.begin, stage.end - 1)]
     shown = sorted({*range(0, timeline.total, stride), *edges})
     rates = [lr_at(step, lr_plan) for step in shown]
-    print(f"{recipe.name}: {recipe.model.name} on {recipe.data.name} ({samples:,} images), {ranks} ranks\n")
+    what = f"{recipe.model.name} on {recipe.data.name or recipe.data.path} ({samples:,} images)"
+    print(f"{recipe.name}: {what}, {ranks} rank{'s' * (ranks > 1)}\n")
     print(
         "\n".join(columns(phase_table(timeline, ranks, recipe.train.accumulation, lambda step: lr_at(step, lr_plan))))
     )
@@ -81,7 +85,6 @@ def plan(arguments: list[str]) -> int:
 
 def _known_samples(recipe: "Recipe") -> int:
     from paceline.config.data import IN_MEMORY
-    from paceline.data import kinds
     from paceline.data.prepare.sources import listing
     from paceline.data.shards import Dataset, default_folder
 
@@ -89,9 +92,9 @@ def _known_samples(recipe: "Recipe") -> int:
     if data.name == "synthetic":
         return data.synthetic.train_samples
     place = Path(data.path or default_folder(data.name))
+    if data.name in ("folder", "list") and place.exists():
+        return len(listing(place).train)
     if data.name not in IN_MEMORY and place.exists():
-        if kinds.resolve(recipe).data.name in ("folder", "list"):
-            return len(listing(place).train)
         return int(Dataset.open(place).description["splits"]["train"]["samples"])
     if data.name not in _SAMPLES:
         raise UserError(f"how many images has {data.path or data.name}? Say so with --train-images")

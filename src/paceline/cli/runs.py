@@ -51,9 +51,15 @@ def _cells(row: "Row") -> list[str]:
 
     place = "" if row.best_epoch is None else f" (epoch {row.best_epoch:.4g})"
     best = "-" if row.best_top1 is None else f"{row.best_top1:.2%}{place}"
-    started = datetime.fromisoformat(row.started).astimezone().strftime("%Y-%m-%d %H:%M")
     what = [row.model or "?", row.data or "?"]
-    return [row.name, row.status, _progress(row), best, duration(row.seconds) or "-", *what, started]
+    return [row.name, row.status, _progress(row), best, duration(row.seconds) or "-", *what, _when(row.started)]
+
+
+def _when(started: str) -> str:
+    try:
+        return datetime.fromisoformat(started).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError):
+        return started
 
 
 def _progress(row: "Row") -> str:

@@ -109,8 +109,9 @@ def train(arguments: list[str]) -> int:
             return _start_ranks(["train", *arguments], options)
     _enter_rank(options)
     augment = recipe.data.augment
-    if not under_launcher(os.environ) and augment.policy == "none" and not augment.jitter:
-        bind_openmp()  # not with torch's operations in the threads that decode, which would be bound to one core
+    # torch's operations in threads that decode, and processes that compile, would all be bound to one core
+    if not under_launcher(os.environ) and augment.policy == "none" and not augment.jitter and not recipe.compile:
+        bind_openmp()
     from paceline.engine.session import train_recipe
 
     train_recipe(recipe, options.runs, name, options.resume, options.results)

@@ -185,7 +185,7 @@ def _filled(field: str, form: str, value: Any) -> str:
     if bar:
         return off if value in _OFF else on
     if isinstance(value, list) and field.endswith("size"):
-        value = value[-1]  # channels, height, width
+        value = value[-1] if value else None  # channels, height, width
     if isinstance(value, (bool, dict)) or value is None:
         return form.format("VALUE" if form == "{}" else "N")
     if isinstance(value, list):
@@ -203,7 +203,7 @@ def _data(value: str) -> tuple[str, str, str]:
     name = value.lower().replace("-", "").removeprefix("torch/")
     if name in _DATA_NAMES:
         return "data.name", name, ""
-    return "data.path", value, "and data.name: folder, shards or imagenet)"
+    return "data.path", value, ""
 
 
 def _written(field: str, value: str, on_command_line: bool) -> str:

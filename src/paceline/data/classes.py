@@ -1,5 +1,7 @@
 """Classes by name, so that a model's outputs keep their meaning on other data."""
 
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,10 +20,10 @@ class Class:
 
 def match(model: Sequence[Class], data: Sequence[Class], origin: object, place: object) -> list[int]:
     """The model's index of every class of the data, by id or else by name; unknown classes are an error."""
-    by_id = {own.id: number for number, own in enumerate(model)}
-    names = [own.name for own in model]
-    by_name = {name: number for number, name in enumerate(names) if names.count(name) == 1}
-    found = [by_id.get(own.id, by_name.get(own.name, -1)) for own in data]
+    by_id = {_plain(own.id): number for number, own in enumerate(model)}
+    times = Counter(_plain(own.name) for own in model)
+    by_name = {name: number for number, own in enumerate(model) if times[name := _plain(own.name)] == 1}
+    found = [by_id.get(_plain(own.id), by_name.get(_plain(own.name), -1)) for own in data]
     unknown = [own for own, number in zip(data, found, strict=True) if number < 0]
     if unknown or len(set(found)) < len(found):
         what = f"{len(unknown)} classes of {place} are unknown to it" if unknown else f"{place} has a class twice"
@@ -30,6 +32,11 @@ def match(model: Sequence[Class], data: Sequence[Class], origin: object, place: 
             f"{_listed(data)}; rename the classes of the data to those of the model"
         )
     return found
+
+
+def _plain(name: str) -> str:
+    """Systems write accents as a part of a letter, or behind it."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _listed(classes: Sequence[Class]) -> str:

@@ -25,6 +25,8 @@ def resolve(recipe: Recipe) -> Recipe:
 def _resolved(data: Data) -> Data:
     if data.name in BUILT_IN:
         return data
+    if data.path.startswith("~"):  # in YAML no shell has expanded it
+        data = replace(data, path=str(Path(data.path).expanduser()))
     place = data.path or str(default_folder(data.name))
     if not is_remote(place) and not Path(place).exists():
         raise UserError(_missing(data, place))
@@ -43,8 +45,8 @@ def _missing(data: Data, place: str) -> str:
         out = f" --out {place}" if data.path else ""
         return f"{place}: no prepared {data.name} here; run `paceline prepare {data.name}{out}`, or correct data.path"
     return (
-        f"data.path={place!r} does not exist on this machine; correct it, or prepare images there: "
-        f"paceline prepare folder IMAGES --out {place}"
+        f"data.path={place!r} does not exist (looked for {Path(place).absolute()}); correct it, or prepare images "
+        f"there: paceline prepare folder IMAGES --out {place}"
     )
 
 
@@ -59,6 +61,8 @@ def kind_of(place: str) -> str:
         raise UserError(f"data.path={place!r} is a file, but not a list of images ({', '.join(SUFFIXES)})")
     if (path / DESCRIPTION).is_file():
         return _prepared(path / DESCRIPTION)
+    if not path.is_dir():
+        raise UserError(f"data.path={place!r} is neither a file nor a folder")
     folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     if (path / "train").is_dir() or any(_has_images(folder) for folder in folders):
         return "folder"
@@ -72,8 +76,10 @@ def _prepared(path: Path) -> str:
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
         kind = description.get("kind") or description["name"]
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not readable ({error}); remove the folder and prepare the data again") from None
+    if kind not in ("shards", "cifar10"):
+        raise UserError(f"{path} describes {kind!r}, which is not prepared data; see `paceline prepare --help`")
     return str(kind)
 
 

@@ -15,22 +15,24 @@ from paceline.optim.schedules import lr_at
 _FEW_STEPS = 10
 
 
-def announce(setup: Setup, path: Path) -> None:
+def announce(setup: Setup, path: Path, checkpoint: Path | None) -> None:
+    """`checkpoint`: what the run resumes from."""
     where = _places(setup.world)  # all ranks take part
-    for line in _lines(setup, path, where):
+    weights = f"weights of {checkpoint}" if checkpoint else _weights(setup.recipe.model.weights)
+    for line in _lines(setup, path, where, weights):
         log.info("%s", line)
     if setup.world.is_leader:
         for line in _doubts(setup):
             log.warning("%s", line)
 
 
-def _lines(setup: Setup, path: Path, where: str) -> Iterator[str]:
+def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
     recipe, timeline, stages = setup.recipe, setup.timeline, setup.timeline.stages
     optim = recipe.optim
     yield f"recipe: {recipe.name}, run folder {path}"
     yield f"data: {_data(setup.source)}"
     parameters = sum(parameter.numel() for parameter in setup.replica.module.parameters())
-    yield f"model: {recipe.model.name}, {parameters:,} parameters, {_weights(recipe.model.weights)}"
+    yield f"model: {recipe.model.name}, {parameters:,} parameters, {weights}"
     yield f"device: {where}, {setup.precision}"
     if len(stages) == 1:
         size = "x".join(map(str, setup.source.preprocessing(stages[0])["size"]))
@@ -79,6 +81,10 @@ def _doubts(setup: Setup) -> Iterator[str]:
             f"({setup.source.num_train:,} images, global batch {fewest.global_batch:,}); a lower --train.global_batch "
             "gives the optimizer more of them"
         )
+    shown = set(setup.loader.labels.unique().tolist())
+    if empty := [own.name for number, own in enumerate(setup.source.classes) if number not in shown]:
+        some = ", ".join(empty[:5]) + (", ..." if empty[5:] else "")
+        yield f"{len(empty)} of {len(setup.source.classes)} classes have no training images: {some}"
     schedule, plan = setup.recipe.optim.schedule, setup.lr_plan
     if plan.warmup >= setup.timeline.total and not plan.phases:
         yield (

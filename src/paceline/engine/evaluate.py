@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from paceline.base.world import World
 from paceline.data.load.batch import Batch
-from paceline.errors import Stopped
+from paceline.errors import Stopped, UserError
 
 
 @torch.no_grad()
@@ -58,6 +58,8 @@ def evaluate(
     samples, top1, top5, loss, *stops = world.sum_(totals).tolist()  # waits for the device: once an evaluation
     if any(stops):
         raise Stopped(signal.SIGINT if stops[0] else signal.SIGTERM)
+    if not samples:
+        raise UserError("not one validation image could be read; the lines above name them")
     return {
         "samples": int(samples),
         "correct": int(top1),
@@ -68,6 +70,16 @@ def evaluate(
         "chance": labels.max().item() / samples,
         "predicted": int((predictions > 0).sum()),
     }
+
+
+def refuse_damage(metrics: dict[str, float], expected: int, max_damaged: float) -> None:
+    """Samples that could not be read do not count; too many of them are an error, the same on all ranks."""
+    lost = expected - int(metrics["samples"])
+    if lost > max(1.0, max_damaged * expected):
+        raise UserError(
+            f"{lost} of {expected} validation images could not be read, more than data.max_damaged={max_damaged}; "
+            "the lines above name them"
+        )
 
 
 def predict(model: nn.Module, images: torch.Tensor, views: str) -> torch.Tensor:

@@ -258,10 +258,10 @@ def doubts(evaluated: dict[str, Any], num_classes: int, progress: float) -> dict
         )
     chance, samples = evaluated["chance"], evaluated["samples"]
     error = math.sqrt(chance * (1 - chance) / samples)
-    if progress >= _EARLY and evaluated["top1"] <= chance + error:
+    if progress >= _EARLY and evaluated["top1"] <= min(chance + error, 0.99):
         found["chance"] = (
-            f"validation top-1 {evaluated['top1']:.2%} is no better than always answering the most frequent class "
-            f"({chance:.2%}); {evaluated['predicted']} of {num_classes} classes are predicted at all; check the "
+            f"validation top-1 {evaluated['top1']:.2%} is not clearly better than always answering the most frequent "
+            f"class ({chance:.2%}); {evaluated['predicted']} of {num_classes} classes are predicted at all; check the "
             "labels, the learning rate and model.weights"
         )
     return found

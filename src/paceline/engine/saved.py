@@ -20,7 +20,7 @@ from paceline.data.load.batch import Batch
 from paceline.data.load.source import open_source
 from paceline.engine import precision
 from paceline.engine.build import build_model, load_weights
-from paceline.engine.evaluate import evaluate
+from paceline.engine.evaluate import evaluate, refuse_damage
 from paceline.engine.session import display_of
 from paceline.errors import UserError
 from paceline.model import zoo
@@ -54,7 +54,7 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
         save, parts = world.on_leader(lambda: store.read(find_save(path, which)))
         folder = save.folder
         recipe = kinds.resolve(_saved_recipe(parts, str(folder), overrides))
-        source = open_source(recipe)
+        source = open_source(recipe, only_evaluate=True)
         if (channels := len(parts["progress"]["preprocessing"]["mean"])) != source.channels:
             raise UserError(
                 f"{folder} was trained on images of {channels} channels, {source.name} has {source.channels}; "
@@ -79,8 +79,11 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
                 recipe.evaluate.views,
                 advance,
             )
-    some = f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
-    label = f"{folder} (step {save.step}), {recipe.data.name}{some}, views {recipe.evaluate.views}"
+    refuse_damage(metrics, batches.num_samples, recipe.data.max_damaged)
+    lost = batches.num_samples - metrics["samples"]
+    some = f", {lost:g} images left out" if lost else ""
+    some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
+    label = f"{folder} (step {save.step}), {source.place or source.name}{some}, views {recipe.evaluate.views}"
     return label, metrics if world.is_leader else {}
 
 
@@ -97,7 +100,8 @@ def _relabeled(batches: Iterable[Batch], numbers: list[int]) -> Iterator[Batch]:
 def _saved_recipe(parts: dict[str, Any], origin: str, overrides: Sequence[str]) -> Recipe:
     """The recipe of a save; images are normalised as in training, whatever data they come from."""
     tree, seen = parts["progress"]["recipe"], parts["progress"]["preprocessing"]
-    tree["data"] = tree["data"] | {"mean": seen["mean"], "std": seen["std"]}
+    # augmentation has no bearing here, and may not suit other data
+    tree["data"] = tree["data"] | {"mean": seen["mean"], "std": seen["std"], "augment": {}}
     given = {key for key, _ in split_overrides(overrides)}
     if "data.path" in given and "data.name" not in given:
         tree["data"]["name"] = ""  # the path decides

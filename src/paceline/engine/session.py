@@ -67,8 +67,8 @@ def train_recipe(
             log.info("%s is not finished; going on with it", path)
         setup = build(recipe, world)
         _check_same_data(setup)
-        announce(setup, path)
         saved = world.on_leader(lambda: store.last(folder.checkpoints))
+        announce(setup, path, saved[0].folder if saved else None)
         run = _open_run(folder, setup, saved, mirror)
         if results and world.local_rank == 0:
             only = "" if world.is_leader else "telemetry"

@@ -29,7 +29,7 @@ from paceline.config.timeline import Timeline
 from paceline.data.load.batch import Batch
 from paceline.data.load.order import step_seed
 from paceline.engine.build import Setup
-from paceline.engine.evaluate import evaluate
+from paceline.engine.evaluate import evaluate, refuse_damage
 from paceline.engine.interval import Interval
 from paceline.engine.run import Run
 from paceline.engine.stop import Agreement, Signals
@@ -120,7 +120,10 @@ def measure(setup: Setup, step: int, on_batch: Callable[[int], object], stop: Ca
     model, views = setup.evaluated_model, setup.recipe.evaluate.views
     with setup.replica.whole(model):
         classes = len(setup.source.classes)
-        return evaluate(model, setup.evaluator(step), classes, setup.world, setup.autocast, views, on_batch, stop)
+        batches = setup.evaluator(step)
+        metrics = evaluate(model, batches, classes, setup.world, setup.autocast, views, on_batch, stop)
+    refuse_damage(metrics, batches.num_samples, setup.recipe.data.max_damaged)
+    return metrics
 
 
 def intervals(recipe: Recipe, timeline: Timeline) -> tuple[Interval, Interval, Interval]:

@@ -98,8 +98,7 @@ def _floor(lines: Sequence[Line], least: float, most: float) -> float:
     matter = [line.points for line in lines if alone or not line.thin]
     if max(map(len, matter), default=0) < _FEW_POINTS:
         return least
-    xs = [x for points in matter for x, _ in points]
-    late = [y for points in matter for x, y in points if x >= (min(xs) + max(xs)) / 2]
+    late = [y for points in matter for x, y in points if x >= (points[0][0] + points[-1][0]) / 2]
     floor = min(late) - max(max(late) - min(late), 0.005)
     return floor if most - least > 3 * (most - floor) else least
 

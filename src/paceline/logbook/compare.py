@@ -133,10 +133,11 @@ class Comparison:
         found = [f"{run.name} was {run.disturbance}" for run in self.runs if run.disturbance]
         if not self.speedup_counts:
             return found
+        conditions = [difference.fact for difference in self.fairness.differences]
         return found + [
             doubt
             for run, row in zip(self.runs[1:], self.rows[1:], strict=True)
-            if (doubt := _too_fast(run, row, self.runs[0]))
+            if (doubt := _too_fast(self.runs[0], run, row, conditions))
         ]
 
     @property
@@ -153,17 +154,23 @@ class Comparison:
 
 
 _ROOM = 1.1
-"""What a speed-up may exceed the ratio of devices by: threads of one process lose a little to each other."""
+"""What a speed-up may exceed the ratio of devices by: caches hold a larger part of the work of each."""
 
 
-def _too_fast(run: Run, row: dict[str, Any], first: Run) -> str:
+def _too_fast(first: Run, run: Run, row: dict[str, Any], conditions: Sequence[str]) -> str:
     """Why a speed-up beyond the ratio of devices is not to be believed; empty where it is."""
     ratio, more = row["ratio"], row["device_ratio"]
-    if not ratio or not more or ratio <= _ROOM * more:
+    if not ratio or not more:
+        return ""
+    if more < 1:  # the one with more devices is asked how it could be so fast
+        ratio, more, first, run = 1 / ratio, 1 / more, run, first
+    if ratio <= _ROOM * more or (more == 1 and conditions):
         return ""
     waits = [each.seconds.get("data", 0.0) / (each.train_seconds or math.inf) for each in (first, run)]
     if first.disturbance:
         reason = f"other work slowed {first.name} down"
+    elif conditions:
+        reason = f"{', '.join(conditions)} differ{'s' * (len(conditions) == 1)}"
     elif waits[0] > waits[1] + 0.1:
         reason = (
             f"{first.name} waited for data {waits[0]:.0%} of the time, {run.name} {waits[1]:.0%}: perhaps its files "
@@ -171,7 +178,7 @@ def _too_fast(run: Run, row: dict[str, Any], first: Run) -> str:
         )
     else:
         reason = f"{first.name} was slower than its devices allow"
-    return f"{run.name} is {ratio:.2f}x as fast on {more:g}x the devices, which cannot be: {reason}; run it again"
+    return f"{run.name} is {ratio:.2f}x as fast as {first.name} on {more:g}x the devices, which cannot be: {reason}"
 
 
 def share(value: "str | float") -> float:

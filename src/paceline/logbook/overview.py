@@ -86,9 +86,9 @@ def _added_up(run: RunFolder, recipe: dict[str, Any]) -> dict[str, Any]:
     """Of a run that has not ended, or was killed: its summary does not have these yet."""
     records = run.records(per_rank=1)
     trained = [record for record in records if record["kind"] == "train"]
-    evaluated = [record for record in records if record["kind"] == "eval" and record["top1"] is not None]
+    sound = [record for record in records if record["kind"] == "eval" and None not in (record["top1"], record["loss"])]
     by_loss = recipe.get("checkpoint", {}).get("best") == "loss"
-    best = max(evaluated, key=lambda own: -own["loss"] if by_loss and own["loss"] else own["top1"], default=None)
+    best = max(sound, key=lambda own: -own["loss"] if by_loss else own["top1"], default=None)
     last = trained[-1] if trained else {}
     return {
         "step": last.get("step"),

@@ -27,7 +27,7 @@ def table(comparison: Comparison) -> list[list[str]]:
         ("best top-1", [best(run) for run in runs]),
         ("training time", [duration(row["train_seconds"]) for row in rows]),
         (
-            "speed-up" if counts else f"ratio of {of} (no speed-up)",
+            _ratio_name(comparison, of),
             ["-", *(_form(row["ratio"], ".2f", "x") for row in rows[1:])],
         ),
         ("efficiency", ["-", *(_form(row["efficiency"] if counts else None, ".0%") for row in rows[1:])]),
@@ -64,6 +64,12 @@ def best(run: Run) -> str:
 
 def _last_loss(run: Run) -> float | None:
     return run.trained[-1].get("loss") if run.trained else None
+
+
+def _ratio_name(comparison: Comparison, of: str) -> str:
+    if not comparison.speedup_counts:
+        return f"ratio of {of} (no speed-up)"
+    return "speed-up" if comparison.certified else "speed-up (questioned)"
 
 
 def _form(value: float | None, form: str, unit: str = "") -> str:

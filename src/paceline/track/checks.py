@@ -8,6 +8,7 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 _FAR = 1e15
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Percent = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1000)]
 Share = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=10**18)]
 Positive = Annotated[int, Field(ge=1, le=10**12)]
@@ -119,9 +120,9 @@ class _Gpu(TypedDict, total=False):
 
 class Sample(TypedDict, total=False):
     time: Required[Finite]
-    cpu_percent: Required[Finite]
+    cpu_percent: Required[Percent]
     memory_bytes: Required[Count]
-    other_cpu_percent: Finite
+    other_cpu_percent: Percent
     other_gpu_processes: Count
     gpus: list[_Gpu]
 

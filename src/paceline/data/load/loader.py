@@ -140,7 +140,8 @@ class PhotographEvaluator:
         self._batches = [order[begin : begin + batch] for begin in range(rank * batch, len(order), ranks * batch)]
         self.num_samples = len(order)
         self.own_samples = sum(len(ids) for ids in self._batches)
-        self._decoder = BatchDecoder(threads, device.type == "cuda", data.max_damaged, replace=False)
+        # whether too many are damaged is decided by the sum over all ranks (engine/evaluate.py)
+        self._decoder = BatchDecoder(threads, device.type == "cuda", max_damaged=1.0, replace=False)
 
     def __iter__(self) -> Iterator[Batch]:
         """Samples that are damaged are left out, and so do not count."""

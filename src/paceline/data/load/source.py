@@ -17,7 +17,7 @@ from paceline.data.load.loader import DEFAULT_SIZE, PhotographEvaluator, Photogr
 from paceline.data.load.order import Plan
 from paceline.data.load.resident import ResidentEvaluator, ResidentLoader
 from paceline.data.photographs import Files, Photographs
-from paceline.data.prepare.sources import fingerprint, listing
+from paceline.data.prepare.sources import all_for_validation, fingerprint, listing
 from paceline.data.shards import Dataset, default_folder
 
 _PREPARED = ("imagenet", "shards")
@@ -63,13 +63,13 @@ class Source(Protocol):
     def evaluator(self, stage: Stage, rank: int, ranks: int, device: torch.device) -> Evaluator: ...
 
 
-def open_source(recipe: Recipe) -> Source:
-    """The data of a recipe whose data.name is known (data/kinds.py)."""
+def open_source(recipe: Recipe, only_evaluate: bool = False) -> Source:
+    """The data of a recipe whose data.name is known (data/kinds.py); evaluation needs no training split of files."""
     data = recipe.data
     if data.name in _PREPARED:
         return _shards(recipe)
     if data.name in ("folder", "list"):
-        return _files(recipe, Path(data.path or default_folder(data.name)))
+        return _files(recipe, Path(data.path or default_folder(data.name)), only_evaluate)
     return _Resident(recipe, sets.load(recipe.data))
 
 
@@ -100,8 +100,8 @@ def _shards(recipe: Recipe) -> "_Photographs":
     return _Photographs(recipe, dataset.name, place, classes, f"{dataset.fingerprint}-{'+'.join(names)}", splits, names)
 
 
-def _files(recipe: Recipe, root: Path) -> "_Photographs":
-    files = listing(root)
+def _files(recipe: Recipe, root: Path, only_evaluate: bool) -> "_Photographs":
+    files = all_for_validation(root) if only_evaluate else listing(root)
     log.info(
         "%s: %d image files, which Pillow decodes anew at every use; prepared, they load many times faster: "
         "paceline prepare folder %s --out DIR",

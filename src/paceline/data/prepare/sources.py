@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.base import remote
+from paceline.base.logs import log
 from paceline.data.classes import Class
 from paceline.data.prepare.lists import read_list
 from paceline.errors import UserError
@@ -65,6 +66,20 @@ class Listing:
         return {"train": self.train, "val": self.val}
 
 
+def all_for_validation(root: Path) -> Listing:
+    """Images to evaluate only: the validation split where there is one, else all of them."""
+    if root.is_file():
+        rows = [row for row in read_list(root) if row[0] != "train"] or read_list(root)
+        ids = sorted({label for _, label, _ in rows})
+        return Listing(ids, [], [(ids.index(label), file) for _, label, file in rows])
+    parts = (root / name for name in ("val", "validation", "test", "train"))
+    folder = next((path for path in parts if path.is_dir()), root)
+    ids = _class_names(folder)
+    if not (files := _files(folder, ids, 0)):
+        raise UserError(f"{folder} holds no images; it should hold one folder for each class")
+    return Listing(ids, [], files)
+
+
 def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> Listing:
     """DIR/train/CLASS/* and DIR/val/CLASS/*, or DIR/CLASS/* of which a share is kept for validation; or a list."""
     if root.is_file():
@@ -90,7 +105,10 @@ def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> 
             raise _has_validation(root)
         if strange := sorted(set(_class_names(val_root)) - set(ids)):
             raise UserError(f"{val_root} has classes that train has not: {', '.join(strange[:5])}")
-        val = _files(val_root, ids, limit_per_class)
+        if lacking := sorted(set(ids) - set(_class_names(val_root))):
+            log.warning("%s has no folder for %s: these classes are not validated", val_root, ", ".join(lacking[:5]))
+        val = _files(val_root, [id_ for id_ in ids if id_ not in lacking], limit_per_class)
+        val = [(ids.index(path.relative_to(val_root).parts[0]), path) for _, path in val]
     else:
         train, val = _divided(train, val_fraction, root)
     for split, files in (("train", train), ("val", val)):
@@ -169,7 +187,12 @@ def _below(folder: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename} cannot be read ({error.strerror}); change its permissions, or remove it")
 
-    for place, _, names in os.walk(folder, onerror=refuse):
+    seen = set()
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:  # links may go round in a circle
+            folders.clear()
+            continue
+        seen.add(real)
         yield from (Path(place) / name for name in names)
 
 
@@ -193,7 +216,7 @@ def _divided(files: list[Entry], fraction: float, place: Path) -> tuple[list[Ent
     if not fraction:
         raise UserError(
             f"{place} has no validation split; keep a share of the images for it: "
-            f"paceline prepare folder {place} --val-fraction 0.1"
+            f"paceline prepare folder {place} --val-fraction 0.1 --out DIR"
         )
     if not 0 < fraction < 1:
         raise UserError(f"--val-fraction {fraction:g} is not between 0 and 1; give e.g. 0.1")

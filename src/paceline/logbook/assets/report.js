@@ -60,10 +60,11 @@ function floorOf(lines) {
   const alone = new Set(lines.map(line => line.run)).size === 1;
   const matter = lines.filter(line => alone || !line.thin).map(line => line.points);
   if (!matter.some(points => points.length >= FEW_POINTS)) return -Infinity;
-  const xs = matter.flat().map(p => p[0]), all = lines.flatMap(line => line.points.map(p => p[1]));
+  const all = lines.flatMap(line => line.points.map(p => p[1]));
   const span = list => [list.reduce((a, b) => Math.min(a, b)), list.reduce((a, b) => Math.max(a, b))];
-  const middle = span(xs).reduce((a, b) => a + b) / 2, [least, most] = span(all);
-  const [low, high] = span(matter.flat().filter(p => p[0] >= middle).map(p => p[1]));
+  const [least, most] = span(all);
+  const late = points => points.filter(p => p[0] >= (points[0][0] + points[points.length - 1][0]) / 2);
+  const [low, high] = span(matter.flatMap(late).map(p => p[1]));
   const floor = low - Math.max(high - low, 0.005);
   return most - least > 3 * (most - floor) ? floor : -Infinity;
 }
