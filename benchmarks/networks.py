@@ -104,8 +104,8 @@ def _is_free(mark: str) -> bool:
     try:
         run(f"ip netns add {mark}")
         return True
-    except subprocess.CalledProcessError:
-        if (_NAMED / mark).exists():
+    except subprocess.CalledProcessError as error:
+        if "File exists" in error.stderr:
             return False
         raise
 

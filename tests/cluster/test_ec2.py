@@ -63,7 +63,7 @@ def aws(monkeypatch, tmp_path: Path, cluster: Cluster, bucket: ObjectStore) -> I
     from moto.server import ThreadedMotoServer
 
     # what the user has set up for AWS and for the network counts for nothing
-    for name in os.environ:
+    for name in [*os.environ]:
         if name.startswith("AWS_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
