@@ -45,20 +45,21 @@ class Machine:
         """Of its first process."""
         return networks.first_process(self.process).pid
 
-    def processes(self) -> list[psutil.Process]:
-        """All that run there, but for sshd and what carries it."""
+    def processes(self, named: str = "") -> list[psutil.Process]:
+        """All that run there, but for sshd and what carries it; or those whose names begin like this."""
         found: list[psutil.Process] = []
         if self.process.poll() is not None:
             return found
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                ended = process.status() == psutil.STATUS_ZOMBIE
-                if not ended and process.name() not in ("sshd", "unshare", "sh", "sshd-session", "sshd-auth"):
+                name = process.name()
+                wanted = name.startswith(named) and name not in ("sshd", "unshare", "sh", "sshd-session", "sshd-auth")
+                if wanted and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
     def ranks(self) -> list[psutil.Process]:
-        return [process for process in self.processes() if process.name().startswith("paceline-rank-")]
+        return self.processes("paceline-rank-")
 
     def clear(self) -> None:
         """End all that ssh started there."""

@@ -144,7 +144,7 @@ def test_a_machine_that_is_taken_is_replaced(
 ) -> None:
     """With and without notice; the one in its place has an empty disk, and nobody knows its host key."""
     client = aws["client"]
-    words = words_of(cluster, aws, "--data", "s3://results/photographs", *SHARDS, "--train.duration", "500ba")
+    words = words_of(cluster, aws, "--data", "s3://results/photographs", *SHARDS, "--train.duration", "200ba")
 
     def rented() -> dict[str, str]:
         groups = client.describe_instances()["Reservations"]
@@ -176,7 +176,7 @@ def test_a_machine_that_is_taken_is_replaced(
     assert launcher.status == 0, output
     assert "node-1 was taken: renting another" in output
     run = RunFolder(tmp_path / "runs" / "taken")
-    assert [record["step"] for record in run.records() if record["kind"] == "train"] == list(range(1, 501))
+    assert [record["step"] for record in run.records() if record["kind"] == "train"] == list(range(1, 201))
     assert [start["ranks"] for start in run.read_starts()][-1] == 2
     assert sorted(name[-2:] for name in rented().values()) == ["-0", "-1", "-1"]  # only the lost one
     assert what_is_left(client) == []

@@ -42,7 +42,7 @@ def test_training_goes_on_without_a_lost_machine_and_takes_it_back(
     cluster: Cluster, tmp_path: Path, how: str, what: str
 ) -> None:
     """The machine that holds the leader, and so the run folder that was written to; or the meeting place."""
-    words = ("--train.duration", "300ba", *WORDS, *(("--meet", "n1") if what == "keeper" else ()))
+    words = ("--train.duration", "200ba", *WORDS, *(("--meet", "n1") if what == "keeper" else ()))
     with slowed(cluster.folder) as at_full_speed, launch(cluster, tmp_path, "n1,n2", *words) as job:
         wait_for(lambda: last_step(cluster) >= 25 and ranks_now(cluster) == 2, job)
         lost = "n1" if what == "keeper" else _leader(cluster)
@@ -62,7 +62,7 @@ def test_training_goes_on_without_a_lost_machine_and_takes_it_back(
     (run,) = (tmp_path / "runs").iterdir()
     records = _records(run)
     steps = [record["step"] for record in records if record["kind"] == "train"]
-    assert steps == list(range(1, 301))  # each batch of each epoch once
+    assert steps == list(range(1, 201))  # each batch of each epoch once
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
     ranks = [start["ranks"] for start in json.loads((run / "environment.json").read_text())["starts"]]
     assert ranks[0] == ranks[-1] == 2
@@ -70,7 +70,7 @@ def test_training_goes_on_without_a_lost_machine_and_takes_it_back(
 
 
 def test_a_machine_that_is_told_to_leave_saves_first(cluster: Cluster, tmp_path: Path) -> None:
-    words = ("--train.duration", "300ba", "--pass", "PACELINE_SPOT", *WORDS, "--checkpoint.every", "1000ba")
+    words = ("--train.duration", "200ba", "--pass", "PACELINE_SPOT", *WORDS, "--checkpoint.every", "1000ba")
     with (
         slowed(cluster.folder) as at_full_speed,
         noticed(cluster, "n2", tmp_path) as note,
@@ -85,7 +85,7 @@ def test_a_machine_that_is_told_to_leave_saves_first(cluster: Cluster, tmp_path:
     assert "this machine will be taken away" in output
     assert "resuming from step" in output  # without a save there would be none
     (run,) = (tmp_path / "runs").iterdir()
-    assert [record["step"] for record in _records(run) if record["kind"] == "train"] == list(range(1, 301))
+    assert [record["step"] for record in _records(run) if record["kind"] == "train"] == list(range(1, 201))
 
 
 def _leader(cluster: Cluster) -> str:

@@ -51,7 +51,7 @@ def test_a_job_goes_on_without_its_launcher_and_stop_ends_all_of_it(cluster: Clu
         wait_for(lambda: last_step(cluster) >= 25, launcher)
         launcher.kill()
         before = last_step(cluster)
-        wait_for(lambda: last_step(cluster) >= before + 2)
+        wait_for(lambda: last_step(cluster) >= before + 1)
         _look_and_stop(cluster, tmp_path, secret)
 
 
