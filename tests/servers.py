@@ -20,6 +20,7 @@ class FileServer:
     asked: list[tuple[str, int]] = field(default_factory=list)
     """Path and first byte of every request."""
     address: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
     def running(self) -> Iterator["FileServer"]:
@@ -38,8 +39,9 @@ class FileServer:
                 self.send_response(206 if begin else 200)
                 self.send_header("Content-Length", str(len(content) - begin))
                 self.end_headers()
-                cut = outer.break_after > 0 and len(content) > 1000
-                outer.break_after -= cut
+                with outer.lock:  # requests may come at the same time
+                    cut = outer.break_after > 0 and len(content) > 1000
+                    outer.break_after -= cut
                 self.wfile.write(content[begin : begin + len(content) // 2] if cut else content[begin:])
 
             def log_message(self, *_words: object) -> None:

@@ -1,50 +1,103 @@
 """Launching on EC2's stand-in, and what its machines' kernels would do."""
 
-import shutil
+import os
+import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import networks
 from conftest import command, environment
+from jobs import Launcher, cleared
 from machines import Cluster
+from networks import until
 
 SMALL = ("--train.duration", "30ba", "--checkpoint.every", "10ba", "--log.every", "1ba", "--log.tensorboard", "false")
 
 
+def no_disks() -> str:
+    """Why devices cannot be made here."""
+    if lacking := networks.missing(**{"losetup": "mount", "mkfs.ext4": "e2fsprogs"}):
+        return lacking
+    found = subprocess.run(["losetup", "--find"], capture_output=True, text=True, check=False)
+    return f"needs loop devices: {found.stderr.strip()}" if found.returncode else ""
+
+
 @contextmanager
-def devices(client: Any, folder: Path, content: Path) -> Iterator[None]:
+def loop_device(image: Path) -> Iterator[Path]:
+    made = subprocess.run(["losetup", "--find", "--show", str(image)], check=True, capture_output=True, text=True)
+    device = Path(made.stdout.strip())
+
+    def detached() -> bool:
+        try:
+            return Path(f"/sys/block/{device.name}/loop/backing_file").read_text().strip() != str(image)
+        except OSError:
+            return True
+
+    def detach() -> None:
+        subprocess.run(["losetup", "--detach", str(device)], check=False, capture_output=True)
+
+    try:
+        yield device
+    finally:
+        until(detached, f"{device} for {image}", detach)
+
+
+class Volumes(threading.Thread):
     """What a machine's kernel does: a device shows up for a volume that is attached, with a file system on it."""
-    shown: dict[Path, str] = {}
-    over = threading.Event()
 
-    def watch() -> None:
-        by_id = Path("/dev/disk/by-id")
-        by_id.mkdir(parents=True, exist_ok=True)
-        while not over.wait(0.2):
-            for volume in client.describe_volumes()["Volumes"]:
-                serial = volume["VolumeId"].replace("-", "")
-                link = by_id / f"nvme-Amazon_Elastic_Block_Store_{serial}"
-                if volume["Attachments"] and volume.get("SnapshotId") and link not in shown:
-                    image = folder / f"{serial}.img"
-                    subprocess.run(["mkfs.ext4", "-q", "-d", str(content), str(image), "16M"], check=True)
-                    made = subprocess.run(["losetup", "-f", "--show", str(image)], check=True, capture_output=True)
-                    shown[link] = made.stdout.decode().strip()
-                    link.symlink_to(shown[link])
+    def __init__(self, cluster: Cluster, client: Any, folder: Path, content: Path):
+        super().__init__()
+        self._machines = {machine.address: machine for machine in cluster.machines.values()}
+        self._client, self._folder, self._content = client, folder, content
+        self._shown: set[str] = set()
+        self._over = threading.Event()
+        self.failure: Exception | None = None
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    def run(self) -> None:
+        with ExitStack() as stack:
+            try:
+                while not self._over.wait(0.2):
+                    self._look(stack)
+            except Exception as error:
+                self.failure = error
+                self._over.wait()
+
+    def _look(self, stack: ExitStack) -> None:
+        groups = self._client.describe_instances()["Reservations"]
+        addresses = {own["InstanceId"]: own.get("PrivateIpAddress") for group in groups for own in group["Instances"]}
+        for volume in self._client.describe_volumes()["Volumes"]:
+            name = volume["VolumeId"]
+            if volume["Attachments"] and volume.get("SnapshotId") and name not in self._shown:
+                self._shown.add(name)
+                image = self._folder / f"{name}.img"
+                subprocess.run(["mkfs.ext4", "-q", "-d", str(self._content), str(image), "16M"], check=True)
+                device = stack.enter_context(loop_device(image))
+                machine = self._machines[addresses[volume["Attachments"][0]["InstanceId"]]]
+                node = f"dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_{name.replace('-', '')}"
+                os.mknod(f"/proc/{machine.pid}/root/{node}", stat.S_IFBLK | 0o600, device.stat().st_rdev)
+                unmount = ["nsenter", "--target", str(machine.pid), "--mount", "--pid", "umount", "--quiet", f"/{node}"]
+                stack.callback(subprocess.run, unmount, check=False, capture_output=True)
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+        if self.failure:
+            raise self.failure
+
+
+@contextmanager
+def devices(cluster: Cluster, client: Any, folder: Path, content: Path) -> Iterator[None]:
+    volumes = Volumes(cluster, client, folder, content)
+    volumes.start()
     try:
         yield
     finally:
-        over.set()
-        watcher.join()
-        for link, device in shown.items():
-            link.unlink()
-            subprocess.run(["losetup", "-d", device], check=False)
+        volumes.end()
 
 
 def words_of(cluster: Cluster, aws: dict[str, Any], *more: object) -> list[str]:
@@ -63,20 +116,14 @@ def from_snapshot(aws: dict[str, Any]) -> tuple[object, ...]:
 
 
 @contextmanager
-def launcher_of(
-    cluster: Cluster, words: list[str], aws: dict[str, Any], tmp_path: Path
-) -> Iterator[subprocess.Popen[str]]:
+def launcher_of(cluster: Cluster, words: list[str], aws: dict[str, Any], tmp_path: Path) -> Iterator[Launcher]:
     names = ",".join(name for name in aws["variables"] if name.startswith("AWS_"))
-    own = environment() | aws["variables"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    job = subprocess.Popen([*words, "--pass", names], cwd=tmp_path, env=own, **pipes)
-    try:
-        yield job
-    finally:
-        job.kill()
-        job.wait()
-        for machine in cluster.machines.values():
-            shutil.rmtree(machine.root / ".paceline", ignore_errors=True)
+    with cleared(cluster, tmp_path):
+        job = Launcher([*words, "--pass", names], tmp_path, environment() | aws["variables"])
+        try:
+            yield job
+        finally:
+            job.kill()
 
 
 def what_is_left(client: Any) -> list[str]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import machines
 import pytest
-from jobs import noticed, on_disk, wait_for
+from jobs import last_step, noticed, on_disk, ranks_now, slow_variables, slowed, starts, wait_for
 from machines import Cluster, cluster_of
 from object_store import ObjectStore, object_store
 from photographs import tree
-from rented import devices, from_snapshot, launcher_of, what_is_left, words_of
+from rented import devices, from_snapshot, launcher_of, loop_device, no_disks, what_is_left, words_of
 
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
@@ -26,6 +26,7 @@ from paceline.logbook.read import read
 from paceline.track.records import RunFolder
 
 pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
+needs_disks = pytest.mark.skipif(bool(no_disks()), reason=no_disks())
 SHARDS = (
     *("--data.name", "shards", "--data.size", "24", "--data.augment", "{flip: random}", "--train.global_batch", "16"),
     *("--model.options", "{widths: [8, 16], norm: group}"),
@@ -34,7 +35,8 @@ SHARDS = (
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[Cluster]:
-    with cluster_of(tmp_path_factory.mktemp("cluster"), "n1", "n2", "n3") as made:
+    folder = tmp_path_factory.mktemp("cluster")
+    with cluster_of(folder, "n1", "n2", "n3", variables=slow_variables(folder)) as made:
         yield made
 
 
@@ -57,17 +59,32 @@ def bucket(cluster: Cluster, photographs: Path, tmp_path_factory) -> Iterator[Ob
 @pytest.fixture
 def aws(monkeypatch, tmp_path: Path, cluster: Cluster, bucket: ObjectStore) -> Iterator[dict[str, Any]]:
     """A region with a subnet that has the machines' addresses, a snapshot, and a store."""
-    import boto3
+    import moto.backends
     from moto.server import ThreadedMotoServer
 
+    # what the user has set up for AWS and for the network counts for nothing
+    for name in [*os.environ]:
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     server = ThreadedMotoServer(cluster.gateway, 0, verbose=False)
     server.start()
-    host, port = server.get_host_and_port()
-    engine = dict.fromkeys(("AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL_SSM"), f"http://{host}:{port}")
-    variables = bucket.variables | engine | {"PACELINE_HOME": str(tmp_path / "home")}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(Cloud, "price", lambda *_: None)  # moto has no price list
+    try:
+        host, port = server.get_host_and_port()
+        engine = dict.fromkeys(("AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL_SSM"), f"http://{host}:{port}")
+        variables = bucket.variables | engine | {"PACELINE_HOME": str(tmp_path / "home")}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(Cloud, "price", lambda *_: None)  # moto has no price list
+        yield _region(cluster) | {"variables": variables}
+    finally:
+        server.stop()
+        moto.backends.get_backend("ec2").reset()
+
+
+def _region(cluster: Cluster) -> dict[str, Any]:
+    import boto3
+
     client = boto3.client("ec2")
     wide = f"{cluster.gateway.rpartition('.')[0]}.0/24"
     network = client.create_vpc(CidrBlock=wide)["Vpc"]["VpcId"]
@@ -76,39 +93,39 @@ def aws(monkeypatch, tmp_path: Path, cluster: Cluster, bucket: ObjectStore) -> I
     snapshot = client.create_snapshot(VolumeId=volume)["SnapshotId"]
     client.delete_volume(VolumeId=volume)
     image = client.describe_images()["Images"][0]["ImageId"]
-    yield {"client": client, "subnet": subnet, "snapshot": snapshot, "image": image, "variables": variables}
-    server.stop()
-    import moto.backends
-
-    moto.backends.get_backend("ec2").reset()
+    return {"client": client, "subnet": subnet, "snapshot": snapshot, "image": image}
 
 
+@needs_disks
 def test_rent_train_bring_results_home_and_give_everything_back(
     cluster: Cluster, aws, bucket: ObjectStore, photographs: Path, tmp_path: Path, monkeypatch
 ) -> None:
     client, mount = aws["client"], tmp_path / "data"
     data = ("--mount", mount, *SHARDS, "--data.path", mount)
-    results = ("--results", "s3://results/here", "--name", "rented")
+    results = ("--results", "s3://results/here", "--name", "rented", "--train.duration", "60ba")
     words = words_of(cluster, aws, *from_snapshot(aws), *data, *results)
-    seen: dict[str, Any] = {}
-    with devices(client, tmp_path, photographs), launcher_of(cluster, words, aws, tmp_path) as launcher:
-        while launcher.poll() is None and not seen:
-            if on_disk(cluster):  # it trains: look at what was rented
-                groups = client.describe_instances()["Reservations"]
-                seen["machines"] = [own for group in groups for own in group["Instances"]]
-                seen["volumes"] = client.describe_volumes()["Volumes"]
-                seen["rules"] = client.describe_security_groups()["SecurityGroups"]
-        output, _ = launcher.communicate(timeout=240)
-    assert launcher.returncode == 0, output
+    with (
+        devices(cluster, client, tmp_path, photographs),
+        slowed(cluster.folder) as at_full_speed,
+        launcher_of(cluster, words, aws, tmp_path) as launcher,
+    ):
+        wait_for(lambda: on_disk(cluster), launcher)  # it trains: look at what was rented
+        groups = client.describe_instances()["Reservations"]
+        rented = [own for group in groups for own in group["Instances"]]
+        volumes = client.describe_volumes()["Volumes"]
+        rules = client.describe_security_groups()["SecurityGroups"]
+        at_full_speed()
+        output = launcher.wait()
+    assert launcher.status == 0, output
     assert "finished: top-1" in output
     assert not list(mount.iterdir())  # it was mounted on the machines, not here
-    assert len(seen["machines"]) == 2
-    for machine in seen["machines"]:
+    assert len(rented) == 2
+    for machine in rented:
         assert machine["InstanceLifecycle"] == "spot"
         assert any(own["Key"] == "paceline-job" for own in machine["Tags"])
-    made = [own for own in seen["volumes"] if own.get("SnapshotId") == aws["snapshot"]]
+    made = [own for own in volumes if own.get("SnapshotId") == aws["snapshot"]]
     assert [own["Size"] for own in made] == [9, 9]
-    ssh = [rule for group in seen["rules"] for rule in group["IpPermissions"] if rule.get("FromPort") == 22]
+    ssh = [rule for group in rules for rule in group["IpPermissions"] if rule.get("FromPort") == 22]
     assert [own["CidrIp"] for rule in ssh for own in rule["IpRanges"]] == ["192.0.2.7/32"]
     run = tmp_path / "runs" / "rented"
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
@@ -127,54 +144,64 @@ def test_a_machine_that_is_taken_is_replaced(
 ) -> None:
     """With and without notice; the one in its place has an empty disk, and nobody knows its host key."""
     client = aws["client"]
-    words = words_of(cluster, aws, "--data", "s3://results/photographs", *SHARDS, "--train.duration", "500ba")
+    words = words_of(cluster, aws, "--data", "s3://results/photographs", *SHARDS, "--train.duration", "200ba")
 
     def rented() -> dict[str, str]:
         groups = client.describe_instances()["Reservations"]
         return {own["InstanceId"]: tag(own, "Name") for group in groups for own in group["Instances"]}
 
+    def is_replaced() -> bool:
+        return bool(cluster.machines["n3"].ranks()) and ranks_now(cluster) == 2 and len(starts(cluster)) > 1
+
     words += ["--name", "taken"]
-    with noticed(cluster, "n2", tmp_path) as note, launcher_of(cluster, words, aws, tmp_path) as launcher:
-        wait_for(lambda: len(on_disk(cluster)) >= 25, launcher)
-        if how == "told":
-            note.touch()
-        else:
-            client.terminate_instances(InstanceIds=[own for own, name in rented().items() if name.endswith("-1")])
+    try:
+        with (
+            slowed(cluster.folder) as at_full_speed,
+            noticed(cluster, "n2", tmp_path) as note,
+            launcher_of(cluster, words, aws, tmp_path) as launcher,
+        ):
+            wait_for(lambda: last_step(cluster) >= 25, launcher)
+            if how == "told":
+                note.touch()
+            else:
+                client.terminate_instances(InstanceIds=[own for own, name in rented().items() if name.endswith("-1")])
+                cluster.machines["n2"].lose()
+            wait_for(is_replaced, launcher)
+            at_full_speed()
+            output = launcher.wait()
+    finally:
+        if how == "gone":
             cluster.machines["n2"].lose()
-        output, _ = launcher.communicate(timeout=240)
-    if how == "gone":
-        cluster.start("n2")  # for other tests
-    assert launcher.returncode == 0, output
+            cluster.start("n2")  # for other tests
+    assert launcher.status == 0, output
     assert "node-1 was taken: renting another" in output
     run = RunFolder(tmp_path / "runs" / "taken")
-    assert [record["step"] for record in run.records() if record["kind"] == "train"] == list(range(1, 501))
+    assert [record["step"] for record in run.records() if record["kind"] == "train"] == list(range(1, 201))
     assert [start["ranks"] for start in run.read_starts()][-1] == 2
     assert sorted(name[-2:] for name in rented().values()) == ["-0", "-1", "-1"]  # only the lost one
     assert what_is_left(client) == []
 
 
-def test_what_is_fetched_goes_to_the_disk_of_the_machine(cluster: Cluster, tmp_path: Path) -> None:
+@needs_disks
+def test_what_is_fetched_goes_to_the_disk_of_the_machine(tmp_path: Path) -> None:
     """In a mount namespace of its own, with a blank device that says that it is such a disk."""
     image, tools = tmp_path / "disk.img", tmp_path / "tools"
     with image.open("wb") as file:
         file.truncate(16 << 20)
-    made = subprocess.run(["losetup", "-f", "--show", str(image)], check=True, capture_output=True, text=True)
-    device = made.stdout.strip()
     tools.mkdir()
-    (tools / "lsblk").write_text(f"#!/bin/sh\necho '{device} Amazon EC2 NVMe Instance Storage'\n")
-    (tools / "lsblk").chmod(0o700)
     script = disks.script("", "", "", "", fetches=True)
     told = "df --output=source,fstype /mnt/nvme | tail -1; cat disks"
-    words = ["unshare", "--mount", "sh", "-ec", f"mount -t tmpfs none /mnt; cd {tmp_path}; {script}; {told}"]
-    try:
+    hidden = "for place in /mnt /opt; do mount -t tmpfs none $place; done"  # whatever disks are mounted there
+    with loop_device(image) as device:
+        (tools / "lsblk").write_text(f"#!/bin/sh\necho '{device} Amazon EC2 NVMe Instance Storage'\n")
+        (tools / "lsblk").chmod(0o700)
         answer = subprocess.run(
-            words, env={"PATH": f"{tools}:{os.environ['PATH']}:/usr/sbin"}, capture_output=True, text=True, check=False
-        )
-    finally:
-        subprocess.run(["losetup", "-d", device], check=False)
+            ["unshare", "--mount", "sh", "-ec", f"{hidden}; {script}; {told}"],
+            cwd=tmp_path, env={"PATH": f"tools:{os.environ['PATH']}"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     where, variable = answer.stdout.splitlines()
-    assert where.split() == [device, "ext4"]
+    assert where.split() == [str(device), "ext4"]
     assert variable == "export PACELINE_CACHE=/mnt/nvme/paceline"
 
 
@@ -213,9 +240,9 @@ def test_a_launcher_that_is_ended_while_it_rents_leaves_nothing(cluster: Cluster
     words = words_of(cluster, aws, "--addresses", nobody)
     with launcher_of(cluster, words, aws, tmp_path) as launcher:
         wait_for(lambda: len(client.describe_instances()["Reservations"]) == 2, launcher)
-        launcher.send_signal(signal.SIGHUP)
-        launcher.communicate(timeout=120)
-    assert launcher.returncode == 128 + signal.SIGHUP
+        launcher.process.send_signal(signal.SIGHUP)
+        output = launcher.wait()
+    assert launcher.status == 128 + signal.SIGHUP, output
     assert what_is_left(client) == []
 
 

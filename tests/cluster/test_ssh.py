@@ -5,14 +5,13 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import machines
-import psutil
 import pytest
-from jobs import ask, launch, on_disk, wait_for
+from jobs import all_idle, ask, last_step, launch, meeting_places, slow_variables, slowed, wait_for
 from machines import Cluster, cluster_of
 
 pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
@@ -22,15 +21,17 @@ LONG = (*SMALL, "--train.duration", "3000ba", "--evaluate.every", "3000ba")
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[Cluster]:
-    with cluster_of(tmp_path_factory.mktemp("cluster"), "n1", "n2") as made:
+    folder = tmp_path_factory.mktemp("cluster")
+    with cluster_of(folder, "n1", "n2", variables=slow_variables(folder)) as made:
         yield made
 
 
 def test_two_machines_train_together_and_are_compared_with_one(cluster: Cluster, tmp_path: Path) -> None:
     for hosts, name in (("n1", "one"), ("n1,n2", "two")):
         with launch(cluster, tmp_path, hosts, "--name", name, *SMALL) as job:
-            output, _ = job.communicate(timeout=240)
-        assert job.returncode == 0, output
+            output = job.wait()
+            wait_for(lambda: all_idle(cluster))
+        assert job.status == 0, output
     assert re.search(r"^n1 +\| ", output, re.MULTILINE)
     assert re.search(r"^n2 +\| ", output, re.MULTILINE)
     assert "finished: top-1" in output
@@ -41,19 +42,17 @@ def test_two_machines_train_together_and_are_compared_with_one(cluster: Cluster,
     assert compared.returncode == 0, compared.stderr
     assert "the same experiment" in compared.stdout
     assert "2 (2)" in compared.stdout
-    assert not [process.cmdline() for machine in cluster.machines.values() for process in machine.processes()]
 
 
 def test_a_job_goes_on_without_its_launcher_and_stop_ends_all_of_it(cluster: Cluster, tmp_path: Path) -> None:
-    with launch(cluster, tmp_path, "n1,n2", "--pass", "SECRET_TOKEN", *LONG, SECRET_TOKEN="canary-5e1f") as launcher:
-        wait_for(lambda: _step(cluster) >= 5, launcher)
+    secret = f"canary-{uuid4().hex}"
+    words = ("--pass", "SECRET_TOKEN", *LONG)
+    with slowed(cluster.folder), launch(cluster, tmp_path, "n1,n2", *words, SECRET_TOKEN=secret) as launcher:
+        wait_for(lambda: last_step(cluster) >= 25, launcher)
         launcher.kill()
-        launcher.wait()
-        before, deadline = _step(cluster), time.monotonic() + 60
-        while _step(cluster) < before + 20:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        _look_and_stop(cluster, tmp_path)
+        before = last_step(cluster)
+        wait_for(lambda: last_step(cluster) >= before + 1)
+        _look_and_stop(cluster, tmp_path, secret)
 
 
 def _doctor(cluster: Cluster, tmp_path: Path, *words: object) -> subprocess.CompletedProcess[str]:
@@ -63,6 +62,8 @@ def _doctor(cluster: Cluster, tmp_path: Path, *words: object) -> subprocess.Comp
 
 def test_the_doctor_looks_at_machines_before_anything_starts(cluster: Cluster, tmp_path: Path) -> None:
     well = _doctor(cluster, tmp_path)
+    if short := re.search(r"^! n1: only .* GB of disk are free", well.stdout, re.MULTILINE):
+        pytest.skip(f"needs more room for temporary files: {short[0]}")
     assert re.search(r"^n1: \d+ cores", well.stdout, re.MULTILINE), well.stdout + well.stderr
     assert re.search(r"^n1 -> n2: [\d.e+]+ Gbit/s", well.stdout, re.MULTILINE)
     assert re.search(r"^n2 -> n1: ", well.stdout, re.MULTILINE)
@@ -81,23 +82,18 @@ def test_the_doctor_looks_at_machines_before_anything_starts(cluster: Cluster, t
     assert "open the firewall or security group" in blocked.stdout
 
 
-def _step(cluster: Cluster) -> int:
-    return max((record["step"] for record in on_disk(cluster)), default=0)
-
-
-def _look_and_stop(cluster: Cluster, tmp_path: Path) -> None:
+def _look_and_stop(cluster: Cluster, tmp_path: Path, secret: str) -> None:
     ranks = [rank for machine in cluster.machines.values() for rank in machine.ranks()]
     assert len(ranks) == 2
     logs = ask(tmp_path, "logs")
     assert "n1 | " in logs.stdout
     assert "2 cpu ranks on 2 machines" in logs.stdout
     assert "n1: running" in ask(tmp_path, "status").stdout
-    _no_trace_of("canary-5e1f", cluster, tmp_path, logs.stdout)
+    _no_trace_of(secret, cluster, tmp_path, logs.stdout)
     stopped = ask(tmp_path, "stop")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
-    assert not [process.cmdline() for machine in cluster.machines.values() for process in machine.processes()]
-    meeting = [process for process in psutil.process_iter(["cmdline"]) if "meet" in (process.info["cmdline"] or [])]
-    assert not [process for process in meeting if str(tmp_path) in process.cwd()]
+    wait_for(lambda: all_idle(cluster))
+    assert not meeting_places(tmp_path)
     fetched = ask(tmp_path, "fetch")
     assert ask(tmp_path, "fetch").stdout == fetched.stdout  # its own may be fetched again
     assert fetched.returncode == 0, fetched.stderr
