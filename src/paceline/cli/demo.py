@@ -55,7 +55,8 @@ def _run(runs: Path) -> int:
 def _train(runs: Path, procs: int) -> Path:
     """Run the ordinary command, as a user would, always from the start."""
     name = f"demo-{procs}-process{'es' if procs > 1 else ''}-{time.strftime('%Y%m%d-%H%M%S')}"
-    words = ["train", "digits", "--procs", str(procs), "--device", "cpu", "--runs", str(runs), "--name", name]
+    words = ["train", "digits", "--procs", str(procs), "--device", "cpu", "--precision", "fp32"]
+    words += ["--runs", str(runs), "--name", name]
     print(f"$ paceline {shlex.join(words)}", flush=True)
     status = subprocess.run([sys.executable, "-m", "paceline", *words], check=False).returncode
     if status:
