@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from conftest import command, environment
+from conftest import HANG, command, environment
 from machines import Cluster
 from networks import until
 
 from paceline.track.records import records_of
-
-LIMIT = 600.0
-"""Seconds, only against hangs."""
 
 
 def own_environment(tmp_path: Path) -> dict[str, str]:
@@ -27,7 +24,7 @@ def own_environment(tmp_path: Path) -> dict[str, str]:
 
 def ask(tmp_path: Path, *words: object) -> subprocess.CompletedProcess[str]:
     own = own_environment(tmp_path)
-    return subprocess.run(command(*words), cwd=tmp_path, env=own, capture_output=True, text=True, timeout=LIMIT)
+    return subprocess.run(command(*words), cwd=tmp_path, env=own, capture_output=True, text=True, timeout=HANG)
 
 
 class Launcher:
@@ -49,7 +46,7 @@ class Launcher:
     def wait(self) -> str:
         """Until its end; what it printed."""
         try:
-            self.process.wait(LIMIT)
+            self.process.wait(HANG)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not end: {self.output}") from None
         return self.output
@@ -61,7 +58,7 @@ class Launcher:
 
 def wait_for(happened: Callable[[], object], job: Launcher | None = None) -> None:
     """Until it has happened, as long as the job goes on."""
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + HANG
     while not happened():
         assert job is None or job.status is None, job.output
         assert time.monotonic() < deadline, job.output if job else "it does not happen"

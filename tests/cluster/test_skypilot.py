@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from jobs import LIMIT
+from conftest import HANG
 
 PYTHON = Path(__file__).parents[2] / ".venv-sky" / "bin" / "python"
 READ = """
@@ -31,7 +31,7 @@ def test_skypilot_takes_it(here, tmp_path: Path) -> None:
     def read(*paths: Path) -> subprocess.CompletedProcess[str]:
         own = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
         command = [str(PYTHON), "-c", READ, *map(str, paths)]
-        return subprocess.run(command, env=own, capture_output=True, text=True, timeout=LIMIT)
+        return subprocess.run(command, env=own, capture_output=True, text=True, timeout=HANG)
 
     taken = read(*files[:2])
     assert taken.returncode == 0, taken.stderr

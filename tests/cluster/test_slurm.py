@@ -12,8 +12,8 @@ import networks
 import pytest
 import safetensors.torch
 import torch
-from conftest import TINY, command, environment
-from jobs import LIMIT, Launcher, slow_variables, slowed, wait_for
+from conftest import HANG, TINY, command, environment
+from jobs import Launcher, slow_variables, slowed, wait_for
 from networks import network
 
 from paceline.checkpoint import store
@@ -72,7 +72,7 @@ class Slurm:
         return self.run(*words).stdout
 
     def run(self, *words: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self._inside(words), env=self.variables, capture_output=True, text=True, timeout=LIMIT)
+        return subprocess.run(self._inside(words), env=self.variables, capture_output=True, text=True, timeout=HANG)
 
     def launch(self, tmp_path: Path, *words: object) -> Launcher:
         options = ("--nodes", 2, "--sbatch", "mem=100", "--time", "0:30:00")
