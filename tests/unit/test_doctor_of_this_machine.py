@@ -173,7 +173,7 @@ def test_a_host_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.socket, "getaddrinfo", nobody)
     found = {own.subject: own for own in machine.network()}
     assert found["host name"].level == "note"
-    assert "127.0.1.1 odd" in found["host name"].text
+    assert "`ADDRESS odd` to /etc/hosts" in found["host name"].text
 
 
 def test_a_problem_sets_the_exit_status(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

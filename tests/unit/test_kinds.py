@@ -129,7 +129,7 @@ def test_a_list_without_splits_is_divided(tmp_path: Path) -> None:
         (["path,label", "cat/9.jpg,cat"], "line 2: .*cat/9.jpg does not exist"),
         (["path,label", "cat/0.jpg,"], "line 2 has no label"),
         (["path,label", "cat/0.jpg,cat, tabby"], "line 2 has 3 fields, the header 2; quote values that hold a comma"),
-        (["path,label", 'cat/0.jpg,"cat', "cat/1.jpg,dog"], "is not readable as a list|over several lines"),
+        (["path,label", 'cat/0.jpg,"cat', "cat/1.jpg,dog"], "is not readable as a list|spans several lines"),
         (["path,label,split", "cat/0.jpg,cat,train", "cat/0.jpg,cat,val"], "line 3: cat/0.jpg is in line 2 already"),
         (["path,label,Label", "cat/0.jpg,cat,dog"], "line 1 names label and label; keep one of them"),
         (["path,label,split", "cat/0.jpg,cat,later"], "line 2 has the split 'later'; use train or val"),

@@ -100,7 +100,7 @@ def test_the_page_tells_model_data_and_hyperparameters_of_each_run(tmp_path: Pat
         "model": "airbench", "parameters": "25 M", "weights": "random", "data": "cifar10", "data path": "/data/cifar10",
         "classes": "10", "training images": "1,437", "validation images": "360", "data fingerprint": "d1",
         "duration": "20 epochs", "global batch": "128", "optimizer": "sgd", "peak learning rate": "0.2",
-        "schedule": "one-cycle, warm-up 4 epochs", "weight decay": "0.0005", "label smoothing": "0.1", "mixup": "0.8",
+        "schedule": "one-cycle, warmup 4 epochs", "weight decay": "0.0005", "label smoothing": "0.1", "mixup": "0.8",
         "precision": "fp32", "EMA decay": "0.99",
     }.items()  # fmt: skip
     assert "mixup" not in settings(runs[0])

@@ -34,7 +34,7 @@ def test_nodes_of_this_machine_find_relative_paths(tmp_path: Path, monkeypatch) 
     assert _reachable(Data(name="digits"), "local").path == ""
     assert _reachable(Data(path="s3://bucket/p1"), "ssh").path == "s3://bucket/p1"
     assert _reachable(Data(path="/data/p1"), "ssh").path == "/data/p1"
-    with pytest.raises(UserError, match="is relative, but the machines work in folders of their own"):
+    with pytest.raises(UserError, match="is relative, but each node has its own working directory"):
         _reachable(Data(path="data/p1"), "ssh")
 
 

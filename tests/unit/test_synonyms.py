@@ -23,7 +23,7 @@ def _told(*words: str) -> str:
         ("--epochs 10", "--train.duration 10ep"),
         ("--max_epochs 10", "--train.duration 10ep"),
         ("--max_steps 500", "--train.duration 500ba"),
-        ("--batch_size 128", "--train.global_batch 128 (images per optimizer step over all ranks together)"),
+        ("--batch_size 128", "--train.global_batch 128 (the total over all ranks and accumulation steps"),
         ("--batch 128", "--train.global_batch 128"),
         ("-b 128", "--train.global_batch 128"),
         ("--lr 0.1", "--optim.lr 0.1"),
@@ -115,7 +115,7 @@ def test_equals_without_dashes_is_explained() -> None:
 
 def test_inside_a_phase_its_own_fields_are_named() -> None:
     assert "did you mean phases.0.global_batch?" in _told("--phases", "[{epochs: [0, 1], batch_size: 3}]")
-    assert "possible are epochs, size, global_batch" in _told("--phases", "[{epochs: [0, 1], nonsense: 3}]")
+    assert "valid fields: epochs, size, global_batch" in _told("--phases", "[{epochs: [0, 1], nonsense: 3}]")
 
 
 def test_a_name_in_several_groups_is_not_guessed() -> None:

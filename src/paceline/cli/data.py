@@ -70,7 +70,7 @@ def prepare(arguments: list[str]) -> int:
         "--limit-per-class", type=count, default=0, metavar="N", help="only the first N of a class, for trials"
     )
     parser.add_argument(
-        "--allow-empty-classes", action="store_true", help="go on when no image of a class could be read"
+        "--allow-empty-classes", action="store_true", help="continue even if no image of a class could be read"
     )
     parser.add_argument("--workers", type=count, metavar="N", help="threads (default: all cores)")
     parser.add_argument("-h", "--help", action="help", help="show this help")

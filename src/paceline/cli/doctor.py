@@ -9,7 +9,7 @@ from paceline.cli.hosts import add_host_options, doctor_of_hosts
 from paceline.cli.options import make_parser
 from paceline.errors import UserError
 
-_DOCTOR = """Find out what is wrong, with a fix for each finding.
+_DOCTOR = """Diagnose problems and suggest fixes.
 
     paceline doctor                   this machine and its installation: packages, processor, GPUs, folders, limits,
                                       other work, and an all-reduce of two processes
@@ -28,7 +28,7 @@ def doctor(arguments: list[str]) -> int:
     )
     parser.add_argument("run", type=Path, nargs="*", metavar="RUN", help="run folders or logs")
     here = parser.add_argument_group("this machine")
-    here.add_argument("--quick", action="store_true", help="leave out the all-reduce of two processes")
+    here.add_argument("--quick", action="store_true", help="skip the two-process all-reduce test")
     here.add_argument("--runs", type=Path, metavar="DIR", help="where run folders will be (default: runs)")
     add_host_options(parser.add_argument_group("other machines"))
     parser.add_argument("-h", "--help", action="help", help="show this help")

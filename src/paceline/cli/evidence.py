@@ -53,8 +53,8 @@ def _share(text: str) -> float:
 def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[Run], int]":
     """All runs among the paths, and the exit status.
 
-    What is not a run is skipped by name, so that `runs/*` can be given; what cannot be read is an error, which is fatal
-    if nothing is left, or if all is relative to the first run and that is the one.
+    Paths that are not runs are skipped and listed, so that `runs/*` can be given. Unreadable runs are errors; they are
+    fatal if no run remains, or if the baseline run is unreadable.
     """
     from paceline.logbook.read import NotARun, named_apart, read
 

@@ -163,8 +163,8 @@ def _reachable(data: "Data", backend: str) -> "Data":
         return replace(data, path=str(Path(data.path or default_folder(data.name)).absolute()))
     if data.path and backend in ("ssh", "ec2"):
         raise UserError(
-            f"data.path={data.path!r} is relative, but the machines work in folders of their own; give the path there "
-            "from / on, or an s3:// address"
+            f"data.path={data.path!r} is relative, but each node has its own working directory; use the absolute path "
+            "on the nodes, or an s3:// URL"
         )
     return data
 

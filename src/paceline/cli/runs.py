@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _RUNS = """List run folders, newest last: status, progress, best top-1 and its epoch, training time, model, data, start.
 
 A narrow terminal shows fewer columns. The status is finished, running, starting, interrupted (stopped by its user),
-failed, or killed (it ended without a word)."""
+failed, or killed (the process ended without recording a status)."""
 
 _DROPPED_FIRST = ("data", "started", "model", "time", "progress")
 

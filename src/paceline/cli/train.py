@@ -105,7 +105,7 @@ def train(arguments: list[str]) -> int:
                 from paceline.data import kinds
                 from paceline.data.load.source import fetch
 
-                fetch(kinds.resolve(recipe))  # before the machines meet: one may take much longer than another
+                fetch(kinds.resolve(recipe))  # before the rendezvous: download times differ between nodes
             return _start_ranks(["train", *arguments], options)
     _enter_rank(options)
     augment = recipe.data.augment

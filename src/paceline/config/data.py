@@ -69,7 +69,7 @@ class Data:
 
     name: Literal["", "digits", "cifar10", "synthetic", "imagenet", "shards", "folder", "list"] = ""
     """`digits` and `synthetic` are built in; `cifar10`, `imagenet` and `shards` are what `paceline prepare` wrote;
-    `folder` is a tree with a folder for each class, `list` a CSV file of images. Empty: data.path decides."""
+    `folder` is a tree with a folder for each class, `list` a CSV file of images. Empty: detected from data.path."""
     path: str = ""
     """Prepared folder (also its https:// or s3:// address), image folder or CSV list; empty: $PACELINE_DATA/NAME, or
     data/NAME below the current folder."""

@@ -113,7 +113,7 @@ def _close(path: str, rows: Sequence[FieldRow]) -> str:
     for names, cutoff in ((level, 0.6), (everywhere, 0.8)):
         if close := difflib.get_close_matches(last, names, n=1, cutoff=cutoff):
             return f"did you mean {names[close[0]]}?"
-    return f"possible are {', '.join(level)}" if level else _SEE
+    return f"valid fields: {', '.join(level)}" if level else _SEE
 
 
 def _help(path: str, rows: Sequence[FieldRow]) -> str:

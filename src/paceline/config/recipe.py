@@ -42,7 +42,7 @@ class Model:
     weights: str = "random"
     """`random`, `pretrained` (from the hub), or a .safetensors or .pth file; a head of another size is replaced."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the model, e.g. {drop_path_rate: 0.1}."""
+    """Further model arguments, e.g. {drop_path_rate: 0.1}."""
     head_std: NotNegative = 0.0
     """Draw the classifier's weights with this standard deviation, its bias zero; 0: as the model does."""
     sync_norm: bool = False

@@ -9,10 +9,10 @@ from typing import Any
 _WRITE = {
     "train.duration={}ep": "epochs num_epochs n_epochs nepochs max_epochs total_epochs train_epochs epoch",
     "train.duration={}ba": "steps max_steps num_steps total_steps train_steps iterations iters max_iters num_iters",
-    "train.global_batch={} (images per optimizer step over all ranks together)": (
+    "train.global_batch={} (the total over all ranks and accumulation steps; timm and torchvision count per GPU)": (
         "batch_size batch bs b global_batch_size total_batch_size train_batch_size batchsize effective_batch_size"
     ),
-    "train.global_batch={} (times the number of ranks and of accumulated micro-batches)": (
+    "train.global_batch={} (your value is per rank: multiply it by ranks x accumulation steps)": (
         "per_rank_batch per_rank_batch_size per_gpu_batch_size per_device_batch_size per_device_train_batch_size "
         "micro_batch_size microbatch_size batch_size_per_gpu"
     ),
@@ -109,7 +109,7 @@ _WRITE = {
         "gpus_per_node"
     ),
     "--nodes={}": "num_nodes nnodes n_nodes num_machines machines",
-    "--rendezvous=HOST:PORT": "dist_url master_addr master_port init_method rdzv_endpoint",
+    "--rendezvous=HOST:PORT (of `paceline train`)": "dist_url master_addr master_port init_method rdzv_endpoint",
     "--runs={}": (
         "output output_dir out out_dir outdir save_dir log_dir logdir checkpoint_dir work_dir workdir default_root_dir "
         "results_dir save_path"
@@ -133,7 +133,7 @@ _LEAVE_OUT = {
 }
 
 _VALUES = {
-    "optim.name": {"adam": "adamw", "momentum": "sgd", "nesterov": "sgd", "sgdp": "sgd"},
+    "optim.name": {"adam": "adamw", "momentum": "sgd", "nesterov": "sgd"},
     "optim.schedule.name": {
         "onecycle": "one-cycle", "onecyclelr": "one-cycle", "cosineannealing": "cosine", "cosineannealinglr": "cosine",
         "cosine_annealing": "cosine", "steplr": "step", "multistep": "piecewise", "multisteplr": "piecewise",

@@ -42,7 +42,7 @@ def _remarks(dataset: Dataset) -> Iterator[str]:
         groups.setdefault(_reason(remark["what"]), []).append(remark)
     if not groups:
         return
-    yield f"  {len(remarks):,} files were not what they should be (all in {dataset.folder / 'dataset.json'}):"
+    yield f"  {len(remarks):,} files were skipped or re-encoded (all listed in {dataset.folder / 'dataset.json'}):"
     ordered = sorted(groups.items(), key=lambda group: (not group[0].startswith(LEFT_OUT), -len(group[1])))
     for reason, group in ordered[:_MOST_REASONS]:
         first = group[0]

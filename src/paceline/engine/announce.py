@@ -78,8 +78,8 @@ def _doubts(setup: Setup) -> Iterator[str]:
     if fewest.steps_per_epoch < _FEW_STEPS:
         yield (
             f"an epoch has only {fewest.steps_per_epoch} step{'s' * (fewest.steps_per_epoch > 1)} "
-            f"({setup.source.num_train:,} images, global batch {fewest.global_batch:,}); a lower --train.global_batch "
-            "gives the optimizer more of them"
+            f"({setup.source.num_train:,} images, global batch {fewest.global_batch:,}); reduce --train.global_batch "
+            "for more steps per epoch"
         )
     shown = set(setup.loader.labels.unique().tolist())
     if empty := [own.name for number, own in enumerate(setup.source.classes) if number not in shown]:

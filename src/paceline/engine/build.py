@@ -98,7 +98,7 @@ class Setup:
         }
 
     def described(self, step: int) -> dict[str, Any]:
-        """What using the weights needs: classes, preprocessing, arguments of the model."""
+        """What using the weights needs: classes, preprocessing, model arguments."""
         model, stage = self.recipe.model, self.timeline.stage_at(max(0, step - 1))
         return {
             "classes": [[own.id, own.name] for own in self.source.classes],

@@ -45,7 +45,10 @@ def _limit_memory(size: int) -> None:
     """Let the process have so many bytes in all; addresses without memory behind them do not count."""
     own = psutil.Process().memory_info()
     if size <= own.rss:
-        raise UserError(f"out of memory: a process needs {own.rss / 1e9:.2f} GB before it begins, more than the limit")
+        raise UserError(
+            f"out of memory: a process uses {own.rss / 1e9:.2f} GB before training starts, more than the memory limit; "
+            "raise --memory-limit"
+        )
     resource.setrlimit(resource.RLIMIT_AS, (own.vms + size - own.rss,) * 2)
 
 

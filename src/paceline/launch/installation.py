@@ -63,7 +63,7 @@ def packages(told: dict[str, dict[str, Any]]) -> Iterator[Finding]:
             yield Finding("ok", name, version)
     for name, wanted in lacking.items():
         if name not in PACKAGES:
-            yield Finding("problem", name, f"{wanted} is needed, but {_version(name) or 'it is not installed'}")
+            yield Finding("problem", name, f"{wanted} is required, {_found(name)}; run: {_pip(name)}")
     codec = told[CODEC]
     if error := codec.get("error"):
         cure = "run: pip install --force-reinstall --no-deps paceline (it needs a C compiler)"
@@ -89,6 +89,11 @@ def _too_old() -> Iterator[tuple[str, str]]:
             continue  # of an extra, or without a floor
         if _numbers(_version(name) or "0") < _numbers(floor):
             yield name, requirement
+
+
+def _found(name: str) -> str:
+    version = _version(name)
+    return f"found {version}" if version else "not installed"
 
 
 def _version(name: str) -> str | None:
@@ -118,8 +123,8 @@ def gpus(told: dict[str, dict[str, Any]], machine: dict[str, Any]) -> Iterator[F
         driver = f"driver {machine['driver']}, torch built for CUDA {devices['cuda']}"
         yield Finding("problem", "GPUs", f"{names}, but torch sees none of them ({driver}); update the driver")
     elif len(there) != devices["gpus"]:
-        why = f"CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else "as the driver tells"
-        yield Finding("note", "GPUs", f"torch sees {devices['gpus']}, the driver {len(there)} ({why})")
+        why = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
+        yield Finding("note", "GPUs", f"torch sees {devices['gpus']}, the driver reports {len(there)}{why}")
     elif there:
         yield Finding("ok", "GPUs", f"{names}, driver {machine['driver']}, CUDA {devices['cuda']}")
     elif os.path.exists("/proc/driver/nvidia"):

@@ -151,10 +151,8 @@ def network() -> Iterator[Finding]:
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
         yield Finding("ok", "host name", f"{name}, {', '.join(sorted(addresses))}")
     except OSError:
-        cure = f"add the line `127.0.1.1 {name}` to /etc/hosts"
-        yield Finding(
-            "note", "host name", f"{name} has no address: only training on several machines needs one; {cure}"
-        )
+        cure = f"add `ADDRESS {name}` to /etc/hosts, with an address that the other nodes can reach"
+        yield Finding("note", "host name", f"{name} does not resolve, which multi-node training needs; {cure}")
 
 
 def summarized(findings: list[Finding]) -> tuple[str, int]:

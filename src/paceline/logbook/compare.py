@@ -174,11 +174,12 @@ def _too_fast(first: Run, run: Run, row: dict[str, Any], conditions: Sequence[st
     elif waits[0] > waits[1] + 0.1:
         reason = (
             f"{first.name} waited for data {waits[0]:.0%} of the time, {run.name} {waits[1]:.0%}: perhaps its files "
-            "were not in memory yet"
+            "were not in the page cache yet"
         )
     else:
         reason = f"{first.name} was slower than its devices allow"
-    return f"{run.name} is {ratio:.2f}x as fast as {first.name} on {more:g}x the devices, which cannot be: {reason}"
+    speed = f"{run.name} is {ratio:.2f}x as fast as {first.name} on {more:g}x the devices"
+    return f"{speed}, more than expected; likely cause: {reason}"
 
 
 def share(value: "str | float") -> float:

@@ -198,7 +198,7 @@ class Run:
             if any(sample.get("other_gpu_processes") for sample in disturbed):
                 return f"disturbed: other processes computed on the GPUs of {host} {when}"
             mean = statistics.fmean(sample.get("other_cpu_percent", 0.0) for sample in disturbed)
-            return f"disturbed: other processes used {mean:.0f} % of the processor of {host} {when}"
+            return f"disturbed: other processes used {mean:.0f} % of the CPU of {host} {when}"
         return ""
 
     def energy(self) -> float | None:
@@ -256,7 +256,9 @@ def read(path: Path) -> Run:
         return read_foreign(path)
     except NotARun:
         if folder.metrics.is_file() or folder.environment.is_file():
-            raise UserError(f"{path} is a damaged run folder: it has no recipe.yaml; copy it there again") from None
+            raise UserError(
+                f"{path} is an incomplete run folder: recipe.yaml is missing; copy the run folder again"
+            ) from None
         raise
 
 

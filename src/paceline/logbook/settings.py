@@ -97,7 +97,7 @@ def _schedule(run: Run, fields: dict[str, Any]) -> str | None:
         return f"by phase ({len(_phases(run))} phases)"
     name, warmup = fields.get("optim.schedule.name"), fields.get("optim.schedule.warmup")
     warm = isinstance(warmup, str) and not warmup.startswith("0")
-    return f"{name}, warm-up {_duration(warmup)}" if name and warm else name
+    return f"{name}, warmup {_duration(warmup)}" if name and warm else name
 
 
 def _sizes(run: Run, fields: dict[str, Any]) -> str | None:

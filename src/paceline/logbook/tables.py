@@ -69,7 +69,7 @@ def _last_loss(run: Run) -> float | None:
 def _ratio_name(comparison: Comparison, of: str) -> str:
     if not comparison.speedup_counts:
         return f"ratio of {of} (no speed-up)"
-    return "speed-up" if comparison.certified else "speed-up (questioned)"
+    return "speed-up" if comparison.certified else "speed-up (unreliable)"
 
 
 def _form(value: float | None, form: str, unit: str = "") -> str:

@@ -47,11 +47,11 @@ class OtherWork:
         self._warned = True
         gpus = sample.get("other_gpu_processes")
         what = (
-            f"{gpus} other process{'es' * (gpus > 1)} compute on its GPUs"
+            f"{gpus} other process{'es' * (gpus > 1)} are using its GPUs"
             if gpus
-            else f"other processes use {sample['other_cpu_percent']:.0f} % of its processor"
+            else f"other processes use {sample['other_cpu_percent']:.0f} % of its CPU"
         )
-        log.warning("%s: %s: this run is slowed down, and its times are disturbed", host_name(), what)
+        log.warning("%s: %s; this slows down the run, and its timings are not comparable", host_name(), what)
 
 
 def _seconds(process: int) -> float:

@@ -140,7 +140,7 @@ class PhotographEvaluator:
         self._batches = [order[begin : begin + batch] for begin in range(rank * batch, len(order), ranks * batch)]
         self.num_samples = len(order)
         self.own_samples = sum(len(ids) for ids in self._batches)
-        # whether too many are damaged is decided by the sum over all ranks (engine/evaluate.py)
+        # the limit on corrupt images applies to the sum over all ranks (engine/evaluate.py)
         self._decoder = BatchDecoder(threads, device.type == "cuda", max_damaged=1.0, replace=False)
 
     def __iter__(self) -> Iterator[Batch]:

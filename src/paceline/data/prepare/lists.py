@@ -41,7 +41,7 @@ def _rows(reader: Any, path: Path) -> Iterator[Row]:
         if not file or not label:
             raise UserError(f"{line} has no {'label' if file else 'path'}; complete or remove it")
         if "\n" in label or "\n" in file:
-            raise UserError(f"{line}: a quoted value goes on over several lines; close its quote")
+            raise UserError(f"{line}: a quoted value spans several lines; close the quote")
         if places["split"] >= 0 and split.lower() not in _SPLITS:
             raise UserError(f"{line} has the split {split!r}; use train or val, and remove other rows")
         place = path.parent / file
