@@ -15,7 +15,7 @@ from object_store import ObjectStore, object_store
 
 from paceline.track.records import RunFolder
 
-WORDS = ("digits", *TINY, "--train.duration", "400ba", "--evaluate.every", "400ba")
+WORDS = ("digits", *TINY, "--train.duration", "2000ba", "--evaluate.every", "2000ba")
 Ask = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -63,7 +63,7 @@ def test_a_job_is_stopped_and_gone_on_with_here_and_elsewhere(ask: Ask, bucket: 
         time.sleep(0.1)
     doing = ask("a", "status").stdout
     assert doing.count("running") == 2
-    assert re.search(r"run mine: step \d+ of 400 .*, epoch .*, images/s ", doing)
+    assert re.search(r"run mine: step [\d,]+ of 2,000 .*, epoch .*, images/s ", doing)
     assert re.search(r"mine-\S+ +running +local +.*node-0, node-1", ask("a", "jobs").stdout)
     assert "still runs on node-0, node-1" in ask("a", "resume", status=1).stderr
     assert "is stopped; `paceline resume mine-" in ask("a", "stop").stdout
@@ -72,14 +72,14 @@ def test_a_job_is_stopped_and_gone_on_with_here_and_elsewhere(ask: Ask, bucket: 
     assert _processes(tmp_path / "a") == []
     assert "node-0 | " in ask("a", "logs").stdout
     stopped = json.loads((Path(ask("a", "fetch").stdout.strip()) / "summary.json").read_text())["step"]
-    assert 0 < stopped < 400
+    assert 0 < stopped < 2000
     # from the object store, on a machine that knows nothing of the job
     ask("b", "launch", "local", "--nodes", 1, "--resume", "s3://results/runs/mine", *names)
     # and where it was
     ask("a", "resume")
     for machine in ("a", "b"):
         run = RunFolder(tmp_path / machine / "runs" / "mine")
-        assert [own["step"] for own in run.records() if own["kind"] == "train"] == list(range(1, 401))
+        assert [own["step"] for own in run.records() if own["kind"] == "train"] == list(range(1, 2001))
         assert run.read_starts()[-1]["first_step"] == stopped
     assert "is finished; its run folder is " in ask("a", "resume", status=1).stderr
     told = ask("a", "stop").stdout
