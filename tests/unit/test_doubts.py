@@ -7,7 +7,7 @@ import pytest
 from conftest import TINY
 from made_runs import make_run
 
-from paceline.engine.run import doubts
+from paceline.engine.doubts import doubts
 from paceline.logbook.compare import compare
 from paceline.logbook.read import read
 from paceline.logbook.tables import markdown
