@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test cluster lint format clean
+.PHONY: help demo test cluster attack lint format clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -12,10 +12,13 @@ demo: $(READY)  ## train the embedded digits on one process and on two, compare,
 	$(BIN)/paceline demo
 
 test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster --ignore tests/attack
 
 cluster: $(READY) .venv-sky/.ready  ## run the tests on machines made of namespaces, and on a SLURM of its own (as root)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/cluster
+
+attack: $(READY)  ## kill, flip, tear, flood: hostile files, clients, signals and disks; prints what was survived
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/attack
 
 lint: $(READY)  ## check style, types and the direction of imports
 	$(BIN)/ruff check .
