@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from paceline.base.world import World, keep_freed_memory, threads_per_process
 from paceline.checkpoint.store import NoWriter
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
+from paceline.distributed.world import World, keep_freed_memory, threads_per_process
 from paceline.engine.build import Setup, build
 from paceline.engine.mirror import Mirror
 from paceline.engine.run import Run

@@ -20,10 +20,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.base.world import World, keep_freed_memory
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.data.load.batch import Batch
+from paceline.distributed.world import World, keep_freed_memory
 from paceline.engine.build import Setup, build
 from paceline.engine.train import train_step
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,7 @@ TINY = (
 
 # how far losses on one and on several ranks may be apart
 PRECISIONS = pytest.mark.parametrize(("precision", "distance"), [("fp32", 1e-5), ("bf16", 1e-2)])
+TOKEN = "a secret of the nodes of tests, and of no others"
 HANG = 900
 """Seconds after which something hangs; a busy machine is slow, and that is no failure."""
 
@@ -45,7 +47,7 @@ def environment() -> dict[str, str]:
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "OMP_")) or name in kept
     }
-    return inherited | {"PACELINE_THREADS": "1"}
+    return inherited | {"PACELINE_THREADS": "1", "PACELINE_TOKEN": TOKEN}
 
 
 @pytest.fixture
@@ -92,3 +94,29 @@ def one_epoch(loader: Any, epoch: int, first_step: int = 0) -> list[Any]:
     timeline = loader.plan.timeline
     begin, end = timeline.step_at(epoch), timeline.step_at(epoch + 1)
     return list(islice(loader.steps(begin + first_step), end - begin - first_step))
+
+
+_SURVIVED = "attacks survived"
+
+
+@pytest.fixture
+def survived(record_property) -> Callable[[str, int], None]:
+    """survived("flipped bits in checkpoints", 408): call it after the assertions on that many attacks passed."""
+
+    def note(what: str, count: int = 1) -> None:
+        assert count > 0, f"{what}: nothing was tried"
+        record_property(_SURVIVED, (what, count))
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Of attacks: what was survived how often, as a table."""
+    counts: Counter[str] = Counter()
+    for report in terminalreporter.getreports("passed"):
+        for _, (what, count) in (own for own in report.user_properties if own[0] == _SURVIVED):
+            counts[what] += count
+    if counts:
+        terminalreporter.section(_SURVIVED)
+        for what, count in sorted(counts.items()):
+            terminalreporter.write_line(f"{count:8,}  {what}")

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.base.trees import flatten, unflatten
 from paceline.checkpoint import store
-from paceline.checkpoint.state import flatten, snapshot, unflatten
+from paceline.checkpoint.state import snapshot
 from paceline.errors import UserError
 
 

@@ -17,22 +17,38 @@ def _manifest(here, engine: str, *words: object) -> list[dict]:
 
 def test_kubernetes_takes_it(here) -> None:
     documents = _manifest(here, "kubernetes")
-    assert [document["kind"] for document in documents] == ["ConfigMap", "Service", "Job"]
+    assert [document["kind"] for document in documents] == ["Secret", "ConfigMap", "Service", "Job"]
     for document in documents:
         kubernetes_validate.validate(document, "1.30", strict=True)
-    container = documents[2]["spec"]["template"]["spec"]["containers"][0]
+    secret, recipe, _, job = documents
+    container = job["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
     assert "--nodes 2 --node-rank" in container["command"][2]
-    assert yaml.safe_load(documents[0]["data"]["recipe.yaml"])["name"] == "imagenet-rn18-2ep"
+    assert yaml.safe_load(recipe["data"]["recipe.yaml"])["name"] == "imagenet-rn18-2ep"
+    assert _refers_to(secret, container["env"])
+    assert secret["stringData"]["token"] not in str(documents[1:])
 
 
 def test_kubeflow_takes_it(here) -> None:
     from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
-    (document,) = _manifest(here, "kubeflow")
+    secret, document = _manifest(here, "kubeflow")
+    kubernetes_validate.validate(secret, "1.30", strict=True)
     parsed = TrainerV1alpha1TrainJob.from_dict(document)
     assert (parsed.spec.trainer.num_nodes, parsed.spec.trainer.image) == (2, "me/paceline:1")
     assert parsed.to_dict()["spec"]["trainer"] == document["spec"]["trainer"]
+    assert _refers_to(secret, document["spec"]["trainer"]["env"])
+    assert '--rendezvous "$PET_MASTER_ADDR:$PET_MASTER_PORT"' in document["spec"]["trainer"]["command"][2]
+
+
+def _refers_to(secret: dict, env: list[dict]) -> bool:
+    """Whether the nodes get the token, and not by its value."""
+    reference = {"secretKeyRef": {"name": secret["metadata"]["name"], "key": "token"}}
+    return {"name": "PACELINE_TOKEN", "valueFrom": reference} in env and len(secret["stringData"]["token"]) == 32
+
+
+def test_one_node_needs_no_token(here) -> None:
+    assert "TOKEN" not in str(_manifest(here, "kubernetes", "--nodes", 1))
 
 
 def test_skypilot_gets_its_words(here) -> None:
@@ -41,6 +57,7 @@ def test_skypilot_gets_its_words(here) -> None:
     assert task["num_nodes"] == 2
     assert task["resources"]["accelerators"] == "A100:4"
     assert "$SKYPILOT_NODE_RANK" in task["run"]
+    assert list(task["secrets"]) == ["PACELINE_TOKEN"]
 
 
 def test_no_secret_of_the_environment_is_in_them(here, monkeypatch) -> None:

@@ -4,12 +4,14 @@ import socket
 
 import pytest
 import torch
+from conftest import TOKEN
 
-from paceline.base import world as worlds
-from paceline.base.world import World
-from paceline.config.launched import first_host, under_launcher
+from paceline.config.launched import first_host, last_host, under_launcher
+from paceline.distributed import plan as plans
+from paceline.distributed import world as worlds
+from paceline.distributed.plan import Meeting, plan
+from paceline.distributed.world import World
 from paceline.errors import UserError
-from paceline.launch.torchrun import Meeting, plan
 
 SLURM = {
     "SLURM_JOB_ID": "12345",
@@ -76,6 +78,35 @@ def test_the_first_host_of_slurm_s_list(nodelist: str, host: str) -> None:
     assert first_host(nodelist) == host
 
 
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n2"),
+        ("n[1-4]", "n4"),
+        ("gpu-[003,007]", "gpu-007"),
+        ("a[2-3],b", "b"),
+        ("a,b[2]", "b2"),
+    ],
+)
+def test_the_last_host_of_slurm_s_list(nodelist: str, host: str) -> None:
+    assert last_host(nodelist) == host
+
+
+@pytest.mark.parametrize("token", ["", "short"])
+def test_several_machines_need_a_secret(monkeypatch, token: str) -> None:
+    monkeypatch.setenv("PACELINE_TOKEN", token)
+    with pytest.raises(UserError, match=r"PACELINE_TOKEN .*export the same value on the others"):
+        plan(["train", "digits"], 1, Meeting(2, "127.0.0.1:29400", 1))
+
+
+def test_a_name_that_means_only_this_machine_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("PACELINE_TOKEN", TOKEN)
+    monkeypatch.setattr(plans, "own_address_towards", lambda host, port: "127.0.0.1")
+    with pytest.raises(UserError, match="no other machine can reach"):
+        plan(["train", "digits"], 1, Meeting(2, "vm:29400"))
+
+
 def test_cores_are_shared_out(clean) -> None:
     clean.delenv("PACELINE_THREADS", raising=False)
     clean.setattr(worlds.os, "sched_getaffinity", lambda _: set(range(8)))
@@ -91,25 +122,25 @@ def test_a_gpu_that_is_not_there_is_said(clean) -> None:
 def test_one_machine_meets_on_the_loopback(monkeypatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     planned = plan(["train", "digits"], 2, Meeting())
-    assert planned.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert planned.environment["GLOO_SOCKET_IFNAME"].startswith("lo")
-    assert planned.arguments[-4:] == ["-m", "paceline", "train", "digits"]
-    assert "127.0.0.1:0" in planned.arguments
+    assert planned.command == ["train", "digits"]
+    assert planned.listen == ""
 
 
 def test_several_machines_meet_at_node_0(monkeypatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine0")
+    monkeypatch.setenv("PACELINE_TOKEN", TOKEN)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         planned = plan(["train", "digits"], 1, Meeting(2, place, 1))
         assert "GLOO_SOCKET_IFNAME" not in planned.environment  # the user's own choice stays
-        with pytest.raises(UserError, match=r"port \d+ of 127.0.0.1 cannot be used"):
-            plan(["train", "digits"], 1, Meeting(2, place))
+        assert plan(["train", "digits"], 1, Meeting(2, place)).listen == "127.0.0.1"
 
 
 @pytest.mark.parametrize("place", ["host", "host:", ":29400", "host:port", "host:99999"])
-def test_meeting_places_that_are_none(place: str) -> None:
+def test_meeting_places_that_are_none(place: str, monkeypatch) -> None:
+    monkeypatch.setenv("PACELINE_TOKEN", TOKEN)
     with pytest.raises(UserError, match="write HOST:PORT"):
         plan(["train", "digits"], 1, Meeting(2, place, 1))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.base.world import World
+from paceline.distributed.world import World
 from paceline.engine.powersgd import PowerSgd
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from paceline.base.world import World
 from paceline.config.recipe import Fsdp, Model, Recipe
+from paceline.distributed.world import World
 from paceline.engine.sharded import Sharded, repeated_blocks
 from paceline.errors import UserError
 from paceline.model.airbench import AirbenchNet

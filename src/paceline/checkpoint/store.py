@@ -24,7 +24,8 @@ import safetensors.torch
 from paceline.base.files import replacing, sha256, sync_folder, write_json, write_text
 from paceline.base.host import BackgroundThread
 from paceline.base.logs import log
-from paceline.checkpoint.state import flatten, snapshot, unflatten
+from paceline.base.trees import flatten, unflatten
+from paceline.checkpoint.state import snapshot
 from paceline.errors import UserError
 
 _MANIFEST, COMMIT, _STATE = "manifest.json", "COMMIT", "state.json"

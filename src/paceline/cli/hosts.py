@@ -92,11 +92,11 @@ def try_exchange(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=positive, default=3.0)
     options = parser.parse_args(arguments)
     if not under_launcher(os.environ):
-        from paceline.launch.torchrun import Meeting
+        from paceline.distributed.plan import Meeting
 
         meeting = Meeting(options.nodes, options.rendezvous, options.node_rank, within=30)
         return start_ranks(["try-exchange", *arguments], options.procs, meeting)
-    from paceline.base.rehearsal import exchange
+    from paceline.distributed.rehearsal import exchange
 
     if (rate := exchange(options.seconds)) is not None:
         print(json.dumps({"bytes_per_second": rate}), flush=True)
@@ -105,11 +105,13 @@ def try_exchange(arguments: list[str]) -> int:
 
 def meet(arguments: list[str]) -> int:
     """Keep the list of a job's machines."""
-    parser = make_parser("meet", "--port PORT", "Keep the meeting place of jobs whose machines leave and join.")
+    usage = "--address ADDRESS --port PORT"
+    parser = make_parser("meet", usage, "Run the rendezvous of a job whose nodes leave and join (PACELINE_TOKEN).")
+    parser.add_argument("--address", required=True)
     parser.add_argument("--port", type=count, required=True)
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
-    from paceline.base.meet import serve
+    from paceline.distributed.meet import serve
 
-    serve(options.port)
+    serve(options.address, options.port)
     return 0

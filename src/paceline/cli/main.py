@@ -33,7 +33,7 @@ def _guarded(arguments: list[str]) -> int:
             return stopped.exit_status
         # a stopped rank has done what it was asked to; torchrun would report another status as a crash
         if AGENT in os.environ:
-            from paceline.base.agent import report_stop
+            from paceline.distributed.agent import report_stop
 
             report_stop(stopped.signum)
         return 0
@@ -55,7 +55,7 @@ def _guarded(arguments: list[str]) -> int:
 
 def _complain(message: str) -> None:
     if AGENT in os.environ:
-        from paceline.base.agent import report
+        from paceline.distributed.agent import report
 
         if report(message):
             return

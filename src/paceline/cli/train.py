@@ -218,7 +218,7 @@ def _enter_rank(options: argparse.Namespace) -> None:
 
 
 def _start_ranks(command: list[str], options: argparse.Namespace) -> int:
-    from paceline.launch.torchrun import Meeting
+    from paceline.distributed.plan import Meeting
 
     fewest, nodes = options.nodes
     place = (options.rendezvous, options.node_rank, fewest, options.meet_within, options.job)

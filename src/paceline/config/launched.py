@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 from paceline.errors import UserError
 
-# in the environment of ranks that base/agent.py started: the file in which they note that they were stopped
+# in the environment of ranks that distributed/agent.py started: the file in which they note that they were stopped
 AGENT = "PACELINE_AGENT"
+# and where their store is: PATH of a file, or HOST:PORT/ROUND at the rendezvous
+STORE = "PACELINE_STORE"
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Place:
 
 
 def under_launcher(environ: Mapping[str, str]) -> bool:
-    return "RANK" in environ or _in_srun(environ)
+    return "RANK" in environ or in_srun(environ)
 
 
 def place(environ: Mapping[str, str]) -> Place:
@@ -30,13 +32,14 @@ def place(environ: Mapping[str, str]) -> Place:
         defaults = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         values = [environ.get(name, defaults.get(name, "")) for name in names]
-        needed = ("MASTER_ADDR", "MASTER_PORT") if environ.get("WORLD_SIZE") != "1" else ()
+        is_told = environ.get("WORLD_SIZE") == "1" or STORE in environ
+        needed = () if is_told else ("MASTER_ADDR", "MASTER_PORT")
         if not all(value.isdigit() for value in values) or not all(name in environ for name in needed):
             found = ", ".join(f"{name}={environ.get(name)!r}" for name in (*names, *needed))
             raise UserError(f"RANK is set, but what belongs to it is not ({found}); unset RANK, or start with torchrun")
         rank, size, local_rank, local_size = map(int, values)
         return Place(rank, size, local_rank, local_size)
-    if _in_srun(environ):
+    if in_srun(environ):
         meeting = {
             "MASTER_ADDR": first_host(environ["SLURM_STEP_NODELIST"]),
             "MASTER_PORT": str(20000 + int(environ["SLURM_JOB_ID"]) % 20000),
@@ -47,7 +50,7 @@ def place(environ: Mapping[str, str]) -> Place:
     return Place()
 
 
-def _in_srun(environ: Mapping[str, str]) -> bool:
+def in_srun(environ: Mapping[str, str]) -> bool:
     # sbatch sets SLURM_PROCID for the script itself; only srun makes a step with several tasks
     return environ.get("SLURM_STEP_ID", "").isdigit() and int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
 
@@ -58,6 +61,12 @@ def first_host(nodelist: str) -> str:
     if not match:
         raise UserError(f"SLURM_STEP_NODELIST={nodelist!r} names no host; set MASTER_ADDR to the first node's name")
     return match[1] + (match[2] or "")
+
+
+def last_host(nodelist: str) -> str:
+    """Last of SLURM's compressed host list: "gpu[03-05,9]" gives "gpu9"."""
+    match = re.search(r"([^\[\],]+)(?:\[(?:.*[,-])?(\d+)\])?$", nodelist)
+    return match[1] + (match[2] or "") if match else ""
 
 
 def _tasks_here(tasks_per_node: str, node: int) -> int:

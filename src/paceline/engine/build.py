@@ -10,13 +10,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from paceline.base.logs import log
-from paceline.base.world import World
 from paceline.config.batch import BatchLayout
 from paceline.config.io import to_tree
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
 from paceline.data.load.order import Plan
 from paceline.data.load.source import Evaluator, Loader, Source, open_source
+from paceline.distributed.world import World
 from paceline.engine import precision
 from paceline.engine.objective import Objective
 from paceline.engine.parallel import Replica, average_buffers

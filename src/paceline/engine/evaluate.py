@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from paceline.base.world import World
 from paceline.data.load.batch import Batch
+from paceline.distributed.world import World
 from paceline.errors import Stopped, UserError
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from paceline.base.device import between, now
-from paceline.base.world import World
+from paceline.distributed.world import World
 from paceline.errors import UserError
 
 _MEMORY = "/dev/shm"

@@ -12,8 +12,8 @@ from uuid import uuid4
 import torch
 
 from paceline.base.host import host_name
-from paceline.base.world import World
 from paceline.checkpoint import store
+from paceline.distributed.world import World
 from paceline.errors import UserError
 from paceline.track.records import RunFolder
 
@@ -76,8 +76,11 @@ class Mirror:
         world, checkpoints = self._world, self._folder.checkpoints
         writes = writes and world.rank != giver
         saves = {path.name for path in store.committed(checkpoints)}
-        known = set.intersection(*(there for there in world.from_all(saves if writes else None) if there is not None))
-        files, kept = world.from_rank((list(self._to_send(known)) if world.rank == giver else [], saves), giver)
+        there = [set(own) for own in world.from_all(sorted(saves) if writes else None) if own is not None]
+        to_send = list(self._to_send(set.intersection(*there))) if world.rank == giver else []
+        files: list[tuple[str, int, int]]
+        kept: list[str]
+        files, kept = world.from_rank((to_send, sorted(saves)), giver)
         for name, begin, end in files:
             try:
                 self._copy_file(giver, self._folder.path / name, begin, end, writes)
@@ -85,7 +88,7 @@ class Mirror:
                 raise UserError(
                     f"{host_name()}: the copy of {self._folder.path / name} failed ({error.strerror}); make room there"
                 ) from None
-        for name in saves - kept if writes else ():
+        for name in saves - set(kept) if writes else ():
             shutil.rmtree(checkpoints / name)
 
     def _to_send(self, known: set[str]) -> Iterator[tuple[str, int, int]]:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.base.world import World
 from paceline.config.recipe import Recipe
+from paceline.distributed.world import World
 from paceline.engine.exchange import WIRE_DTYPES, AllReduce, SharedMemory, shares_memory
 from paceline.engine.powersgd import PowerSgd
 from paceline.errors import UserError

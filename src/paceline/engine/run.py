@@ -17,10 +17,10 @@ from paceline.base import logs
 from paceline.base.device import peak_memory
 from paceline.base.files import write_json
 from paceline.base.logs import log
-from paceline.base.world import World
 from paceline.checkpoint import store
 from paceline.config.io import fingerprint
 from paceline.data.load.source import Source
+from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.engine.doubts import doubts
 from paceline.engine.mirror import Mirror, newest_step
@@ -99,7 +99,7 @@ class Run:
     def _not_finite(self, what: str, weights_of: int) -> None:
         """End the run; the weights after step `weights_of` are no good, so neither is a save of that step."""
         self.writer.wait()
-        good = self._world.on_leader(lambda: store.put_aside_from(self.folder.checkpoints, weights_of))
+        good = self._world.on_leader(lambda: str(store.put_aside_from(self.folder.checkpoints, weights_of) or ""))
         where = f"the last good checkpoint is {good}" if good else "no checkpoint was saved before it"
         message = (
             f"{what}; {where}; try a lower --optim.lr, a longer --optim.schedule.warmup, --optim.clip_norm 1, "
@@ -215,7 +215,7 @@ class Run:
     def _settle(self, step: int) -> None:
         """Wait for the last save; a run whose end could not be saved has failed."""
         self.writer.wait()
-        error = self._world.from_leader(self.writer.error)
+        error = self._world.from_leader(str(self.writer.error or ""))
         if error:
             newest = next(store.committed(self.folder.checkpoints), None)
             message = (

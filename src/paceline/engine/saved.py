@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from paceline.base import logs
-from paceline.base.world import World
 from paceline.checkpoint import store
+from paceline.checkpoint.shared import read_on_leader
 from paceline.config.io import load_recipe, recipe_from_tree, split_overrides
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
@@ -18,6 +18,7 @@ from paceline.data import kinds
 from paceline.data.classes import Class, match
 from paceline.data.load.batch import Batch
 from paceline.data.load.source import open_source
+from paceline.distributed.world import World
 from paceline.engine import precision
 from paceline.engine.build import build_model, load_weights
 from paceline.engine.evaluate import evaluate, refuse_damage
@@ -51,7 +52,7 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
     with world.connected():
         logs.set_up(world.rank, world.size)
         # the run may be going on, and replace its saves: the leader's choice counts
-        save, parts = world.on_leader(lambda: store.read(find_save(path, which)))
+        save, parts = read_on_leader(world, lambda: store.read(find_save(path, which)))
         folder = save.folder
         recipe = kinds.resolve(_saved_recipe(parts, str(folder), overrides))
         source = open_source(recipe, only_evaluate=True)

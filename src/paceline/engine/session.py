@@ -9,14 +9,15 @@ from typing import Any
 from paceline.base import logs
 from paceline.base.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, write_text
 from paceline.base.logs import console, log
-from paceline.base.world import World
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
+from paceline.checkpoint.shared import read_on_leader
 from paceline.config.batch import memory_key, strategy
 from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
 from paceline.data import kinds
 from paceline.data.load.source import fetch
+from paceline.distributed.world import World
 from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
 from paceline.engine.examples import examples
@@ -55,7 +56,9 @@ def train_recipe(
     with ExitStack() as at_last, world.connected(), ExitStack() as cleanup:
         _check_same_recipe(recipe, world)
         again = any(world.from_all(_is_started_again()))
-        path = world.on_leader(lambda: _claim_folder(_choose_folder(recipe, root, name, resume, again), cleanup))
+        path = Path(
+            world.on_leader(lambda: str(_claim_folder(_choose_folder(recipe, root, name, resume, again), cleanup)))
+        )
         folder = RunFolder(path)
         mirror = Mirror(world, folder)
         mirror.bring_newest()
@@ -67,7 +70,7 @@ def train_recipe(
             log.info("%s is not finished; going on with it", path)
         setup = build(recipe, world)
         _check_same_data(setup)
-        saved = world.on_leader(lambda: store.last(folder.checkpoints))
+        saved = read_on_leader(world, lambda: store.last(folder.checkpoints))
         announce(setup, path, saved[0].folder if saved else None)
         run = _open_run(folder, setup, saved, mirror)
         if results and world.local_rank == 0:
@@ -228,7 +231,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
             | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
         )
     metric = recipe.checkpoint.best
-    best = world.on_leader(lambda: store.best(folder.checkpoints, metric))
+    best = world.on_leader(lambda: _best_value(folder, metric))
     run = Run(
         folder,
         setup,
@@ -237,11 +240,17 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
         display_of(world, setup.total_steps, first_step),
         mirror,
         first_step,
-        best=(-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None,
+        best=best,
     )
     if world.is_leader:
         run.begin()
     return run
+
+
+def _best_value(folder: RunFolder, metric: str) -> float | None:
+    """Of the best save; larger is better."""
+    best = store.best(folder.checkpoints, metric)
+    return (-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None
 
 
 def _sinks(folder: RunFolder, setup: Setup, first_step: int, resumed: bool) -> list[Sink]:

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.base.world import World
 from paceline.config.recipe import Recipe
+from paceline.distributed.world import World
 from paceline.engine.exchange import WIRE_DTYPES
 from paceline.errors import UserError
 

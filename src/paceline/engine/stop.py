@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.base.logs import announce_stop
-from paceline.base.world import World
 from paceline.config.launched import AGENT
+from paceline.distributed.world import World
 
 
 class Signals:

@@ -10,12 +10,12 @@ import psutil
 from paceline.base import logs
 from paceline.base.device import peak_memory, wait
 from paceline.base.files import write_json
-from paceline.base.world import World
 from paceline.config.data import Augment, Data, Synthetic
 from paceline.config.recipe import Recipe
 from paceline.data import kinds
 from paceline.data.load.loader import DEFAULT_SIZE
 from paceline.data.load.source import open_source
+from paceline.distributed.world import World
 from paceline.engine.build import Setup, build
 from paceline.engine.train import train_step
 from paceline.errors import UserError

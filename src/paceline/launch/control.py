@@ -88,7 +88,11 @@ def _free_port_here() -> int:
 
 def _can_reach(host: Host, python: str, address: str) -> bool:
     """Whether it can connect to a port that is opened here for a moment."""
-    with socket.create_server(("", 0)) as listener:
+    try:
+        listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    except OSError:  # behind a router, which has that address
+        return False
+    with listener:
         port = listener.getsockname()[1]
         attempt = f'import socket; socket.create_connection(("{address}", {port}), 3).close()'
         return host.call(f"{quoted(python)} -c '{attempt}'", timeout=30).status == 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
+from paceline.distributed.channel import TOKEN, new_token
 from paceline.launch.hosts import Host, HostError, addresses, free_port, last_line, quoted
 
 _SAME = {
@@ -142,8 +143,11 @@ def _together(hosts: Sequence[Host], python: str, found: Checked) -> None:
     """Ranks on all of them exchange for three seconds."""
     place = f"{addresses(hosts[0])[1]}:{free_port(hosts[0], python)}"
     words = f"{quoted(python)} -m paceline try-exchange --nodes {len(hosts)} --rendezvous {place} --node-rank"
+    # through standard input: command lines are for everybody to read
+    secret = f"export {TOKEN}={new_token()}\nexec"
     with ThreadPoolExecutor(len(hosts)) as pool:
-        calls = [pool.submit(host.call, f"{words} {number}", b"", 120) for number, host in enumerate(hosts)]
+        scripts = [f"{secret} {words} {number}\n".encode() for number in range(len(hosts))]
+        calls = [pool.submit(host.call, "sh -s", script, 120) for host, script in zip(hosts, scripts, strict=True)]
         answers = [call.result() for call in calls]
     told = [line for answer in answers for line in answer.text.splitlines() if line.startswith("{")]
     if any(answer.status for answer in answers) or not told:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import platform
 import shutil
 import socket
@@ -78,7 +79,9 @@ def _fingerprint(folder: Path) -> str:
 
 def serve(seconds: float = 60.0) -> None:
     """Tell a free port, then answer one caller: echo its pings, swallow the rest."""
-    with socket.create_server(("", 0)) as listener:
+    # where the doctor's own connection came in, and nowhere else
+    address = (os.environ.get("SSH_CONNECTION", "").split() or ["", "", "127.0.0.1"])[2]
+    with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         print(listener.getsockname()[1], flush=True)
         listener.settimeout(seconds)
         caller, _ = listener.accept()

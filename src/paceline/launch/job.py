@@ -6,12 +6,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.base.files import write_json, write_text
+from paceline.distributed.channel import new_token
 from paceline.errors import UserError
 
 
@@ -137,6 +139,16 @@ def load(job_id: str) -> Job:
         return Job(**(content | lists), recipe=(folder / "recipe.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{folder / 'job.json'} is damaged ({error}); remove the folder to forget the job") from None
+
+
+def token_of(job: Job) -> str:
+    """The secret of its nodes, made when it is first asked for; any terminal of the user can start a node again."""
+    folder = folder_of(job.id)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "token"
+    with suppress(FileExistsError), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(new_token())
+    return path.read_text(encoding="utf-8")
 
 
 def is_known(job: Job) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from paceline.distributed.channel import TOKEN, new_token
 from paceline.errors import UserError
 from paceline.launch.job import Job
 from paceline.launch.nodes import extras_of
@@ -54,25 +55,29 @@ def _skypilot(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
             else {"setup": f"pip install 'paceline{extras}'"}
         )
     task["envs"] = {"PACELINE_RECIPE": job.recipe}
+    if len(job.hosts) > 1:
+        task["secrets"] = {TOKEN: new_token()}
     task["run"] = f"{_write_recipe()}\n{_train(job, place)}\n"
     return [task]
 
 
 def _kubeflow(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
-    """torchrun's place comes from the runtime, in PET_* variables."""
-    command = f"{_write_recipe()} && exec torchrun -m paceline {shlex.join(_what(job))}"
+    """A node's place comes from the runtime, in the variables that it has for torchrun."""
+    place = '--node-rank "$PET_NODE_RANK" --rendezvous "$PET_MASTER_ADDR:$PET_MASTER_PORT"'
+    command = f"{_write_recipe()} && exec {_train(job, place)}"
+    name = _name(job)
     trainer: dict[str, Any] = {
         "numNodes": len(job.hosts),
         "numProcPerNode": job.procs,
         "image": _image(image),
         "command": ["sh", "-c", command],
-        "env": [{"name": "PACELINE_RECIPE", "value": job.recipe}],
+        "env": [{"name": "PACELINE_RECIPE", "value": job.recipe}, *_token_variable(job)],
     }
     if gpus:
         trainer["resourcesPerNode"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
     spec = {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
-    head = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": _name(job)}}
-    return [head | {"spec": spec}]
+    head = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}}
+    return [*_token_secret(job), head | {"spec": spec}]
 
 
 def _kubernetes(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
@@ -83,7 +88,10 @@ def _kubernetes(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
         "name": "train",
         "image": _image(image),
         "command": ["sh", "-c", f"{_write_recipe()} && exec {_train(job, place)}"],
-        "env": [{"name": "PACELINE_RECIPE", "valueFrom": {"configMapKeyRef": {"name": name, "key": "recipe.yaml"}}}],
+        "env": [
+            {"name": "PACELINE_RECIPE", "valueFrom": {"configMapKeyRef": {"name": name, "key": "recipe.yaml"}}},
+            *_token_variable(job),
+        ],
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
     if gpus:
@@ -99,6 +107,7 @@ def _kubernetes(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
     template = {"metadata": {"labels": {"app": name}}, "spec": pod}
     spec = {"completions": count, "parallelism": count, "completionMode": "Indexed", "backoffLimit": 3 * count}
     return [
+        *_token_secret(job),
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"recipe.yaml": job.recipe}},
         {
             "apiVersion": "v1",
@@ -108,6 +117,20 @@ def _kubernetes(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
         },
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec | {"template": template}},
     ]
+
+
+def _token_secret(job: Job) -> list[dict[str, Any]]:
+    """By which the nodes recognize each other."""
+    if len(job.hosts) == 1:
+        return []
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{_name(job)}-token"}}
+    return [secret | {"stringData": {"token": new_token()}}]
+
+
+def _token_variable(job: Job) -> list[dict[str, Any]]:
+    if len(job.hosts) == 1:
+        return []
+    return [{"name": TOKEN, "valueFrom": {"secretKeyRef": {"name": f"{_name(job)}-token", "key": "token"}}}]
 
 
 def _name(job: Job) -> str:

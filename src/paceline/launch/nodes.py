@@ -20,12 +20,13 @@ import yaml
 import paceline
 from paceline.base.host import cores
 from paceline.base.remote import is_remote
+from paceline.distributed.channel import TOKEN
 from paceline.errors import UserError
 from paceline.launch.hosts import Host, HostError, quoted, tracked_files
-from paceline.launch.job import Job
+from paceline.launch.job import Job, token_of
 from paceline.launch.sessions import detached
 
-HERE = "here"
+HERE, MEETING = "here", "keep the meeting place"
 _LONGEST = 24 * 3600.0  # fetching all of ImageNet over a slow line
 
 
@@ -58,8 +59,10 @@ def plan(job: Job) -> list[Step]:
 
 def _meeting(job: Job) -> Step:
     program = _program(job, "meet") if job.meeting_host else f"{shlex.quote(sys.executable)} -m paceline"
-    meet = f"{program} meet --port {job.meeting.rpartition(':')[2]}"
-    return Step(job.meeting_host or HERE, "keep the meeting place", detached("meet", meet))
+    address, _, port = job.meeting.rpartition(":")
+    meet = f"{program} meet --address {shlex.quote(address)} --port {shlex.quote(port)}"
+    script = f"{_SECRETS}\n{detached('meet', meet)}"
+    return Step(job.meeting_host or HERE, MEETING, script if job.meeting_host else f"{script}\nrm -f secrets")
 
 
 def node_steps(job: Job, host: str) -> Iterator[Step]:
@@ -110,7 +113,8 @@ def _program(job: Job, name: str) -> str:
     """What starts paceline on a machine, for a shell; a container's id goes to NAME.cid."""
     if job.container:
         # the host's network and shared memory, and its GPUs if it has some; variables by name only
-        names = ("PACELINE_JOB", "PACELINE_HOST", "PACELINE_PATIENCE", "PACELINE_CACHE", *job.variables, *job.passed)
+        own_names = ("PACELINE_JOB", "PACELINE_HOST", "PACELINE_PATIENCE", "PACELINE_CACHE", TOKEN)
+        names = (*own_names, *job.variables, *job.passed)
         given = " ".join(f"-e {own}" for own in names)
         gpus = "$(command -v nvidia-smi > /dev/null && echo --gpus all)"
         place = f'--cidfile {name}.cid --network host --ipc host -v "$PWD:$PWD" -w "$PWD"'
@@ -209,12 +213,10 @@ def _end_children() -> None:
 
 
 def _carry_out(step: Step, host: Host, secrets: dict[str, str]) -> None:
-    if step.files:
+    if step.files or step.title == MEETING:
         lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items())
         content = {name: text.encode() for name, text in step.files.items()} | {"secrets": lines.encode()}
         host.send(content, step.tree)
-    elif step.host == HERE:
-        Path(host.folder).mkdir(parents=True, exist_ok=True)
     if step.script:
         host.must(step.script, step.title, timeout=_LONGEST)
 
@@ -223,4 +225,4 @@ def secrets_of(job: Job) -> dict[str, str]:
     missing = [name for name in job.passed if name not in os.environ]
     if missing:
         raise UserError(f"--pass {', '.join(missing)}: not set in this environment; export it first")
-    return {name: os.environ[name] for name in job.passed}
+    return {name: os.environ[name] for name in job.passed} | {TOKEN: token_of(job)}

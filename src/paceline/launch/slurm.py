@@ -74,6 +74,10 @@ again() {{
 }}
 trap again USR1 TERM
 
+# the secret by which the ranks of this allocation recognize each other
+PACELINE_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')
+export PACELINE_TOKEN
+
 {command} &
 step=$!
 wait "$step"

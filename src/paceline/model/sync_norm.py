@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.base.world import World
+from paceline.distributed.world import World
 
 
 def synchronise(model: nn.Module, world: World) -> nn.Module:

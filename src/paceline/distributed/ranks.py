@@ -11,12 +11,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -25,12 +23,11 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-from torch.distributed.launcher.api import LaunchConfig
 
-from paceline.base.logs import log
-from paceline.base.world import LOST_RANK
+from paceline.config.launched import STORE
+from paceline.distributed.plan import Plan
+from paceline.distributed.rendezvous import ManyNodes, OneNode
+from paceline.distributed.world import LOST_RANK
 
 Entry = Callable[[list[str]], int]
 _forks = multiprocessing.get_context("forkserver")
@@ -48,59 +45,27 @@ class Agent(SimpleElasticAgent):
     lost, when a machine left or came, but not after a message to the user, nor after many failures within a minute.
     """
 
-    def __init__(self, config: LaunchConfig, entry: Entry, words: list[str], scratch: Path):
-        place = (config.rdzv_backend, config.rdzv_endpoint, config.run_id, config.min_nodes, config.max_nodes)
-        handler = get_rendezvous_handler(
-            RendezvousParameters(*place, local_addr=config.local_addr, **config.rdzv_configs)
-        )
-        host, _, port = config.rdzv_endpoint.rpartition(":")
-        static = config.rdzv_backend == "static"
-        spec = WorkerSpec(
-            config.role,
-            config.nproc_per_node,
-            handler,
-            entrypoint=entry,
-            max_restarts=config.max_restarts,
-            monitor_interval=config.monitor_interval,
-            master_addr=host if static else None,
-            master_port=int(port) if static else None,
-            local_addr=config.local_addr,
-        )
-        if config.max_restarts:
-            _wait_for_all(config)
-        super().__init__(spec, exit_barrier_timeout=60, shutdown_timeout=config.shutdown_timeout or 30)
+    def __init__(self, handler: OneNode | ManyNodes, plan: Plan, entry: Entry, scratch: Path):
+        self._goes_on = plan.meeting.fewest > 0
+        # the agent counts restarts for itself, see _attempts_left
+        spec = WorkerSpec("ranks", plan.procs, handler, entrypoint=entry, max_restarts=3 if self._goes_on else 0)
+        super().__init__(spec, exit_barrier_timeout=60, shutdown_timeout=30)
+        self._handler = handler
         self.received: list[int] = []
         """Signals that ask for the end."""
         self.stopped = 0
         """The signal that ended ranks of this or another machine."""
-        self._entry, self._words, self._scratch = entry, words, scratch
-        self._goes_on = config.max_restarts > 0
+        self._entry, self._words, self._scratch = entry, plan.command, scratch
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._failed_at: list[float] = []
         self._starts = 0
-        self._alone_said = False
-        self._waiting = handler.num_nodes_waiting
-        handler.num_nodes_waiting = self._nodes_waiting  # type: ignore[method-assign]
-
-    def _nodes_waiting(self) -> int:
-        """Whoever holds the list of machines may be lost: then nobody can join, and training goes on."""
-        try:
-            return self._waiting()
-        except RendezvousConnectionError:
-            if not self._alone_said:
-                log.warning("the meeting place is gone: training goes on, but no machine can join any more")
-            self._alone_said = True
-            return 0
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        spec, handler = worker_group.spec, worker_group.spec.rdzv_handler
         shared = {
-            "LOCAL_WORLD_SIZE": spec.local_world_size,
-            "MASTER_ADDR": worker_group.master_addr,
-            "MASTER_PORT": worker_group.master_port,
-            "TORCHELASTIC_RUN_ID": handler.get_run_id(),
+            "LOCAL_WORLD_SIZE": worker_group.spec.local_world_size,
+            STORE: self._handler.store_of_ranks,
+            "TORCHELASTIC_RUN_ID": self._handler.get_run_id(),
             "TORCHELASTIC_RESTART_COUNT": self._starts,
-            "TORCHELASTIC_USE_AGENT_STORE": handler.use_agent_store,
         }
         self._starts += 1
         self._note.unlink(missing_ok=True)
@@ -186,21 +151,7 @@ class Agent(SimpleElasticAgent):
     def leave(self) -> None:
         """After the end of all ranks the meeting is over; a machine that was told to leave lets the others go on."""
         if not self.received:
-            self._worker_group.spec.rdzv_handler.shutdown()
-
-
-def _wait_for_all(config: LaunchConfig) -> None:
-    """Machines start at different speeds: none begins alone that need not. A later one joins what goes on."""
-    host, _, port = config.rdzv_endpoint.rpartition(":")
-    store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30))
-    meeting = PrefixStore(f"arrivals/{config.run_id}", store)
-    if meeting.add("begun", 0):
-        return
-    meeting.add("arrived", 1)
-    deadline = time.monotonic() + float(config.rdzv_configs.get("join_timeout", 300))
-    while meeting.add("arrived", 0) < config.max_nodes and not meeting.add("begun", 0) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    meeting.add("begun", 1)
+            self._handler.shutdown()
 
 
 def _begin(entry: Entry, words: list[str], environment: dict[str, str]) -> None:

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from paceline.base.world import World
+from paceline.distributed.world import World
 
 _NUMBERS = 1 << 20
 

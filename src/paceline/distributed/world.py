@@ -16,10 +16,15 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from paceline.base.host import confine, cores, host_name, unbind
 from paceline.config import launched
+from paceline.distributed import srun
+from paceline.distributed.objects import all_gather_object, broadcast_object
+from paceline.distributed.sockets import refuse_new_connections
+from paceline.distributed.store import store_at
 from paceline.errors import UserError
 
 T = TypeVar("T")
@@ -69,7 +74,14 @@ class World:
             return
         _die_with_parent()
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=max(_patience(), _AT_FIRST))
+        dist.init_process_group(
+            backend,
+            store=_store(self.size),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=max(_patience(), _AT_FIRST),
+        )
+        refuse_new_connections()  # before NCCL opens ports of its own, which it needs later
         try:
             yield self
             self.barrier()
@@ -117,9 +129,7 @@ class World:
         """That rank's value, on every rank."""
         if self.size == 1:
             return value
-        box: list[Any] = [value]
-        dist.broadcast_object_list(box, giver, device=torch.device("cpu"))
-        given: T = box[0]
+        given: T = broadcast_object(value, giver, self.rank)
         return given
 
     def from_leader(self, value: T) -> T:
@@ -128,24 +138,25 @@ class World:
 
     def on_leader(self, action: Callable[[], T]) -> T:
         """Do something on the leader only; its result, or its complaint to the user, reaches every rank."""
-        outcome: tuple[T | None, UserError | None] = (None, None)
+        if self.size == 1:
+            return action()
+        outcome: dict[str, Any] = {}
         if self.is_leader:
             try:
-                outcome = (action(), None)
+                outcome = {"result": action()}
             except UserError as error:
-                outcome = (None, error)
-        result, complaint = self.from_leader(outcome)
-        if complaint:
-            raise complaint
-        return result  # type: ignore[return-value]
+                outcome = {"complaint": str(error)}
+        outcome = self.from_leader(outcome)
+        if "complaint" in outcome:
+            raise UserError(outcome["complaint"])
+        result: T = outcome["result"]
+        return result
 
     def from_all(self, value: T) -> list[T]:
         """Every rank's value, in order of rank, on every rank."""
         if self.size == 1:
             return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
+        return all_gather_object(value, self.size)
 
     def hosts(self) -> list[str]:
         """Host name of every rank."""
@@ -162,6 +173,15 @@ class World:
         own = str(torch.cuda.get_device_properties(self.device).uuid) if cuda else ""
         host = host_name()
         return [gpu for there, gpu in self.from_all((host, own)) if there == host and gpu]
+
+
+def _store(size: int) -> Store | None:
+    """By which ranks find each other; None under another launcher, such as torchrun: then it is torch's own."""
+    if place := os.environ.get(launched.STORE):
+        return store_at(place, size, os.environ)
+    if "RANK" not in os.environ and launched.in_srun(os.environ):
+        return srun.store(launched.place(os.environ), os.environ)
+    return None
 
 
 def _device(wanted: str, local_rank: int) -> torch.device:

@@ -1,7 +1,6 @@
-"""torchrun's agent, run inside this process: starts the local ranks, watches them, ends with one clear message.
+"""torch's elastic agent, run inside this process: starts the local ranks, watches them, ends with one clear message.
 
-Its place among the machines of a job comes from torchrun's own arguments (launch/torchrun.py writes them). With
---max-restarts it goes on when ranks or machines are lost, and when machines leave or join; see base/ranks.py.
+What it starts, and where the machines of a job meet, distributed/plan.py says.
 """
 
 import logging
@@ -14,30 +13,32 @@ from pathlib import Path
 from types import FrameType
 
 from torch.distributed import DistError
-from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
-from paceline.base import notice
 from paceline.base.files import write_json
 from paceline.base.logs import announce_stop
-from paceline.base.ranks import Agent, Entry
-from paceline.base.world import LOST_RANK
 from paceline.config.launched import AGENT
+from paceline.distributed import notice
+from paceline.distributed.channel import ChannelError, token_of
+from paceline.distributed.plan import Plan
+from paceline.distributed.ranks import Agent, Entry
+from paceline.distributed.rendezvous import ManyNodes, OneNode, Terms
+from paceline.distributed.server import Server
+from paceline.distributed.world import LOST_RANK
 from paceline.errors import UserError
 
 
-def run(arguments: list[str], entry: Entry) -> int:
-    """Run torchrun with these arguments, every rank calling `entry`; the exit status, or why ranks failed as an error.
+def run(plan: Plan, entry: Entry) -> int:
+    """Start the ranks of a plan, each calling `entry`; the exit status, or why ranks failed as an error.
 
     A first SIGINT or SIGTERM is passed on to the ranks, which save and end by themselves (torchrun's own handling would
     print a traceback); a second one ends them at once.
     """
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its account of a failure hides the cause
-    config, _, command = torchrun.config_from_args(torchrun.get_args_parser().parse_args(arguments))
     with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
         os.environ[AGENT] = scratch
-        agent = Agent(config, entry, command[command.index("paceline") + 1 :], Path(scratch))
+        agent = Agent(_rendezvous(plan, Path(scratch)), plan, entry, Path(scratch))
 
         def pass_on(signum: int, _frame: FrameType | None) -> None:
             agent.received.append(signum)
@@ -75,6 +76,27 @@ def run(arguments: list[str], entry: Entry) -> int:
         if result.is_failed():
             raise UserError(first_failure(result.failures))
         return 128 + agent.stopped if agent.stopped else 0
+
+
+def _rendezvous(plan: Plan, scratch: Path) -> OneNode | ManyNodes:
+    meeting = plan.meeting
+    if meeting.is_alone:
+        return OneNode(scratch)
+    token = token_of(os.environ)
+    host, _, port = meeting.rendezvous.rpartition(":")
+    if plan.listen:
+        try:
+            Server(plan.listen, int(port), token).start()
+        except OSError as error:
+            raise UserError(
+                f"--rendezvous: port {port} of {plan.listen} cannot be used ({error.strerror}); end what uses it, or "
+                "choose another port on every node"
+            ) from None
+    terms = Terms(plan.procs, meeting.fewest or meeting.nodes, meeting.nodes, meeting.node_rank, meeting.within)
+    try:
+        return ManyNodes(f"{plan.listen or host}:{port}", token, terms, meeting.job or "paceline")
+    except ChannelError as error:
+        raise UserError(f"--rendezvous {meeting.rendezvous}: {error}") from None
 
 
 def first_failure(failures: dict[int, ProcessFailure]) -> str:

@@ -1,0 +1,1 @@
+"""How the nodes and ranks of a job find each other and agree."""

@@ -1,0 +1,161 @@
+"""Rendezvous handlers for torch's elastic agent. torch's own keeps its state as a pickle in a store that anybody who
+reaches its port can write to; these read nothing but signed JSON, and one machine alone needs no network at all.
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+from uuid import uuid4
+
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from paceline.base.logs import log
+from paceline.distributed.channel import Channel, ChannelError
+from paceline.distributed.membership import CLOSED, LOST
+from paceline.distributed.store import network_store
+
+_BEAT = 0.5  # seconds between heartbeats
+_ANSWER = 10.0  # seconds that the server may take for an answer
+_NO_STORE_OF_TORCH = RendezvousStoreInfo("", 0)
+
+
+class OneNode(RendezvousHandler):
+    """This machine alone: its ranks find each other through a file that only its user can read."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._round = folder, 0
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._round += 1
+        return RendezvousInfo(HashStore(), 0, 1, _NO_STORE_OF_TORCH)
+
+    @property
+    def store_of_ranks(self) -> str:
+        return str(self._folder / f"store-{self._round}")
+
+    def get_backend(self) -> str:
+        return "file"
+
+    def get_run_id(self) -> str:
+        return self._folder.name
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None: ...
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a node says when it joins."""
+
+    ranks: int
+    minimum: int
+    maximum: int
+    order: int = 0
+    timeout: float = 300.0
+
+
+class ManyNodes(RendezvousHandler):
+    """Nodes that find each other at a server (server.py), to which a thread says that this one is alive."""
+
+    def __init__(self, address: str, token: bytes, terms: Terms, run_id: str):
+        self._address, self._token, self._terms, self._run_id = address, token, terms, run_id
+        self._node = uuid4().hex
+        self._round = 0
+        self._seen = {"round": 0, "waiting": 0}
+        self._is_connected, self._is_over = Event(), Event()
+        Thread(target=self._stay_alive, args=(self._arrive(),), daemon=True, name="heartbeat").start()
+
+    def _connect(self) -> Channel:
+        host, _, port = self._address.rpartition(":")
+        return Channel(host, int(port), self._token)
+
+    def _arrive(self) -> Channel:
+        channel = self._connect()
+        channel.call({"do": "arrive", "node": self._node}, _ANSWER)
+        self._is_connected.set()
+        return channel
+
+    def _stay_alive(self, channel: Channel) -> None:
+        while not self._is_over.wait(_BEAT):
+            try:
+                if not self._is_connected.is_set():
+                    channel = self._arrive()
+                self._seen = channel.call({"do": "beat"}, _ANSWER)["value"]
+            except ChannelError:
+                if self._is_connected.is_set() and not self._is_over.is_set():
+                    log.warning("the rendezvous does not answer: training continues, but no node can join")
+                self._is_connected.clear()
+                channel.close()
+        channel.close()
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        deadline = time.monotonic() + self._terms.timeout
+        while True:
+            if not self._is_connected.wait(max(0.0, deadline - time.monotonic())):
+                raise RendezvousConnectionError(f"{self._address} does not answer")
+            answer = self._ask({"do": "join", "node": self._node} | asdict(self._terms), self._terms.timeout)
+            if place := answer.get("value"):
+                break
+            if answer["refused"] == CLOSED:
+                raise RendezvousClosedError
+            if answer["refused"] != LOST:
+                raise RendezvousTimeoutError(answer["refused"])
+        self._round = place["round"]
+        store = network_store(self._address, f"{self._round}/nodes", self._token)
+        return RendezvousInfo(store, place["node"], place["nodes"], _NO_STORE_OF_TORCH)
+
+    def _ask(self, request: dict[str, Any], waits: float = 0.0) -> dict[str, Any]:
+        try:
+            channel = self._connect()
+            try:
+                answer: dict[str, Any] = channel.call(request, waits + _ANSWER)
+            finally:
+                channel.close()
+        except ChannelError as error:
+            raise RendezvousConnectionError(str(error)) from None
+        return answer
+
+    @property
+    def store_of_ranks(self) -> str:
+        return f"{self._address}/{self._round}/ranks"
+
+    def get_backend(self) -> str:
+        return "paceline"
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def num_nodes_waiting(self) -> int:
+        seen = self._seen
+        return seen["waiting"] if seen["round"] == self._round else 0
+
+    def is_closed(self) -> bool:
+        return self._is_over.is_set()
+
+    def set_closed(self) -> None:
+        with suppress(RendezvousConnectionError):
+            self._ask({"do": "close"})
+
+    def shutdown(self) -> bool:
+        self.set_closed()
+        self._is_over.set()
+        return True

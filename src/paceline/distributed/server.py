@@ -1,0 +1,158 @@
+"""The rendezvous of a job: the list of its nodes, and the key-value store by which its ranks find each other.
+
+Runs in a thread of node 0, or in a process of its own (`paceline rendezvous`), and listens at one address only.
+"""
+
+import asyncio
+import base64
+import contextlib
+import hmac
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from threading import Thread
+from typing import Any
+
+from paceline.distributed.channel import GREETING, HANDSHAKE_TIMEOUT, NONCE, PROOF, ChannelError, Session
+from paceline.distributed.membership import Membership, Refused
+
+_MOST_UNPROVEN = 64  # connections that have not proven yet that they belong to the job
+_MOST_KEYS, _LONGEST_VALUE = 1 << 20, 1 << 20
+_SILENCE = 5.0  # seconds without a heartbeat, after which a node counts as lost
+
+
+class Server:
+    def __init__(self, address: str, port: int, token: bytes):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, port), family=family, backlog=256)
+        self._token = token
+        self._members = Membership()
+        self._values: dict[str, bytes] = {}
+        self._awaited: dict[str, asyncio.Event] = {}
+        self._unproven: dict[asyncio.StreamWriter, None] = {}
+        self._actions: dict[str, Callable[..., Awaitable[Any]]] = {
+            name.removeprefix("_do_"): getattr(self, name) for name in dir(self) if name.startswith("_do_")
+        }
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def start(self) -> None:
+        """In a thread, for as long as this process lives."""
+        Thread(target=asyncio.run, args=(self.serve(),), daemon=True, name="rendezvous").start()
+
+    async def serve(self) -> None:
+        server = await asyncio.start_server(self._talk, sock=self._listener)
+        async with server:
+            await server.serve_forever()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._unproven[writer] = None
+        if len(self._unproven) > _MOST_UNPROVEN:
+            # the oldest: who knows the token proves it at once
+            next(iter(self._unproven)).transport.abort()
+        # whatever a client does ends its own connection at most
+        with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, TimeoutError):
+            try:
+                async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+                    session = await self._prove(reader, writer)
+            finally:
+                del self._unproven[writer]
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            await self._answer(session, reader, writer)
+        writer.transport.abort()
+
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Session:
+        server_nonce = secrets.token_bytes(NONCE)
+        writer.write(GREETING + server_nonce)
+        answer = await reader.readexactly(NONCE + PROOF)
+        session = Session(self._token, server_nonce, answer[:NONCE], is_server=True)
+        if not hmac.compare_digest(answer[NONCE:], session.client_proof):
+            raise ChannelError("wrong token")
+        writer.write(session.server_proof)
+        return session
+
+    async def _answer(self, session: Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        node = ""
+        try:
+            while True:
+                async with asyncio.timeout(_SILENCE if node else None):
+                    request = session.unpack(await reader.readexactly(session.length(await reader.readexactly(4))))
+                action = request.pop("do")
+                if action == "arrive":
+                    node = request["node"]
+                try:
+                    answer = {"value": await self._actions[action](**request)}
+                except Refused as refusal:
+                    answer = {"refused": str(refusal)}
+                writer.write(session.pack(answer))
+                await writer.drain()
+        finally:
+            if node:
+                self._members.leave(node)
+
+    # what clients can ask for
+
+    async def _do_arrive(self, node: str) -> None:
+        """From now on this connection's end, and its silence, are the node's."""
+        self._members.arrive(node)
+
+    async def _do_beat(self) -> dict[str, int]:
+        """How many nodes the members of which round are to stop for."""
+        return {"round": self._members.round, "waiting": self._members.waiting()}
+
+    async def _do_join(self, **place: Any) -> dict[str, int]:
+        began = await self._members.join(**place)
+        for key in [key for key in self._values if int(key.partition("/")[0]) < began["round"] - 1]:
+            del self._values[key]
+        return began
+
+    async def _do_close(self) -> None:
+        self._members.close()
+
+    async def _do_set(self, key: str, value: str) -> None:
+        self._put(key, base64.b64decode(value))
+
+    async def _do_get(self, key: str, timeout: float) -> str:
+        await self._do_wait([key], timeout)
+        return base64.b64encode(self._values[key]).decode()
+
+    async def _do_add(self, key: str, amount: int) -> int:
+        total = int(self._values.get(key, b"0")) + amount
+        self._put(key, b"%d" % total)
+        return total
+
+    async def _do_compare_set(self, key: str, expected: str, desired: str) -> str:
+        now = self._values.get(key)
+        if now == base64.b64decode(expected) or (now is None and not expected):
+            self._put(key, base64.b64decode(desired))
+        return base64.b64encode(self._values.get(key, b"")).decode()
+
+    async def _do_check(self, keys: list[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    async def _do_wait(self, keys: list[str], timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                for key in keys:
+                    while key not in self._values:
+                        await self._awaited.setdefault(key, asyncio.Event()).wait()
+        except TimeoutError:
+            missing = next(key for key in keys if key not in self._values)
+            raise Refused(f"timed out waiting for {missing}") from None
+
+    async def _do_delete(self, key: str) -> bool:
+        return self._values.pop(key, None) is not None
+
+    async def _do_count(self) -> int:
+        return len(self._values)
+
+    def _put(self, key: str, value: bytes) -> None:
+        int(key.partition("/")[0])  # every key belongs to a round
+        if len(value) > _LONGEST_VALUE or len(self._values) >= _MOST_KEYS:
+            raise ValueError("the store is full")
+        self._values[key] = value
+        if event := self._awaited.pop(key, None):
+            event.set()

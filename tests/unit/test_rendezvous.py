@@ -1,0 +1,188 @@
+"""The rendezvous of nodes: who may talk to it, which rounds it makes, and torch's process group over its store."""
+
+import multiprocessing
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import HANG, TOKEN
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
+
+from paceline.distributed import membership
+from paceline.distributed.channel import Channel, ChannelError, Session, StrangerError
+from paceline.distributed.objects import all_gather_object, broadcast_object
+from paceline.distributed.rendezvous import ManyNodes, Terms
+from paceline.distributed.server import Server
+from paceline.distributed.store import RendezvousStore, network_store
+from paceline.errors import UserError
+
+KEY = TOKEN.encode()
+
+
+@pytest.fixture
+def server() -> Server:
+    made = Server("127.0.0.1", 0, KEY)
+    made.start()
+    return made
+
+
+def node(server: Server, **terms: object) -> ManyNodes:
+    wanted = {"ranks": 1, "minimum": 1, "maximum": 2, "timeout": float(HANG)} | terms
+    return ManyNodes(f"127.0.0.1:{server.port}", KEY, Terms(**wanted), "job")
+
+
+def test_the_store_answers_as_torchs_does(server) -> None:
+    store = network_store(f"127.0.0.1:{server.port}", "1/test", KEY)
+    store.set("name", b"\x00\xff")
+    assert store.get("name") == b"\x00\xff"
+    assert [store.add("count", amount) for amount in (2, 3, 0)] == [2, 5, 5]
+    assert store.check(["name", "count"])
+    assert not store.check(["name", "nothing"])
+    assert store.compare_set("new", "", "first") == b"first"
+    assert store.compare_set("new", "other", "second") == b"first"
+    assert store.compare_set("new", "first", "second") == b"second"
+    store.multi_set(["a", "b"], ["1", "2"])
+    assert store.multi_get(["a", "b"]) == [b"1", b"2"]
+    assert store.delete_key("name")
+    assert not store.check(["name"])
+    with pytest.raises(DistStoreError, match=r"timed out waiting for 1/test/nothing"):
+        store.wait(["nothing"], timedelta(milliseconds=50))
+
+
+def test_waiting_ends_when_the_key_is_set(server) -> None:
+    one, other = (RendezvousStore("127.0.0.1", server.port, KEY) for _ in range(2))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(one.get, "1/late")
+        other.set("1/late", "here")
+        assert waiting.result(HANG) == b"here"
+
+
+@pytest.mark.parametrize("token", [b"", b"another token, which is as long as it has to be"])
+def test_without_the_token_nothing_is_said(server, token: bytes) -> None:
+    with pytest.raises(StrangerError, match=r"PACELINE_TOKEN differs"):
+        Channel("127.0.0.1", server.port, token)
+
+
+def test_something_else_at_the_port_is_recognized() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        answering = pool.submit(lambda: listener.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+        with pytest.raises(StrangerError, match="something else uses that port"):
+            Channel("127.0.0.1", listener.getsockname()[1], KEY)
+        answering.result()
+
+
+def test_messages_cannot_be_changed_repeated_or_sent_back() -> None:
+    server, client = (Session(KEY, b"s" * 32, b"c" * 32, is_server) for is_server in (True, False))
+    first, second = client.pack({"do": "add"})[4:], client.pack({"do": "get"})[4:]
+    with pytest.raises(ChannelError):
+        server.unpack(second)  # out of order
+    with pytest.raises(ChannelError):
+        server.unpack(first.replace(b"add", b"bad"))
+    assert server.unpack(first) == {"do": "add"}
+    with pytest.raises(ChannelError):
+        server.unpack(first)
+    with pytest.raises(ChannelError):
+        client.unpack(first)
+    with pytest.raises(ChannelError, match="announced"):
+        Session.length(b"\xff\xff\xff\xff")
+
+
+def test_the_first_round_waits_for_all_and_keeps_their_order(server) -> None:
+    nodes = [node(server, minimum=2, order=order, ranks=order + 1) for order in (1, 0)]
+    with ThreadPoolExecutor(2) as pool:
+        places = list(pool.map(ManyNodes.next_rendezvous, nodes))
+    assert [(place.rank, place.world_size) for place in places] == [(1, 2), (0, 2)]
+    assert nodes[0].store_of_ranks == nodes[1].store_of_ranks
+    assert [own.num_nodes_waiting() for own in nodes] == [0, 0]
+
+
+def test_a_late_node_makes_the_others_join_again(server) -> None:
+    first = node(server, timeout=0.2)
+    assert first.next_rendezvous().world_size == 1  # alone, when the time is over
+    second = node(server)
+    with ThreadPoolExecutor(2) as pool:
+        joining = pool.submit(second.next_rendezvous)
+        deadline = time.monotonic() + HANG
+        while not first.num_nodes_waiting():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        again = pool.submit(first.next_rendezvous)
+        places = again.result(HANG), joining.result(HANG)
+    assert [(place.rank, place.world_size) for place in places] == [(0, 2), (1, 2)]
+
+
+def test_a_node_that_is_gone_is_not_waited_for(server) -> None:
+    nodes = [node(server, minimum=1) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(ManyNodes.next_rendezvous, nodes))
+    nodes[0]._is_over.set()  # its process was killed: its connection ends
+    assert nodes[1].next_rendezvous().world_size == 1
+
+
+def test_too_few_nodes_are_told_how_many_came(server) -> None:
+    with pytest.raises(RendezvousTimeoutError, match=r"1 of 2 nodes joined within 0.1 s"):
+        node(server, minimum=2, timeout=0.1).next_rendezvous()
+
+
+def test_after_the_end_nobody_joins(server) -> None:
+    first, second = node(server, maximum=1), node(server)
+    first.next_rendezvous()
+    first.shutdown()
+    with pytest.raises(RendezvousClosedError):
+        second.next_rendezvous()
+
+
+def test_a_node_whose_silence_was_too_long_joins_again(server, monkeypatch) -> None:
+    own = node(server, maximum=1)
+    server._members.leave(own._node)  # before it joins: as if no heartbeat had come
+    assert own.next_rendezvous().world_size == 1
+    assert membership.LOST == "lost"
+
+
+def _rank(port: int, rank: int, answers: "multiprocessing.Queue[object]") -> None:
+    store = network_store(f"127.0.0.1:{port}", "1/ranks", KEY)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=HANG))
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total)
+    value = {"step": 3, 7: [None, 1.5, "text"], "weights": torch.arange(6.0).reshape(2, 3)} if rank == 1 else None
+    given = broadcast_object(value, 1, rank)
+    gathered = all_gather_object({"rank": rank, "name": "x" * (1 + 5 * rank)}, 2)
+    answers.put((float(total), given["weights"].tolist(), given[7], gathered))
+    dist.destroy_process_group()
+
+
+def test_a_process_group_of_torch_over_the_store(server, monkeypatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    ranks = [context.Process(target=_rank, args=(server.port, rank, answers)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    found = [answers.get(timeout=HANG) for _ in ranks]
+    for process in ranks:
+        process.join(HANG)
+        assert process.exitcode == 0
+    assert found[0] == found[1]
+    names = [{"rank": 0, "name": "x"}, {"rank": 1, "name": "xxxxxx"}]
+    assert found[0] == (3.0, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], [None, 1.5, "text"], names)
+
+
+@pytest.mark.parametrize("sent", [b"\x80\x04cos\nsystem\n", b"[" * 100_000, b"\xff\xfe"])
+def test_what_is_not_json_is_refused(monkeypatch, sent: bytes) -> None:
+    """A rank that another process has taken the place of sends it: two broadcasts, of its length and of itself."""
+    coming = [torch.tensor([len(sent)]), torch.frombuffer(bytearray(sent), dtype=torch.uint8)]
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, _src: tensor.copy_(coming.pop(0)))
+    with pytest.raises(UserError, match="rank 1 sent something that is not of this job"):
+        broadcast_object(None, 1, 0)
+
+
+@pytest.mark.parametrize("length", [0, -1, 1 << 62])
+def test_lengths_that_cannot_be_are_refused(monkeypatch, length: int) -> None:
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, _src: tensor.fill_(length))
+    with pytest.raises(UserError, match="not of this job"):
+        broadcast_object(None, 1, 0)
