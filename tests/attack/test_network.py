@@ -1,12 +1,15 @@
 """Strangers at the ports of a job: other users of the machine, and other machines."""
 
+import ipaddress
 import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import networks
 import psutil
@@ -24,16 +27,21 @@ NOBODY = 65534
 LONG = (*TINY, "--train.duration", "600ba", "--precision", "fp32", "--device", "cpu")
 
 
-def listening(process: Job) -> dict[tuple[str, int], psutil.Process]:
-    """Addresses at which the processes of a job listen."""
-    found = {}
-    with_children = psutil.Process(process.pid)
-    for own in [with_children, *with_children.children(recursive=True)]:
-        try:
-            connections = own.net_connections("tcp")
-        except psutil.Error:
-            continue
-        found |= {tuple(each.laddr): own for each in connections if each.status == psutil.CONN_LISTEN}
+def listening(job: Job) -> set[tuple[str, int]]:
+    """Addresses at which the processes of a job listen; read from the job's own network namespace."""
+    found = set()
+    with suppress(OSError, psutil.Error):
+        own = psutil.Process(job.pid)
+        for process in [own, *own.children(recursive=True)]:
+            sockets = {os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()}
+            for kind in ("tcp", "tcp6"):
+                for line in Path(f"/proc/{process.pid}/net/{kind}").read_text().splitlines()[1:]:
+                    _, local, _, state, *rest = line.split()
+                    if state == "0A" and f"socket:[{rest[5]}]" in sockets:
+                        address, port = local.split(":")
+                        words = bytes.fromhex(address)
+                        host = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+                        found.add((str(ipaddress.ip_address(host)), int(port, 16)))
     return found
 
 
@@ -58,15 +66,14 @@ def losses(run: Path) -> list[float]:
 
 
 @pytest.fixture
-def stranger(tmp_path: Path) -> Path:
-    """A folder of another user's, with the client in it."""
-    folder = tmp_path / "stranger"
-    folder.mkdir()
-    shutil.copy(CLIENT, folder / "client.py")  # the other user need not be able to read the tests
-    for own in (folder, *list(folder.parents)[:3]):
-        if own.stat().st_uid == os.geteuid():
-            own.chmod(0o777 if own == folder else own.stat().st_mode | 0o55)
-    return folder
+def stranger() -> Iterator[Path]:
+    """A folder that another user can write to, with the client in it."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copy(CLIENT, folder / "client.py")
+        folder.chmod(0o777)
+        (folder / "client.py").chmod(0o644)
+        yield folder
 
 
 def attack_each(jobs: Sequence[Job], attacks: Callable[[int, tuple[str, int]], int]) -> dict[tuple[str, int], int]:

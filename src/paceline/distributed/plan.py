@@ -53,10 +53,8 @@ def plan(command: list[str], procs: int, meeting: Meeting) -> Plan:
     environment = {
         # machines without names in DNS make every connection warn; what fails raises
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        # every rank sets its own threads (distributed/world.py); libraries that it does not reach must not take them all
+        # every rank sets its own threads; libraries that it does not reach must not take them all
         "OMP_NUM_THREADS": "1",
-        # it would ask the store every second from a thread of C++, and the store is in Python
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     }
     listen = ""
     if meeting.is_alone:
@@ -66,6 +64,8 @@ def plan(command: list[str], procs: int, meeting: Meeting) -> Plan:
         host, port = _endpoint(meeting.rendezvous)
         own = _own_address_towards(host, port, meeting.within)
         interface = interface_of(own)
+        # NCCL would ask the store every second from a thread of its own, and that store is in Python
+        environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         if not meeting.fewest and meeting.node_rank == 0:
             _refuse_loopback_name(host, own)
             listen = own

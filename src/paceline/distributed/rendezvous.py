@@ -101,7 +101,8 @@ class ManyNodes(RendezvousHandler):
                     channel = self._arrive()
                 self._seen = channel.call({"do": "beat"}, _ANSWER)["value"]
             except ChannelError:
-                if self._is_connected.is_set() and not self._is_over.is_set():
+                can_change = self._terms.minimum < self._terms.maximum
+                if can_change and self._is_connected.is_set() and not self._is_over.is_set():
                     log.warning("the rendezvous does not answer: training continues, but no node can join")
                 self._is_connected.clear()
                 channel.close()
