@@ -74,14 +74,16 @@ class World:
             return
         _die_with_parent()
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        store = _store(self.size)
         dist.init_process_group(
             backend,
-            store=_store(self.size),
+            store=store,
             rank=self.rank,
             world_size=self.size,
             timeout=max(_patience(), _AT_FIRST),
         )
-        refuse_new_connections()  # before NCCL opens ports of its own, which it needs later
+        if store:  # torch's own would be asked for further connections; NCCL's ports, which it needs, open later
+            refuse_new_connections()
         try:
             yield self
             self.barrier()
