@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from paceline.base.world import World, keep_freed_memory, threads_per_process
-from paceline.checkpoint.store import NoWriter
+from paceline.checkpoint.writer import NoWriter
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.engine.build import Setup, build
