@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from paceline.checkpoint.store import NoWriter
+from paceline.checkpoint.writer import NoWriter
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.distributed.world import World, keep_freed_memory, threads_per_process

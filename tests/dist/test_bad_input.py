@@ -108,8 +108,8 @@ def test_a_full_disk_while_saving(paceline, here, tmp_path: Path) -> None:
 
     words = ("train", "--resume", "runs/digits", "--train.duration", "40ba", "--log.every", "20ba")
     text = complaint(paceline(*words, preexec_fn=no_room))
-    assert "the save of step 40 failed" in text
-    assert "earlier saves are untouched" in text
+    assert "the checkpoint of step 40 was not written: runs/digits/checkpoints/.writing-step-00000040/" in text
+    assert f"ulimit -f). The newest is {before.relative_to(tmp_path)}; resume from it with: " in text
     assert next(store.committed(tmp_path / "runs" / "digits" / "checkpoints")) == before
     store.read(before)
     again = here(*words)

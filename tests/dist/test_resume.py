@@ -1,5 +1,6 @@
 """Stopped in every way, a run goes on as if nothing had happened."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from conftest import HANG, PRECISIONS, TINY, command, environment
 from processes import ranks, run_ranks, start, wait_for_step
 
 from paceline.checkpoint import store
+from paceline.logbook.read import read
 from paceline.track.records import RunFolder
 
 
@@ -221,3 +223,21 @@ def test_other_images_are_evaluated_with_the_training_data_s_normalisation(here,
     ]
     assert "of 360)" in results[0]
     assert results[0] == results[1] != results[2]
+
+
+@pytest.mark.parametrize(("kept", "begin", "missing"), [(25, 20, None), (5, 30, 25)])
+def test_records_that_end_before_a_checkpoint(here, tmp_path: Path, kept: int, begin: int, missing: int | None) -> None:
+    """A run resumes from a checkpoint that they reach; without one, what is missing is said and marked."""
+    assert here("train", "digits", *TINY, "--train.duration", "30ba").returncode == 0
+    run = RunFolder(tmp_path / "runs" / "digits")
+    lines = run.metrics.read_bytes().splitlines(keepends=True)
+    run.metrics.write_bytes(b"".join(line for line in lines if json.loads(line)["step"] <= kept))
+    answer = here("train", "--resume", "runs/digits", "--train.duration", "40ba")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr.count(f"metrics.jsonl ends at step {kept}, before the checkpoint of step 30") == 1
+    (resumed,) = [record for record in run.records() if record["kind"] == "resume"]
+    assert (resumed["step"], resumed.get("missing")) == (begin, missing)
+    steps = [record["step"] for record in run.records() if record["kind"] == "train"]
+    assert steps == [step for step in range(1, 41) if missing is None or step <= kept or step > 30]
+    assert any("records are missing" in note for note in read(run.path).notes) == (missing is not None)
+    assert next(store.committed(run.checkpoints)).name == "step-00000040"

@@ -10,6 +10,7 @@ from torch import nn
 from paceline.base.trees import flatten, unflatten
 from paceline.checkpoint import store
 from paceline.checkpoint.state import snapshot
+from paceline.checkpoint.writer import Writer
 from paceline.errors import UserError
 
 
@@ -168,6 +169,24 @@ def test_what_was_being_written_does_not_exist(tmp_path: Path, monkeypatch) -> N
     assert found[0].step == 1
 
 
+def test_nothing_is_committed_before_what_must_survive_with_it(tmp_path: Path) -> None:
+    """What the last step before the marker does is called when all else is on disk, and may refuse."""
+    seen: list[set[str]] = []
+
+    def refuse() -> None:
+        seen.append({path.name for path in (tmp_path / ".writing-step-00000002").iterdir()})
+        raise OSError(28, "No space left on device", "metrics.jsonl")
+
+    writer = Writer(tmp_path, keep=2, best_metric="top1")
+    writer.start(1, writer.snapshot(lambda: _parts(1)), {})
+    writer.start(2, writer.snapshot(lambda: _parts(2)), {}, refuse)
+    writer.wait()
+    tensors = {f"{part}.safetensors" for part in ("model", "optimizer", "progress")}
+    assert seen == [{"manifest.json", "state.json"} | tensors]
+    assert "metrics.jsonl: No space left on device" in (writer.error or "")
+    assert [path.name for path in store.committed(tmp_path)] == ["step-00000001"]
+
+
 def test_best_is_found_by_its_metric_not_by_a_name(tmp_path: Path) -> None:
     for step, top1 in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.9)):
         _write(tmp_path, step, top1=top1, loss=1 - top1)
@@ -182,9 +201,9 @@ def test_best_is_found_by_its_metric_not_by_a_name(tmp_path: Path) -> None:
 
 
 def test_the_writer_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
-    writer = store.Writer(tmp_path, keep=2, best_metric="top1")
+    writer = Writer(tmp_path, keep=2, best_metric="top1")
     for step, top1 in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.6), (5, 0.1)):
-        writer.save(step, lambda step=step: _parts(step), {"top1": top1})
+        writer.start(step, writer.snapshot(lambda step=step: _parts(step)), {"top1": top1})
     writer.wait()
     assert [path.name for path in store.committed(tmp_path)] == ["step-00000005", "step-00000004", "step-00000002"]
     assert writer.error is None
@@ -192,8 +211,8 @@ def test_the_writer_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 
 def test_a_save_is_of_the_moment_it_was_asked_for(tmp_path: Path) -> None:
     weights = torch.zeros(1000)
-    writer = store.Writer(tmp_path, keep=2, best_metric="top1")
-    writer.save(1, lambda: {"model": {"weights": weights}}, {})
+    writer = Writer(tmp_path, keep=2, best_metric="top1")
+    writer.start(1, writer.snapshot(lambda: {"model": {"weights": weights}}), {})
     weights.fill_(1.0)
     writer.wait()
     assert store.read(tmp_path / "step-00000001")[1]["model"]["weights"].sum() == 0

@@ -1,3 +1,4 @@
+import json
 import math
 import threading
 import time
@@ -15,7 +16,8 @@ from paceline.config.timeline import Timeline
 from paceline.engine.interval import Interval
 from paceline.errors import UserError
 from paceline.track.records import JsonLines, RunFolder
-from paceline.track.sinks import Guarded, InBackground, MLflow, TensorBoard, WeightsAndBiases, identity
+from paceline.track.sinks import DiskWarning, Guarded, InBackground, MLflow, WeightsAndBiases, identity
+from paceline.track.tensorboard import TensorBoard
 
 
 def _train(step: int) -> dict[str, Any]:
@@ -68,9 +70,11 @@ def test_a_sink_that_fails_is_dropped_and_training_goes_on() -> None:
     assert broken.calls == 1
 
 
-def test_records_that_found_no_room_are_written_when_there_is_some(tmp_path: Path, monkeypatch) -> None:
-    lines = JsonLines(tmp_path / "metrics.jsonl")
-    guarded = Guarded(lines, persistent=True)
+def test_records_that_found_no_room_are_written_when_there_is_some(tmp_path: Path, caplog) -> None:
+    log.propagate = True
+    caplog.set_level("INFO", "paceline")
+    lines, disk = JsonLines(tmp_path / "metrics.jsonl"), DiskWarning()
+    guarded = Guarded(lines, disk)
     guarded.write(_train(1))
 
     class Full:
@@ -84,14 +88,38 @@ def test_records_that_found_no_room_are_written_when_there_is_some(tmp_path: Pat
             took, self.room = self.room, 0
             return file.write(data[:took])
 
-    file, lines._file = lines._file, Full()  # type: ignore[assignment]
+    growing = lines._file
+    file, growing._file = growing._file, Full()  # type: ignore[assignment]
     guarded.write(_train(2))
     guarded.write(_train(3))
     assert [record["step"] for record in RunFolder(tmp_path).records()] == [1]
-    lines._file = file
+    with pytest.raises(OSError, match="No space"):
+        guarded.flush()
+    assert caplog.text.count(f"{tmp_path / 'metrics.jsonl'}: No space left on device (") == 1
+    assert caplog.text.count("free); free some space. Training continues") == 1
+    growing._file = file
+    guarded.flush()
+    disk.take_back()
     guarded.write(_train(4))
     guarded.close()
+    assert "the disk accepts writes again" in caplog.text
     assert [record["step"] for record in RunFolder(tmp_path).records()] == [1, 2, 3, 4]
+
+
+def test_what_a_power_cut_left_behind_the_last_checkpoint_is_no_damage(tmp_path: Path) -> None:
+    """Blocks of the file that had not reached the disk are zeros, and later ones may have reached it."""
+    folder = RunFolder(tmp_path)
+    lines = JsonLines(folder.metrics)
+    for step in (1, 2):
+        lines.write(_train(step))
+    lines.close()
+    with folder.metrics.open("ab") as file:
+        file.write(bytes(100) + b'"loss": 1}\n' + json.dumps(_train(5)).encode() + b'\n{"kind": "tr' + bytes(50))
+    again = JsonLines(folder.metrics)
+    again.write({"kind": "resume", "step": 2})
+    again.write(_train(3))
+    assert [record["step"] for record in folder.records() if record["kind"] == "train"] == [1, 2, 3]
+    assert folder.damaged == 0
 
 
 def test_tensorboard_gets_this_field_s_tags(tmp_path: Path) -> None:

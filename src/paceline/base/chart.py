@@ -1,10 +1,13 @@
 """Small line charts and sheets of labelled images, which Pillow can draw well enough."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+
+from paceline.base.files import replacing
 
 Point = tuple[float, float]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 420, 90, 30, 50, 50
@@ -39,7 +42,14 @@ def line_chart(path: Path, title: str, across: str, lines: dict[str, Sequence[Po
             centre = place(x, y)
             draw.ellipse([centre[0] - 3, centre[1] - 3, centre[0] + 3, centre[1] + 3], fill=colour)
         draw.text((_WIDTH - 300, 14 + 18 * number), name, fill=colour, font=font)
-    image.save(path, "png")
+    write_png(image, path)
+
+
+def write_png(image: Image.Image, path: Path) -> None:
+    content = io.BytesIO()  # to a file Pillow would write itself, and not tell what is wrong with a full disk
+    image.save(content, "png")
+    with replacing(path) as file:
+        file.write(content.getbuffer())
 
 
 def contact_sheet(images: Sequence[np.ndarray], labels: Sequence[str], columns: int, side: int) -> Image.Image:

@@ -1,10 +1,12 @@
-"""Files that are either the old or the new version, never half of one."""
+"""Files that are either the old or the new version, never half of one, also after a power cut or on a full disk."""
 
 import errno
 import fcntl
 import hashlib
 import json
 import os
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,14 +14,63 @@ from typing import Any, BinaryIO
 
 from paceline.errors import UserError
 
+_FIXES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or raise the quota",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+    errno.EROFS: "mount it read-write, or use another disk",
+    errno.EIO: "the disk fails: see dmesg, and use another one",
+}
 
-def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+
+def is_disk_error(error: OSError) -> bool:
+    """Whether the disk refuses writes: it is full, read-only or broken."""
+    return error.errno in _FIXES
+
+
+def disk_error(error: OSError, needed: int = 0) -> str:
+    """Which file cannot be written, why, how much room there is, and the fix."""
+    where = f"{error.filename}: " if error.filename else ""
+    room = ""
+    if error.errno == errno.ENOSPC and error.filename:
+        folder = next(path for path in Path(error.filename).absolute().parents if path.exists())
+        room = f" ({size_text(shutil.disk_usage(folder).free)} free{f', {size_text(needed)} needed' if needed else ''})"
+    fix = f"; {_FIXES[error.errno]}" if error.errno in _FIXES else ""
+    return f"{where}{error.strerror or error}{room}{fix}"
+
+
+@contextmanager
+def _naming(path: Path, *temporary: Path) -> Iterator[None]:
+    """Errors name the file that the user knows; the system names none, or a temporary one."""
     try:
-        os.fsync(descriptor)
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, *map(str, temporary)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync(path: Path) -> None:
+    """Bring the content of a file, or the names in a folder, to disk, where it survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with _naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, if they are missing, so that they survive a power cut."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
 
 
 @contextmanager
@@ -27,14 +78,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which takes the place of `path` only when everything is on disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
+        with _naming(path, temporary):
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        sync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the first error says more
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -44,6 +97,33 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+class GrowingFile:
+    """A file to append to. What finds no room is kept in memory, and written before what comes next."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._unwritten = bytearray()
+        self._lock = threading.Lock()
+
+    def write(self, content: bytes) -> None:
+        with self._lock, _naming(self._path):
+            self._unwritten += content
+            while self._unwritten:
+                del self._unwritten[: self._file.write(self._unwritten)]
+
+    def flush(self) -> None:
+        """Write what was kept."""
+        self.write(b"")
+
+    def close(self) -> None:
+        try:
+            if not self._file.closed:
+                self.flush()
+        finally:
+            self._file.close()
 
 
 def sha256(path: Path, advance: Callable[[int], object] = lambda _: None) -> str:

@@ -14,6 +14,20 @@ log = logging.getLogger("paceline")
 console = Console(stderr=True, highlighter=NullHighlighter(), markup=False)  # names may hold brackets
 
 
+class _WithoutTraceback:
+    """A disk that is full gets no traceback for every line; training itself says what it cannot write."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)  # type: ignore[misc]
+
+
+class _Lines(_WithoutTraceback, logging.StreamHandler): ...
+
+
+class _File(_WithoutTraceback, logging.FileHandler): ...
+
+
 def set_up(rank: int = 0, ranks: int = 1) -> None:
     """Send log lines to standard error: in colour on a terminal, plain otherwise."""
     handler: logging.Handler
@@ -21,7 +35,7 @@ def set_up(rank: int = 0, ranks: int = 1) -> None:
         handler = RichHandler(console=console, show_path=False, show_level=False, highlighter=NullHighlighter())
         handler.setFormatter(logging.Formatter("%(message)s", "%H:%M:%S"))
     else:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = _Lines(sys.stderr)
         prefix = f"[rank {rank}] " if ranks > 1 and rank else ""
         handler.setFormatter(logging.Formatter(f"%(asctime)s {prefix}%(message)s", "%H:%M:%S"))
     log.handlers = [handler]
@@ -37,7 +51,7 @@ def announce_stop(signum: int) -> None:
 
 def also_to(path: Path) -> logging.Handler:
     """Copy log lines to a file, until the handler is removed."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _File(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     return handler

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.base.files import make_folder, replacing
 from paceline.base.host import BackgroundThread
 from paceline.base.logs import log
 from paceline.base.remote import shown
@@ -123,11 +124,7 @@ class Results:
             self._remove_old(set(saves))
 
     def _changed(self, saves: list[str]) -> Iterator[Path]:
-        for name in saves:
-            folder = self._folder / "checkpoints" / name
-            for path in sorted(folder.iterdir(), key=lambda path: path.name == store.COMMIT):
-                if path.relative_to(self._folder).as_posix() not in self._there:
-                    yield path
+        """Records first: a checkpoint must find those of its steps, whenever the uploads end."""
         for path in sorted((self._folder / self._only).rglob("*")):
             name = path.relative_to(self._folder).as_posix()
             if not path.is_file() or name.startswith("checkpoints/") or path.name.startswith("."):
@@ -135,6 +132,11 @@ class Results:
             state = path.stat()
             if self._there.get(name) != (state.st_size, state.st_mtime):
                 yield path
+        for name in saves:
+            folder = self._folder / "checkpoints" / name
+            for path in sorted(folder.iterdir(), key=lambda path: path.name == store.COMMIT):
+                if path.relative_to(self._folder).as_posix() not in self._there:
+                    yield path
 
     def _verify(self, name: str, content: bytes, answer: Any) -> None:
         """Of a file that went in one piece the store tells the MD5; of others at least the size."""
@@ -221,6 +223,7 @@ def bring(place: str, runs: Path) -> Path:
         path = target / entry["path"]
         if entry["path"].startswith(_BEST) or (path.is_file() and path.stat().st_size == entry["size"]):
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bytes(obstore.get(source, entry["path"]).bytes()))
+        make_folder(path.parent)
+        with replacing(path) as file:
+            file.write(bytes(obstore.get(source, entry["path"]).bytes()))
     return target

@@ -14,3 +14,12 @@ def snapshot(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return [snapshot(value) for value in tree]
     return tree
+
+
+def num_bytes(tree: Any) -> int:
+    """Of all tensors."""
+    if isinstance(tree, torch.Tensor):
+        return tree.nbytes
+    if isinstance(tree, dict | list | tuple):
+        return sum(map(num_bytes, tree.values() if isinstance(tree, dict) else tree))
+    return 0

@@ -13,19 +13,20 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
+import torch
 
-from paceline.base.files import replacing, sha256, sync_folder, write_json, write_text
-from paceline.base.host import BackgroundThread
+from paceline.base.files import make_folder, replacing, sha256, sync, write_json, write_text
 from paceline.base.logs import log
 from paceline.base.trees import flatten, unflatten
-from paceline.checkpoint.state import snapshot
 from paceline.errors import UserError
 
 _MANIFEST, COMMIT, _STATE = "manifest.json", "COMMIT", "state.json"
@@ -47,32 +48,50 @@ class Save:
     metrics: dict[str, float]
 
 
-def write(folder: Path, step: int, parts: dict[str, Any], metrics: dict[str, float]) -> None:
-    """Write a save; an existing one of the same step is replaced only after the new one is complete."""
+def write(
+    folder: Path,
+    step: int,
+    parts: dict[str, Any],
+    metrics: dict[str, float],
+    before_commit: Callable[[], None] = lambda: None,
+) -> None:
+    """Write a save; an existing one of the same step is replaced only after the new one is complete.
+
+    `before_commit` brings to disk what must survive a power cut if the checkpoint does.
+    """
     temporary = folder.with_name(f".writing-{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
+        make_folder(temporary)
         skeletons = {}
         for name, part in parts.items():
             skeletons[name], tensors = flatten(part)
             if tensors:
-                safetensors.torch.save_file(tensors, temporary / f"{name}.safetensors")
+                _write_tensors(tensors, temporary / f"{name}.safetensors")
         write_json(temporary / _STATE, {"format": _FORMAT, "step": step, "metrics": metrics, "parts": skeletons})
         files = sorted(path for path in temporary.iterdir())
         for path in files:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(path)
         entries = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
         write_json(temporary / _MANIFEST, entries)
+        before_commit()
         write_text(temporary / COMMIT, _digest(temporary / _MANIFEST))
         replaced = _hide(folder)
         temporary.rename(folder)
-        sync_folder(folder.parent)
+        sync(folder.parent)
         if replaced:
             shutil.rmtree(replaced)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    try:
+        safetensors.torch.save_file(tensors, path)
+    except safetensors.SafetensorError as error:
+        if number := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
         raise
 
 
@@ -85,12 +104,22 @@ def _hide(folder: Path) -> Path | None:
     return folder.rename(hidden)
 
 
+def delete(saves: Sequence[Path]) -> None:
+    """Delete saves of one folder; none that counts ever lacks some of its files, also after a power cut."""
+    hidden = [path for save in saves if (path := _hide(save))]
+    if hidden:
+        sync(hidden[0].parent)
+    for path in hidden:
+        shutil.rmtree(path)
+
+
 def clear_up(folder: Path) -> None:
     """Deal with what a kill left: a save that lacked only its name gets it, halves go."""
     for path in folder.glob(".writing-*"):
         place = path.with_name(path.name.removeprefix(".writing-"))
         if (path / COMMIT).exists() and not place.exists():
             path.rename(place)
+            sync(folder)
     for half in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
         shutil.rmtree(half, ignore_errors=True)
 
@@ -217,50 +246,3 @@ def best(folder: Path, metric: str) -> Save | None:
             saves.append(save)
     sign = -1 if metric == "loss" else 1
     return max(saves, key=lambda save: (sign * save.metrics[metric], -save.step), default=None)
-
-
-class Writer:
-    """Writes saves in the background, one at a time, and deletes old ones once a newer one is committed."""
-
-    def __init__(self, folder: Path, keep: int, best_metric: str):
-        self._folder, self._keep, self._metric = folder, keep, best_metric
-        self._thread: BackgroundThread | None = None
-        self.error: Exception | None = None
-
-    def save(self, step: int, state: Callable[[], dict[str, Any]], metrics: dict[str, float]) -> None:
-        """Start writing a snapshot of the state; waits for the save before it."""
-        self.wait()
-        frozen = snapshot(state())
-        self._thread = BackgroundThread(self._run, "checkpoint", (step, frozen, metrics))
-        self._thread.start()
-
-    def _run(self, step: int, parts: dict[str, Any], metrics: dict[str, float]) -> None:
-        folder = self._folder / f"step-{step:08d}"
-        try:
-            write(folder, step, parts, metrics)
-            self._delete_old()
-            self.error = None
-        except Exception as error:  # whatever it was, the run must not end as if it had been saved
-            self.error = error
-            log.warning("save of step %d failed: %s; earlier saves are untouched", step, error)
-
-    def wait(self) -> None:
-        if self._thread:
-            self._thread.join()
-            self._thread = None
-
-    def _delete_old(self) -> None:
-        chosen = best(self._folder, self._metric)
-        for path in list(committed(self._folder))[self._keep :]:
-            if (chosen is None or path != chosen.folder) and (hidden := _hide(path)):
-                shutil.rmtree(hidden)
-
-
-class NoWriter:
-    """For ranks that save nothing."""
-
-    error: Exception | None = None
-
-    def save(self, step: int, state: Callable[[], dict[str, Any]], metrics: dict[str, float]) -> None: ...
-
-    def wait(self) -> None: ...

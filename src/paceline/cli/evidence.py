@@ -159,12 +159,12 @@ def _fitting(labels: Sequence[str], columns: Sequence[Sequence[str]], width: int
 
 
 def _write(comparison: "Comparison", out: Path) -> None:
-    from paceline.base.files import write_text
+    from paceline.base.files import make_folder, write_text
     from paceline.logbook.charts import svg
     from paceline.logbook.curves import charts_of
     from paceline.logbook.tables import as_csv, as_json, markdown
 
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     texts = {"comparison.md": markdown(comparison), "comparison.json": as_json(comparison)}
     texts["comparison.csv"] = as_csv(comparison)
     texts |= {name: drawn for name, chart in charts_of(comparison.runs) if (drawn := svg(chart))}
@@ -206,13 +206,13 @@ def report(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.out.is_dir():
         raise UserError(f"--out {options.out} is a folder; give the file to write, e.g. {options.out / 'report.html'}")
-    from paceline.base.files import write_text
+    from paceline.base.files import make_folder, write_text
     from paceline.logbook.compare import compare as compared
     from paceline.logbook.page import report as page
 
     runs, status = _read(options.runs)
     title = options.title or " and ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else "")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(options.out.parent)
     write_text(options.out, page(compared(runs, options.to, options.price), title))
     print(f"{options.out} ({options.out.stat().st_size / 1e6:.2f} MB)")
     return status

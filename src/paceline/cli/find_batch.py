@@ -40,7 +40,7 @@ def find_batch(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (default: runs/find-batch-RECIPE)")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options, recipe = with_recipe(parser, arguments)
-    from paceline.base.files import write_json, write_text
+    from paceline.base.files import make_folder, write_json, write_text
     from paceline.config.batch import memory_key
     from paceline.config.io import dump_recipe
 
@@ -50,7 +50,7 @@ def find_batch(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))  # and so end the trial first
     limits = options.memory_limit or [psutil.virtual_memory().available // options.procs]
     out = options.out or Path("runs") / f"find-batch-{recipe.name}"
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     path = out / "recipe.yaml"
     for old in ("find-batch.json", "find-batch.png"):
         (out / old).unlink(missing_ok=True)  # they would speak for another search

@@ -2,13 +2,14 @@
 
 import argparse
 import difflib
-import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 from paceline import __version__
+from paceline.base.files import disk_error, is_disk_error
 from paceline.config.launched import AGENT, under_launcher
 from paceline.errors import Stopped, UserError
 
@@ -27,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _guarded(arguments: list[str]) -> int:
     """Run a verb; what the user can put right is a message, not a traceback."""
     try:
-        return _dispatch(arguments)
+        status = _dispatch(arguments)
+        sys.stdout.flush()  # later nobody could say that it failed
+        return status
     except Stopped as stopped:
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             return stopped.exit_status
@@ -44,13 +47,22 @@ def _guarded(arguments: list[str]) -> int:
         _complain("interrupted")
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return 141
     except OSError as error:  # no room, no right to write, a file that vanished: the user's to mend
-        if not error.filename and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if not error.filename and not is_disk_error(error):
             raise
-        _complain(f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}; make room")
+        _complain(disk_error(error))
+        _give_up_output()
         return 1
+
+
+def _give_up_output() -> None:
+    """If standard output takes nothing more, the interpreter would fail with it once more when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str) -> None:
@@ -59,7 +71,8 @@ def _complain(message: str) -> None:
 
         if report(message):
             return
-    print(f"paceline: {message}", file=sys.stderr)
+    with suppress(OSError):  # the status still tells
+        print(f"paceline: {message}", file=sys.stderr)
 
 
 def _dispatch(arguments: list[str]) -> int:

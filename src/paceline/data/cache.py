@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from paceline.base import remote
-from paceline.base.files import FolderLock, sha256, size_text, write_json
+from paceline.base.files import FolderLock, make_folder, sha256, size_text, sync, write_json
 from paceline.base.logs import console, log
 from paceline.data.shards import DESCRIPTION, Dataset
 from paceline.errors import UserError
@@ -44,7 +44,7 @@ def local(place: str, variant: str = "") -> Path:
     if chosen in _held(folder) and all(file.is_here for file in files):
         return folder  # which may be on a disk that is read-only here
     try:
-        (folder / chosen).mkdir(parents=True, exist_ok=True)
+        make_folder(folder / chosen)
         lock = FolderLock(folder, lambda: log.info("waiting for another process that fetches %s", place))
         try:
             _fetch([file for file in files if not file.is_here], f"{chosen} of {place}", folder)
@@ -111,7 +111,7 @@ def _fetch(missing: list[_File], what: str, folder: Path) -> None:
 
 def _bring(file: _File, advance: Callable[[int], None]) -> None:
     """Append to what is there already; a file that does not match its checksum is fetched once more from its start."""
-    file.path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.path.parent)
     for attempt in range(_ATTEMPTS):
         found = file.part.stat().st_size if file.part.exists() else 0
         if found > file.bytes:
@@ -121,6 +121,7 @@ def _bring(file: _File, advance: Callable[[int], None]) -> None:
         found += _append(file, found, advance)
         if found == file.bytes and sha256(file.part) == file.sha256:
             file.part.replace(file.path)
+            sync(file.path.parent)
             return
         advance(-found)
         if found == file.bytes:  # shorter ones were cut off, and are taken up where they ended

@@ -110,7 +110,7 @@ def contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, se
         codec.reason(int(status)) if status else dataset.classes[int(row["label"])].name
         for row, status in zip(index, statuses, strict=True)
     ]
-    chart.contact_sheet(list(pixels.transpose(0, 2, 3, 1)), labels, columns, side).save(out, "png")
+    chart.write_png(chart.contact_sheet(list(pixels.transpose(0, 2, 3, 1)), labels, columns, side), out)
     console.print(f"{out}: {len(chosen)} random images of {split_name}")
 
 
@@ -129,6 +129,9 @@ def export(dataset: Dataset, out: Path, variant: str, splits: list[str]) -> None
                 written += 1
             except codec.CodecError as error:
                 failed.append(f"{split.where(number)}: {error}")
+            except OSError as error:
+                target.unlink(missing_ok=True)  # half an image
+                raise OSError(error.errno, error.strerror, str(target)) from None
     console.print(f"{out}: {written:,} JPEG files")
     if failed:
         shown = "\n  ".join(failed[:20])

@@ -4,14 +4,14 @@ Copies are made when a save is complete, and when ranks have met anew: whichever
 the others. Machines that share a file system see one folder, and nothing is sent.
 """
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from uuid import uuid4
 
 import torch
 
-from paceline.base.host import host_name
+from paceline.base.files import make_folder, sync
+from paceline.base.host import BackgroundThread, host_name
 from paceline.checkpoint import store
 from paceline.distributed.world import World
 from paceline.errors import UserError
@@ -29,13 +29,15 @@ class Mirror:
         self.needed = any(world.from_all(self._writes))
         self._sent: dict[str, int] = {}
         self._newest = -1
+        self._thread: BackgroundThread | None = None
+        self._failed = ""
 
     def _lacks_the_folder(self) -> bool:
         """Whether this rank has to keep a copy: the first of a machine where a mark of the leader's cannot be seen."""
         folder = self._folder.path
 
         def mark() -> str:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             (folder / (name := f".mark-{uuid4().hex}")).touch()
             return name
 
@@ -55,6 +57,7 @@ class Mirror:
         giver = max(range(len(steps)), key=lambda rank: (steps[rank], -rank))
         if steps[giver] >= 0:
             self._copy(giver, writes=self._world.is_leader or self._writes)
+            self._settle()
             self._newest = steps[giver]
 
     def follow(self, newest: int, settle: Callable[[], object]) -> None:
@@ -71,33 +74,33 @@ class Mirror:
         """At the end of a run: whatever has been written since."""
         if self.needed:
             self._copy(0, self._writes)
+            self._settle()
 
     def _copy(self, giver: int, writes: bool) -> None:
         world, checkpoints = self._world, self._folder.checkpoints
         writes = writes and world.rank != giver
+        self._settle()
         saves = {path.name for path in store.committed(checkpoints)}
         there = [set(own) for own in world.from_all(sorted(saves) if writes else None) if own is not None]
         to_send = list(self._to_send(set.intersection(*there))) if world.rank == giver else []
         files: list[tuple[str, int, int]]
         kept: list[str]
         files, kept = world.from_rank((to_send, sorted(saves)), giver)
+        written = []
         for name, begin, end in files:
             try:
-                self._copy_file(giver, self._folder.path / name, begin, end, writes)
+                written.append(self._copy_file(giver, self._folder.path / name, begin, end, writes))
             except OSError as error:
-                raise UserError(
-                    f"{host_name()}: the copy of {self._folder.path / name} failed ({error.strerror}); make room there"
-                ) from None
-        for name in saves - set(kept) if writes else ():
-            shutil.rmtree(checkpoints / name)
+                raise UserError(self._refused(name, error)) from None
+        if writes:
+            old = [checkpoints / name for name in saves - set(kept)]
+            names = [name for name, _, _ in files]
+            self._thread = BackgroundThread(self._commit, "mirror", (names, written, old))
+            self._thread.start()
 
     def _to_send(self, known: set[str]) -> Iterator[tuple[str, int, int]]:
         """Names and stretches of what the others lack; a save's marker, without which it does not count, last."""
         root = self._folder.path
-        for save in store.committed(self._folder.checkpoints):
-            if save.name not in known:
-                for path in sorted(save.iterdir(), key=lambda path: path.name == store.COMMIT):
-                    yield path.relative_to(root).as_posix(), 0, path.stat().st_size
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root).as_posix()
             if path.is_file() and not name.startswith(_OF_A_MACHINE):
@@ -107,13 +110,17 @@ class Mirror:
                 if size != sent:
                     yield name, sent, size
                 self._sent[name] = size
+        for save in store.committed(self._folder.checkpoints):
+            if save.name not in known:
+                for path in sorted(save.iterdir(), key=lambda path: path.name == store.COMMIT):
+                    yield path.relative_to(root).as_posix(), 0, path.stat().st_size
 
-    def _copy_file(self, giver: int, path: Path, begin: int, end: int, writes: bool) -> None:
+    def _copy_file(self, giver: int, path: Path, begin: int, end: int, writes: bool) -> Path:
+        """Where the copy was written to: a whole file replaces the old one later, one that grows is continued."""
+        partial = path.with_name(f".copy-{path.name}") if begin == 0 else path
         if writes:
             path.parent.mkdir(parents=True, exist_ok=True)
         source = path.open("rb") if self._world.rank == giver else None
-        # a whole file replaces the old one at once; one that grows is continued
-        partial = path.with_name(f".copy-{path.name}") if begin == 0 else path
         target = partial.open("r+b" if begin and partial.exists() else "wb") if writes else None
         if source:
             source.seek(begin)
@@ -126,12 +133,41 @@ class Mirror:
             self._world.broadcast_(chunk, giver)
             if target:
                 target.write(chunk.numpy().tobytes())
-        if source:
-            source.close()
-        if target:
-            target.close()
-            if begin == 0:
+        for file in (source, target):
+            if file:
+                file.close()
+        return partial
+
+    def _commit(self, names: Sequence[str], written: Sequence[Path], old: Sequence[Path]) -> None:
+        """In the background: bring copies to disk, in order, before they get their names; then old saves go."""
+        name = ""
+        try:
+            for name, partial in zip(names, written, strict=True):
+                path = self._folder.path / name
+                sync(partial)
                 partial.replace(path)
+                sync(path.parent)
+            for folder in (self._folder.checkpoints, self._folder.path):
+                if folder.exists():
+                    sync(folder)
+            store.delete(old)
+        except OSError as error:
+            self._failed = self._refused(name, error)
+
+    def wait(self) -> None:
+        """For copies that are being brought to disk."""
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+
+    def _settle(self) -> None:
+        self.wait()
+        if self._failed:
+            raise UserError(self._failed)
+
+    def _refused(self, name: str, error: OSError) -> str:
+        path = self._folder.path / name
+        return f"{host_name()}: the copy of {path} failed ({error.strerror}); make room there"
 
 
 def newest_step(checkpoints: Path) -> int:

@@ -8,27 +8,27 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
 
 from paceline.base import logs
 from paceline.base.device import peak_memory
-from paceline.base.files import write_json
+from paceline.base.files import disk_error, write_json
 from paceline.base.logs import log
 from paceline.checkpoint import store
-from paceline.config.io import fingerprint
-from paceline.data.load.source import Source
+from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.engine.doubts import doubts
 from paceline.engine.mirror import Mirror, newest_step
+from paceline.engine.totals import totals
 from paceline.engine.window import SPLIT, Window
 from paceline.errors import UserError
 from paceline.track.progress import Display
-from paceline.track.records import RunFolder, split_seconds
-from paceline.track.sinks import Sink
+from paceline.track.records import RunFolder
+from paceline.track.sinks import DiskWarning, Sink
 
 
 @dataclass
@@ -36,11 +36,12 @@ class Run:
     folder: RunFolder
     setup: Setup
     sink: Sink
-    writer: store.Writer | store.NoWriter
+    writer: Writer | NoWriter
     display: Display
     mirror: Mirror
     first_step: int = 0
     best: float | None = None
+    disk: DiskWarning = field(default_factory=DiskWarning)
     window: Window = field(default_factory=Window)
     off_track: str = ""
     """Why the run should end after its next save."""
@@ -168,14 +169,18 @@ class Run:
         begin = time.perf_counter()
         measured = self._evaluation if self._evaluation.get("step") == step else {}
         metrics: dict[str, float] = {name: measured[name] for name in ("top1", "top5", "loss") if name in measured}
-        if setup.replica.gathers:
-            state = setup.state(step)  # all ranks take part
-            self.writer.save(step, lambda: state, metrics)
-        else:
-            self.writer.save(step, lambda: setup.state(step), metrics)
+        state = setup.state(step) if setup.replica.gathers else None  # all ranks take part
+        parts = self.writer.snapshot(lambda: state or setup.state(step))
         self.sink.write({"kind": "save", **self._place(step), "seconds": time.perf_counter() - begin})
-        self._summarise("running", step)
+        self.writer.start(step, parts, metrics, partial(self._bring_records_to_disk, step))
         self.window.restart()
+
+    def _bring_records_to_disk(self, step: int) -> None:
+        """In the background, before the checkpoint of this step is committed."""
+        self.sink.flush()
+        self._summarise("running", step)
+        self.folder.sync()
+        self.disk.take_back()
 
     def begin(self) -> None:
         self._scale = self.setup.scaler.get_scale()
@@ -197,10 +202,9 @@ class Run:
 
     def failed(self, message: str) -> None:
         """Write down why the run ends here, unless that has been done."""
-        if self._world.is_leader and self.folder.read_summary().get("status") == "running":
-            last = self.folder.read_summary().get("step", self.first_step)
-            self.writer.wait()
-            self._summarise("failed", last, message=message)
+        self.writer.wait()
+        if self._world.is_leader and self._status == "running":
+            self._summarise("failed", self.folder.read_summary().get("step", self.first_step), message=message)
             logs.to_file_only(message)
             self.close()
 
@@ -219,8 +223,8 @@ class Run:
         if error:
             newest = next(store.committed(self.folder.checkpoints), None)
             message = (
-                f"{self.folder.checkpoints}: the save of step {step} failed: {error}; earlier saves are untouched"
-                f"{f' (newest: {newest})' if newest else ''}; make room, then: "
+                f"the checkpoint of step {step} was not written: {error}. "
+                f"{f'The newest is {newest}' if newest else 'There is none yet'}; resume from it with: "
                 f"paceline train --resume {self.folder.path}"
             )
             self._summarise("failed", step, message=message)
@@ -237,7 +241,10 @@ class Run:
         try:
             write_json(self.folder.summary, summary)
         except OSError as error:
-            log.warning("%s could not be written: %s", self.folder.summary, error)
+            if status == "finished":
+                raise UserError(f"{disk_error(error)}. All steps are done; start the same command again") from None
+            if status == "running":
+                self.disk.give(error)
         return summary
 
     def close(self) -> None:
@@ -248,47 +255,3 @@ class Run:
 def _known(times: list[float]) -> bool:
     """Under FSDP the wait for others is not: it goes on all through forward and backward."""
     return not any(math.isnan(seconds) for seconds in times)
-
-
-def described(source: Source) -> dict[str, Any]:
-    return {
-        "name": source.name,
-        "path": source.place,
-        "fingerprint": source.fingerprint,
-        "classes": len(source.classes),
-        "train_images": source.num_train,
-        "val_images": source.num_val,
-    }
-
-
-def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
-    """Results and times of a run, added up from its records."""
-    records = folder.records()
-    trained = [record for record in records if record["kind"] == "train"]
-    evaluated = [record for record in records if record["kind"] == "eval" and record["loss"] is not None]
-    seconds = split_seconds(trained)
-    train_seconds = sum(seconds.values())
-    seconds["evaluate"] = sum(record["seconds"] for record in evaluated)
-    seconds["checkpoint"] = sum(record["seconds"] for record in records if record["kind"] == "save")
-    images = sum(record["images"] for record in trained)
-    metric = setup.recipe.checkpoint.best
-    choose = min if metric == "loss" else max
-    return {
-        "updated": datetime.now(UTC).isoformat(timespec="seconds"),
-        "recipe": setup.recipe.name,
-        "fingerprint": fingerprint(setup.recipe),
-        "data": described(setup.source),
-        "ranks": setup.world.size,
-        "global_batch": setup.layout.global_batch,
-        "per_rank_batch": setup.layout.per_rank_batch,
-        "accumulation": setup.layout.accumulation,
-        "precision": setup.precision,
-        "parameters": sum(p.numel() for p in setup.replica.module.parameters()),
-        "images": images,
-        "damaged": trained[-1].get("damaged", 0) if trained else 0,
-        "train_seconds": train_seconds,
-        "seconds": seconds,
-        "images_per_second": images / train_seconds if train_seconds else None,
-        "final": evaluated[-1] if evaluated else None,
-        "best": choose(evaluated, key=lambda record: record[metric]) if evaluated else None,
-    }

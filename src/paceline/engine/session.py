@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.base import logs
-from paceline.base.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, write_text
+from paceline.base.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, make_folder, write_text
 from paceline.base.logs import console, log
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
 from paceline.checkpoint.shared import read_on_leader
+from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.config.batch import memory_key, strategy
 from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
@@ -22,6 +23,7 @@ from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
 from paceline.engine.examples import examples
 from paceline.engine.mirror import Mirror
+from paceline.engine.resume import newest_covered
 from paceline.engine.run import Run
 from paceline.engine.train import train
 from paceline.errors import ConfigError, UserError
@@ -31,17 +33,18 @@ from paceline.track import environment
 from paceline.track.progress import Bar, Display, Lines
 from paceline.track.records import JsonLines, RunFolder, largest_batch
 from paceline.track.sinks import (
+    DiskWarning,
     Fan,
     Guarded,
     InBackground,
     MLflow,
     Sink,
-    TensorBoard,
     WeightsAndBiases,
     identity,
     started,
 )
 from paceline.track.telemetry import HostSampler
+from paceline.track.tensorboard import TensorBoard
 
 
 def train_recipe(
@@ -61,6 +64,7 @@ def train_recipe(
         )
         folder = RunFolder(path)
         mirror = Mirror(world, folder)
+        cleanup.callback(mirror.wait)
         mirror.bring_newest()
         if again and world.from_leader(folder.finished):
             if results and world.is_leader:
@@ -70,7 +74,7 @@ def train_recipe(
             log.info("%s is not finished; going on with it", path)
         setup = build(recipe, world)
         _check_same_data(setup)
-        saved = read_on_leader(world, lambda: store.last(folder.checkpoints))
+        saved = read_on_leader(world, lambda: newest_covered(folder))
         announce(setup, path, saved[0].folder if saved else None)
         run = _open_run(folder, setup, saved, mirror)
         if results and world.local_rank == 0:
@@ -79,6 +83,7 @@ def train_recipe(
         gpus, processes = world.gpus_here(), world.processes_here()
         if world.local_rank == 0:
             sampler = HostSampler(folder.telemetry, gpus=gpus, processes=processes)
+            cleanup.callback(ignoring_a_full_disk(folder.sync))
             cleanup.callback(ignoring_a_full_disk(sampler.stop))
         cleanup.callback(run.display.close)
         try:
@@ -171,7 +176,7 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
     folder = RunFolder(path)
     new = not path.exists()
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         cleanup.callback(FolderLock(path).release)
         if new:
             cleanup.callback(_remove_if_unused, folder)
@@ -218,7 +223,6 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
         raise UserError(f"{folder.path} is finished at step {first_step}; to train longer, raise --train.duration")
     if saved:
         log.info("resuming from step %d (%s)", first_step, saved[0].folder)
-    resumed = folder.metrics.exists()
     hosts = world.hosts()
     start = environment.collect(hosts, world.device)
     if world.is_leader:
@@ -232,15 +236,17 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
         )
     metric = recipe.checkpoint.best
     best = world.on_leader(lambda: _best_value(folder, metric))
+    disk = DiskWarning()
     run = Run(
         folder,
         setup,
-        Fan(_sinks(folder, setup, first_step, resumed) if world.is_leader else []),
-        store.Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_leader else store.NoWriter(),
+        Fan(_sinks(folder, setup, first_step, disk) if world.is_leader else []),
+        Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_leader else NoWriter(),
         display_of(world, setup.total_steps, first_step),
         mirror,
         first_step,
         best=best,
+        disk=disk,
     )
     if world.is_leader:
         run.begin()
@@ -253,15 +259,18 @@ def _best_value(folder: RunFolder, metric: str) -> float | None:
     return (-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None
 
 
-def _sinks(folder: RunFolder, setup: Setup, first_step: int, resumed: bool) -> list[Sink]:
+def _sinks(folder: RunFolder, setup: Setup, first_step: int, disk: DiskWarning) -> list[Sink]:
+    resumed = first_step > 0 or folder.metrics.exists()
+    missing = first_step - folder.last_recorded_step if first_step else 0
     lines = JsonLines(folder.metrics)
     if resumed:
-        lines.write({"kind": "resume", "step": first_step, "ranks": setup.world.size})
-    sinks: list[Sink] = [Guarded(lines, persistent=True)]
+        gap = {"missing": missing} if missing > 0 else {}
+        lines.write({"kind": "resume", "step": first_step, "ranks": setup.world.size} | gap)
+    sinks: list[Sink] = [Guarded(lines, disk)]
     settings, recipe = setup.recipe.log, setup.recipe
     if settings.tensorboard:
         board = (folder.tensorboard, first_step, to_tree(recipe))
-        sinks.append(started(lambda: TensorBoard(*board, examples(setup)), "TensorBoard"))
+        sinks.append(started(lambda: TensorBoard(*board, examples(setup)), "TensorBoard", disk))
     begun = folder.read_starts()[0].get("started", "")
     there = (folder.path, identity(folder.path, begun), settings.project, to_tree(recipe))
     if settings.wandb:

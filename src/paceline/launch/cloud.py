@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.base.files import make_folder, sync
 from paceline.errors import UserError
 
 JOB = "paceline-job"
@@ -148,9 +149,11 @@ class Cloud:
                 self.ec2.import_key_pair(KeyName=name, PublicKeyMaterial=public.read_bytes(), TagSpecifications=tags)
                 return
             made = self.ec2.create_key_pair(KeyName=name, KeyType="ed25519", TagSpecifications=tags)
-        private.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(private.parent)
         private.touch(mode=0o600)
         private.write_text(made["KeyMaterial"])
+        sync(private)  # nobody else has it
+        sync(private.parent)
 
     def firewall(self, job: str, network: str, ssh_from: str) -> str:
         """Open between its machines, and to one address for ssh."""

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 import signal
 import socket
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from paceline.base.files import write_text
+from paceline.base.files import make_folder, sync, sync_tree, write_text
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
 from paceline.launch import nodes, sessions
@@ -204,7 +203,7 @@ def fetch(job: Job) -> Path:
             f"{target} has got further meanwhile (step {here[1]}; on {furthest} step {found[furthest][1]}); "
             "move it away to fetch again"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as scratch:
         for name in sampled:
             if name != furthest:
@@ -212,9 +211,11 @@ def fetch(job: Job) -> Path:
         hosts[furthest].fetch([f"runs/{job.name}"], Path(scratch))
         brought = Path(scratch) / "runs" / job.name
         (brought / _MARK).write_text(job.id)
+        sync_tree(brought)
         if target.exists():
-            shutil.rmtree(target)
+            target.rename(Path(scratch) / "replaced")
         brought.rename(target)
+        sync(target.parent)
     return target
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.base.files import write_json, write_text
+from paceline.base.files import make_folder, sync, write_json, write_text
 from paceline.distributed.channel import new_token
 from paceline.errors import UserError
 
@@ -110,7 +110,8 @@ def _is_free(name: str, reserve: bool) -> bool:
     if not reserve:
         return not folder_of(name).exists()
     try:
-        folder_of(name).mkdir(parents=True)
+        make_folder(folder_of(name).parent)
+        folder_of(name).mkdir()
         return True
     except FileExistsError:
         return False
@@ -118,7 +119,8 @@ def _is_free(name: str, reserve: bool) -> bool:
 
 def save(job: Job) -> None:
     folder = folder_of(job.id)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    sync(folder.parent)  # a new id has made the folder already
     write_text(folder / "recipe.yaml", job.recipe)
     write_json(folder / "job.json", {key: value for key, value in dataclasses.asdict(job).items() if key != "recipe"})
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.base.files import printable
+from paceline.base.files import make_folder, printable, write_text
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
 from paceline.launch.control import reopen, say
@@ -105,10 +105,10 @@ def submit(job: Job) -> Job:
     if not shutil.which("sbatch"):
         raise UserError("there is no sbatch here; launch on a machine of the cluster, or use --dry-run > job.sbatch")
     folder = Path(job.runs)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{job.name}.yaml").write_text(job.recipe, encoding="utf-8")
+    make_folder(folder)
+    write_text(folder / f"{job.name}.yaml", job.recipe)
     script = folder / f"{job.name}.sbatch"
-    script.write_text(plan(job)[0], encoding="utf-8")
+    write_text(script, plan(job)[0])
     # what sbatch passes on by itself is the environment, so that nothing secret has to be written
     number = _ask("sbatch", "--parsable", str(script)).split(";")[0]
     job = replace(job, extra=job.extra | {"slurm": job.extra["slurm"] | {"number": number}})

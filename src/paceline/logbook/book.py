@@ -14,7 +14,7 @@ from typing import Any, Required
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from paceline.base.files import write_text
+from paceline.base.files import make_folder, write_text
 from paceline.errors import UserError
 from paceline.logbook.charts import svg
 from paceline.logbook.compare import compare
@@ -77,7 +77,7 @@ def _when(entry: dict[str, Any]) -> str:
 
 def _write_page(run: Run, folder: Path) -> Iterator[Path]:
     page = folder / "README.md"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     kept = _notes(page) if page.exists() else ""
     if kept is None:  # somebody changed the marked lines: nothing of theirs may be lost
         names = (folder / f"README.old-{number}.md" for number in count(1))

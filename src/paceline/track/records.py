@@ -12,6 +12,7 @@ summary.json       status and results; rewritten as the run goes on
 
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from paceline.base.files import is_locked, write_json
+from paceline.base.files import GrowingFile, is_locked, sync, write_json
 from paceline.base.host import host_name
 from paceline.track.checks import Start, Summary, is_sound, is_sound_record, sound
 
@@ -73,6 +74,22 @@ class RunFolder:
     def append_environment(self, start: dict[str, Any]) -> None:
         write_json(self.environment, {"starts": [*self.read_starts(), start]})
 
+    def sync(self) -> None:
+        """Bring all but the checkpoints to disk: a checkpoint that survives a power cut must find its records."""
+        for path in (self.recipe, self.environment, self.metrics, self.log, self.telemetry, self.tensorboard):
+            for file in path.glob("*.*") if path.is_dir() else ():
+                if not file.name.startswith("."):  # those are being written
+                    sync(file)
+            if path.exists():
+                sync(path)
+        sync(self.path)
+
+    @property
+    def last_recorded_step(self) -> int:
+        """The step that the records reach; those that a resumed run marks as missing count."""
+        steps = [record["step"] for record in self.records() if record["kind"] == "train" or "missing" in record]
+        return max(steps, default=0)
+
     def records(self, per_rank: int = 0) -> list[dict[str, Any]]:
         """Records that count: what a killed run wrote beyond the save it was resumed from is left out.
 
@@ -87,13 +104,11 @@ class RunFolder:
         for number in set(telling) - set(telling[::-1][::every]):
             lines[number] = _PER_RANK.sub(b"", lines[number])
         found = [next(iter(records_of([line])), None) for line in lines]
-        # where a run was killed, a line may be cut off: before it was resumed, or at the very end
-        following = [*found[1:], None if text.endswith(b"\n") else {"kind": "resume"}]
-        self.damaged = sum(
-            record is None and (after is None or after["kind"] != "resume")
-            for record, after in zip(found, following, strict=False)
-        )
-        return without_undone(record for record in found if record is not None)
+        if found and not text.endswith(b"\n") and found[-1] is None:
+            found.pop()  # it was being written
+        counted = _without_undone(found)
+        self.damaged = counted.count(None)
+        return [record for record in counted if record is not None]
 
 
 def _read(path: Path) -> bytes:
@@ -109,10 +124,17 @@ def records_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
 
 def without_undone(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """What a resumed run did again is told once."""
-    kept: list[dict[str, Any]] = []
+    return [record for record in _without_undone(records) if record is not None]
+
+
+def _without_undone(records: Iterable[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
+    """The same; None is a damaged line, of which a kill or a power cut may leave some before the run is resumed."""
+    kept: list[dict[str, Any] | None] = []
     for record in records:
-        if record["kind"] == "resume":
-            kept = [old for old in kept if old["step"] <= record["step"]]
+        if record is not None and record["kind"] == "resume":
+            kept = [old for old in kept if old is None or old["step"] <= record["step"]]
+            while kept and kept[-1] is None:
+                kept.pop()
         kept.append(record)
     return kept
 
@@ -157,26 +179,32 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class JsonLines:
-    """Appends records to metrics.jsonl; what could not be written (a full disk) is kept and written with the next."""
+    """Appends records to a file, each with the time; see GrowingFile for a full disk."""
 
     def __init__(self, path: Path):
-        cut_off = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-        self._file = path.open("ab", buffering=0)
-        self._unwritten = b"\n" if cut_off else b""
+        cut_off = _is_cut_off(path)
+        self._file = GrowingFile(path)
+        if cut_off:
+            self._file.write(b"\n")
 
     def write(self, record: dict[str, Any]) -> None:
-        self._unwritten += json.dumps(_rounded(record) | {"time": round(time.time(), 3)}).encode() + b"\n"
-        self._flush()
+        self._file.write(json.dumps(_rounded(record) | {"time": round(time.time(), 3)}).encode() + b"\n")
 
-    def _flush(self) -> None:
-        while self._unwritten:
-            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+    def flush(self) -> None:
+        self._file.flush()
 
     def close(self, status: str = "finished") -> None:
-        try:
-            self._flush()
-        finally:
-            self._file.close()
+        self._file.close()
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether the last line was not written to its end."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read() != b"\n"
+    except OSError:  # there is no file, or nothing in it
+        return False
 
 
 def _rounded(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where records go besides metrics.jsonl. A sink that fails is dropped with a warning; training goes on."""
+"""Where records go besides metrics.jsonl. A sink that fails is dropped with a warning; training continues."""
 
 import contextlib
 import hashlib
@@ -7,60 +7,23 @@ import queue
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import yaml
-
+from paceline.base.files import disk_error
 from paceline.base.host import BackgroundThread
 from paceline.base.logs import log
 from paceline.config.io import leaves
 from paceline.errors import UserError
 
-if TYPE_CHECKING:
-    import numpy as np
-
 
 class Sink(Protocol):
     def write(self, record: dict[str, Any]) -> None: ...
 
+    def flush(self) -> None:
+        """Write records that are kept in memory to files, if there are any; OSError if they find no room."""
+
     def close(self, status: str = "finished") -> None:
         """`status` is the run's: finished, interrupted or failed."""
-
-
-_PLAIN = (bool, int, float, str)
-_JUDGED_BY = ("Accuracy/val", "Loss/val", "Loss/train")
-"""What TensorBoard's table of hyperparameters shows beside them: tags of `scalars`."""
-
-
-class TensorBoard:
-    """Scalars by step, and once more by images seen, which is what runs of different batches have in common."""
-
-    def __init__(self, folder: Path, first_step: int, recipe: dict[str, Any], examples: "np.ndarray | None" = None):
-        """`examples`: a picture of training images, uint8 (height, width, 3)."""
-        from torch.utils.tensorboard import SummaryWriter
-        from torch.utils.tensorboard.summary import hparams
-
-        self._writer = SummaryWriter(folder, purge_step=first_step + 1)
-        self._seen = 0
-        text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=120)
-        self._writer.add_text("recipe", f"```\n{text}\n```", first_step)
-        settings = {key: value for key, value in leaves(recipe) if not key.startswith("about.")}
-        plain = {key: value if isinstance(value, _PLAIN) else str(value) for key, value in settings.items()}
-        for summary in hparams(plain, dict.fromkeys(_JUDGED_BY, 0.0)):
-            self._writer._get_file_writer().add_summary(summary)
-        if examples is not None:
-            self._writer.add_image("examples", examples, first_step, dataformats="HWC")
-
-    def write(self, record: dict[str, Any]) -> None:
-        step = record["step"]
-        self._seen += record.get("images", 0)
-        for tag, value in scalars(record):
-            self._writer.add_scalar(tag, value, step)
-            if tag.startswith(("Loss", "Accuracy")):
-                self._writer.add_scalar(f"by images/{tag}", value, self._seen)
-
-    def close(self, status: str = "finished") -> None:
-        self._writer.close()
 
 
 def scalars(record: dict[str, Any]) -> list[tuple[str, float]]:
@@ -105,6 +68,8 @@ class WeightsAndBiases:
         if values := dict(scalars(record)):
             self._run.log(values | {"epoch": record.get("epoch")}, step=record["step"])
 
+    def flush(self) -> None: ...
+
     def close(self, status: str = "finished") -> None:
         self._run.finish(exit_code=1 if status == "failed" else 0)
 
@@ -138,6 +103,8 @@ class MLflow:
         now = int(1000 * time.time())
         if values := [self._metric(tag, value, now, record["step"]) for tag, value in scalars(record)]:
             self._client.log_batch(self._run, metrics=values)
+
+    def flush(self) -> None: ...
 
     def close(self, status: str = "finished") -> None:
         words = {"finished": "FINISHED", "failed": "FAILED"}
@@ -174,6 +141,8 @@ class InBackground:
         except queue.Full:
             self._dropped += 1
 
+    def flush(self) -> None: ...
+
     def close(self, status: str = "finished") -> None:
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(status)
@@ -186,38 +155,61 @@ class InBackground:
             log.warning("%s was too slow for %d records; they are in metrics.jsonl", self._name, self._dropped)
 
 
-class Guarded:
-    """Passes records on until the sink fails for the first time; a persistent sink is tried again every time."""
+class DiskWarning:
+    """Warns once of a disk that refuses records, until all of them are on it."""
 
-    def __init__(self, sink: Sink, persistent: bool = False):
+    def __init__(self) -> None:
+        self._given = False
+
+    def give(self, error: OSError) -> None:
+        if not self._given:
+            log.warning("%s. Training continues; what could not be written is kept in memory", disk_error(error))
+        self._given = True
+
+    def take_back(self) -> None:
+        if self._given:
+            log.info("the disk accepts writes again; all records are on disk")
+        self._given = False
+
+
+class Guarded:
+    """Passes records on until the sink fails for the first time.
+
+    With `disk`, a sink that writes files there is told of and kept: it keeps its records as well.
+    """
+
+    def __init__(self, sink: Sink, disk: DiskWarning | None = None):
         self._sink: Sink | None = sink
-        self._persistent = persistent
-        self._warned = False
+        self._disk = disk
 
     def write(self, record: dict[str, Any]) -> None:
-        if self._sink:
-            try:
+        try:
+            if self._sink:
                 self._sink.write(record)
-                self._warned = False
-            except Exception as error:
-                if not self._warned:
-                    fate = "will be tried again" if self._persistent else "stopped"
-                    log.warning("%s %s: %s", type(self._sink).__name__, fate, error)
-                self._warned = True
-                self._sink = self._sink if self._persistent else None
+        except Exception as error:
+            if self._disk and isinstance(error, OSError):
+                self._disk.give(error)
+            else:
+                log.warning("%s stopped: %s", type(self._sink).__name__, error)
+                self._sink = None
+
+    def flush(self) -> None:
+        if self._sink:
+            self._sink.flush()
 
     def close(self, status: str = "finished") -> None:
-        if self._sink:
-            try:
+        try:
+            if self._sink:
                 self._sink.close(status)
-            except Exception as error:
+        except Exception as error:
+            if not (self._disk and isinstance(error, OSError)):  # that was said when records were refused
                 log.warning("%s did not close: %s", type(self._sink).__name__, error)
 
 
-def started(make: Callable[[], Sink], name: str) -> Sink:
+def started(make: Callable[[], Sink], name: str, disk: DiskWarning | None = None) -> Sink:
     """The sink, guarded; one that cannot even start is said, and takes nothing."""
     try:
-        return Guarded(make())
+        return Guarded(make(), disk)
     except Exception as error:
         log.warning("%s stopped: %s", name, error)
         return Fan([])
@@ -232,6 +224,10 @@ class Fan:
     def write(self, record: dict[str, Any]) -> None:
         for sink in self._sinks:
             sink.write(record)
+
+    def flush(self) -> None:
+        for sink in self._sinks:
+            sink.flush()
 
     def close(self, status: str = "finished") -> None:
         for sink in self._sinks:

@@ -5,20 +5,21 @@ telemetry/<host>.jsonl begins with what the host has (again at every start), the
 and network count from the machine's start. telemetry/<host>.txt is a table in the manner of nvidia-smi, for people.
 """
 
-import contextlib
-import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from paceline.base.files import make_folder, write_text
 from paceline.base.host import BackgroundThread, host_name
 from paceline.track.devices import Gpus
 from paceline.track.other_work import OtherWork
+from paceline.track.records import JsonLines
 
 _PATIENCE = 5.0
 
@@ -30,9 +31,9 @@ class HostSampler:
         self, folder: Path, interval: float = 1.0, gpus: Sequence[str] | None = None, processes: Sequence[int] = ()
     ):
         """Of these GPUs, or of all the host has; `processes`: the run's own, all others are other work."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._path = folder / f"{host_name()}.jsonl"
-        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        self._lines = JsonLines(self._path)
         self._interval, self._stop = interval, threading.Event()
         self._gpus = Gpus(gpus)
         self._totals = Totals()
@@ -45,24 +46,26 @@ class HostSampler:
         self._others.cpu_percent(0.0)
         host = {
             "kind": "host",
-            "time": round(time.time(), 3),
             "cores": psutil.cpu_count(),
             "memory_total_bytes": psutil.virtual_memory().total,
             "gpus": self._gpus.described,
         }
-        with contextlib.suppress(Exception):  # a full disk, or whatever it is, must not disturb training
-            self._file.write(json.dumps(host) + "\n")
+        with suppress(Exception):  # whatever it is must not disturb training
+            self._write(host)
             while not self._stop.wait(self._interval):
                 sample = self._sample()
                 self._totals.add(sample)
-                self._file.write(json.dumps(sample) + "\n")
+                self._write(sample)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        with suppress(OSError):  # of a full disk the metrics on it tell; the record is kept until there is room
+            self._lines.write(record)
 
     def _sample(self) -> dict[str, Any]:
         traffic, disk = psutil.net_io_counters(), psutil.disk_io_counters()
         busy = psutil.cpu_percent()
         sample: dict[str, Any] = {
             "kind": "sample",
-            "time": round(time.time(), 3),
             "cpu_percent": busy,
             "other_cpu_percent": round(self._others.cpu_percent(busy), 1),
             "memory_bytes": psutil.virtual_memory().used,
@@ -82,9 +85,9 @@ class HostSampler:
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
             return  # a driver that does not answer: the thread dies with the process
-        self._file.close()
-        self._path.with_suffix(".txt").write_text(self._totals.table(self._gpus.described), encoding="utf-8")
         self._gpus.close()
+        self._lines.close()
+        write_text(self._path.with_suffix(".txt"), self._totals.table(self._gpus.described))
 
 
 class Totals:

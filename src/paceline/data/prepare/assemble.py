@@ -1,6 +1,7 @@
 """The last step of a preparation: what was noted for each shard becomes the index and the description."""
 
 import hashlib
+import io
 import json
 import shutil
 from pathlib import Path
@@ -51,8 +52,7 @@ def assemble(
         for position, variant in enumerate(variants):
             rows = [_row(number, entry["label"], entry["places"][position]) for number, entry in kept]
             folder = out / variant.name / split
-            with replacing(folder / "index.npy") as file:
-                np.save(file, np.array(rows, INDEX))
+            write_array(folder / "index.npy", np.array(rows, INDEX))
             write_text(folder / "names.txt", names)
             shards = [part["shards"][position] for part in parts]
             described[variant.name]["splits"][split] = {
@@ -75,6 +75,14 @@ def assemble(
     }
     write_json(out / DESCRIPTION, description)
     shutil.rmtree(out / PARTS)
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """As .npy; numpy would write to a file past Python, and not tell what is wrong with a full disk."""
+    content = io.BytesIO()
+    np.save(content, array)
+    with replacing(path) as file:
+        file.write(content.getbuffer())
 
 
 def _lost(source: Source, split: str, lost: list[int], entries: list[dict[str, Any]]) -> str:

@@ -23,9 +23,10 @@ import numpy as np
 from PIL import Image
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from paceline.base.files import replacing, write_json
+from paceline.base.files import make_folder, write_json
 from paceline.base.logs import console
 from paceline.config.data import Data
+from paceline.data.prepare.assemble import write_array
 from paceline.data.sets import load
 from paceline.errors import UserError
 
@@ -54,7 +55,7 @@ def prepare(out: Path, source: Path | None = None) -> None:
             console.print(f"{out} holds CIFAR-10 already; nothing to do")
             return
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     except OSError as error:
         raise UserError(f"--out {out}: cannot be made ({error.strerror}); choose another folder") from None
     with tempfile.TemporaryDirectory(dir=out, prefix=".download-") as scratch:
@@ -65,8 +66,7 @@ def prepare(out: Path, source: Path | None = None) -> None:
     fingerprint = hashlib.sha256()
     for split, (images, labels) in arrays.items():
         for name, array in (("images", images), ("labels", labels)):
-            with replacing(out / f"{split}_{name}.npy") as file:
-                np.save(file, array)
+            write_array(out / f"{split}_{name}.npy", array)
             fingerprint.update(array.tobytes())
     description = {
         "name": "cifar10",

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from rich.progress import Progress, Task, TaskID
 
 from paceline.base.bars import OneLineProgress, compact
-from paceline.base.files import FolderLock, replacing, size_text, write_json
+from paceline.base.files import FolderLock, make_folder, replacing, size_text, write_json
 from paceline.base.logs import console
 from paceline.data import codec
 from paceline.data.prepare.assemble import LEFT_OUT, PARTS, assemble
@@ -46,7 +46,7 @@ def prepare(
     if not 2 <= len(source.classes) < 1 << 16:
         raise UserError(f"{source.name} has {len(source.classes)} classes; 2 to 65,535 are possible")
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         lock = FolderLock(out)
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror}); choose another folder") from None
@@ -160,7 +160,7 @@ def _write_split(
                         spoke = time.monotonic()
                         console.print(f"{split}: {images:,} images, {made / elapsed:,.0f} images/s, {_left(bar, task)}")
                 digests = [file.close() for file in files]
-            part.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(part.parent)
             write_json(part, {"entries": entries, "shards": digests})
         number += 1
     bar.update(task, total=bar.tasks[task].completed)
@@ -229,7 +229,7 @@ class _Shard:
     """A shard being written, under another name until it is complete."""
 
     def __init__(self, path: Path, stack: ExitStack):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._path = path
         self._stack = stack.enter_context(ExitStack())
         self._file: BinaryIO = self._stack.enter_context(replacing(path))

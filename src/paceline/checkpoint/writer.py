@@ -1,0 +1,82 @@
+"""Checkpoints are written in the background, while training continues."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.base.files import disk_error
+from paceline.base.host import BackgroundThread
+from paceline.base.logs import log
+from paceline.checkpoint import store
+from paceline.checkpoint.state import num_bytes, snapshot
+
+
+class Writer:
+    """Writes one checkpoint at a time, and deletes old ones once a newer one is committed."""
+
+    def __init__(self, folder: Path, keep: int, best_metric: str):
+        self._folder, self._keep, self._metric = folder, keep, best_metric
+        self._thread: BackgroundThread | None = None
+        self.error: str | None = None
+        """Why the last checkpoint was not written."""
+
+    def snapshot(self, state: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A copy of the state in host memory, taken when the checkpoint before it is written."""
+        self.wait()
+        copy: dict[str, Any] = snapshot(state())
+        return copy
+
+    def start(
+        self,
+        step: int,
+        parts: dict[str, Any],
+        metrics: dict[str, float],
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start writing a snapshot; `before_commit` is called in the background as well (see store.write)."""
+        self._thread = BackgroundThread(self._run, "checkpoint", (step, parts, metrics, before_commit))
+        self._thread.start()
+
+    def _run(
+        self, step: int, parts: dict[str, Any], metrics: dict[str, float], before_commit: Callable[[], None]
+    ) -> None:
+        try:
+            store.write(self._folder / f"step-{step:08d}", step, parts, metrics, before_commit)
+            self.error = None
+        except Exception as error:  # whatever it was, the run must not end as if it had been saved
+            self.error = disk_error(error, num_bytes(parts)) if isinstance(error, OSError) else str(error)
+            log.warning("the checkpoint of step %d was not written: %s. Earlier ones are untouched", step, self.error)
+            return
+        try:
+            self._delete_old()
+        except OSError as error:
+            log.warning("old checkpoints were not deleted: %s", disk_error(error))
+
+    def wait(self) -> None:
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+
+    def _delete_old(self) -> None:
+        chosen = store.best(self._folder, self._metric)
+        old = list(store.committed(self._folder))[self._keep :]
+        store.delete([path for path in old if chosen is None or path != chosen.folder])
+
+
+class NoWriter:
+    """For ranks that write no checkpoints."""
+
+    error: str | None = None
+
+    def snapshot(self, state: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        return {}
+
+    def start(
+        self,
+        step: int,
+        parts: dict[str, Any],
+        metrics: dict[str, float],
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> None: ...
+
+    def wait(self) -> None: ...

@@ -1,0 +1,53 @@
+"""Results and times of a run, added up from its records: what summary.json holds when it ends."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from paceline.config.io import fingerprint
+from paceline.data.load.source import Source
+from paceline.engine.build import Setup
+from paceline.track.records import RunFolder, split_seconds
+
+
+def _described(source: Source) -> dict[str, Any]:
+    return {
+        "name": source.name,
+        "path": source.place,
+        "fingerprint": source.fingerprint,
+        "classes": len(source.classes),
+        "train_images": source.num_train,
+        "val_images": source.num_val,
+    }
+
+
+def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
+    """Results and times of a run, added up from its records."""
+    records = folder.records()
+    trained = [record for record in records if record["kind"] == "train"]
+    evaluated = [record for record in records if record["kind"] == "eval" and record["loss"] is not None]
+    seconds = split_seconds(trained)
+    train_seconds = sum(seconds.values())
+    seconds["evaluate"] = sum(record["seconds"] for record in evaluated)
+    seconds["checkpoint"] = sum(record["seconds"] for record in records if record["kind"] == "save")
+    images = sum(record["images"] for record in trained)
+    metric = setup.recipe.checkpoint.best
+    choose = min if metric == "loss" else max
+    return {
+        "updated": datetime.now(UTC).isoformat(timespec="seconds"),
+        "recipe": setup.recipe.name,
+        "fingerprint": fingerprint(setup.recipe),
+        "data": _described(setup.source),
+        "ranks": setup.world.size,
+        "global_batch": setup.layout.global_batch,
+        "per_rank_batch": setup.layout.per_rank_batch,
+        "accumulation": setup.layout.accumulation,
+        "precision": setup.precision,
+        "parameters": sum(p.numel() for p in setup.replica.module.parameters()),
+        "images": images,
+        "damaged": trained[-1].get("damaged", 0) if trained else 0,
+        "train_seconds": train_seconds,
+        "seconds": seconds,
+        "images_per_second": images / train_seconds if train_seconds else None,
+        "final": evaluated[-1] if evaluated else None,
+        "best": choose(evaluated, key=lambda record: record[metric]) if evaluated else None,
+    }
