@@ -2,8 +2,8 @@
 
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,6 +14,7 @@ from paceline.track.records import RunFolder
 
 RANKS = ("paceline-rank-0", "paceline-rank-1")
 ROLES = ("launcher", "forkserver", "resource_tracker", *RANKS)
+Begin = Callable[..., "Job"]
 _MARK = "ATTACKED_JOB"
 
 
@@ -57,8 +58,14 @@ class Job:
             time.sleep(0.02)
 
     def wait_for_roles(self, *roles: str) -> dict[str, psutil.Process]:
-        self.wait_for(lambda: set(roles) <= self.by_role().keys())
-        return self.by_role()
+        found: dict[str, psutil.Process] = {}
+
+        def all_there() -> bool:
+            found.update(self.by_role())
+            return set(roles) <= found.keys()
+
+        self.wait_for(all_there)
+        return found
 
     def wait_for_step(self, run: Path, step: int) -> None:
         self.wait_for(lambda: last_step(run) >= step)
@@ -72,11 +79,32 @@ class Job:
             time.sleep(0.02)
         return self.launcher.returncode, errors
 
-    def kill(self) -> None:
+    def kill_all(self) -> None:
         for process in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.launcher.communicate()
+            kill(process)
+        self.launcher.wait()
+
+
+def kill(process: psutil.Process) -> None:
+    """Unless it has ended with another one."""
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
+
+
+@contextmanager
+def jobs(folder: Path) -> Iterator[Begin]:
+    """A function that starts a command; what a failed test leaves of it is killed."""
+    begun: list[Job] = []
+
+    def begin(words: list[str], **variables: str) -> Job:
+        begun.append(Job(folder, words, **variables))
+        return begun[-1]
+
+    try:
+        yield begin
+    finally:
+        for job in begun:
+            job.kill_all()
 
 
 def last_step(run: Path) -> int:

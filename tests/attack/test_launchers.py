@@ -2,16 +2,21 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from conftest import HANG, TINY, command
-from marked import Job
+from marked import Begin, jobs
 
 ENDLESS = ("train", "digits", *TINY, "--train.duration", "1000000ba", "--evaluate.every", "1000000ba")
-Begin = Callable[..., Job]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    with jobs(tmp_path) as started:
+        yield started
 
 
 @pytest.mark.parametrize("step", [0, 5])

@@ -3,18 +3,23 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import TINY, command
-from marked import RANKS, ROLES, Job, last_step
+from marked import RANKS, ROLES, Begin, Job, jobs, last_step
 
 from paceline.checkpoint import store
 from paceline.track.records import RunFolder
 
 ENDLESS = ("train", "digits", *TINY, "--train.duration", "1000000ba", "--evaluate.every", "1000000ba")
-Begin = Callable[..., Job]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    with jobs(tmp_path) as started:
+        yield started
 
 
 def _check(job: Job, signum: int) -> str:
