@@ -16,6 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from paceline.base.lifetime import tied
 from paceline.config.io import dump_recipe
 from paceline.config.io import load_recipe as _load
 from paceline.config.recipe import Recipe
@@ -79,7 +80,7 @@ def train(
     # what a notebook's own kernel was started with must not make ranks of it
     environment = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
     with subprocess.Popen(
-        [sys.executable, "-m", "paceline", *words], stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-m", "paceline", *words], stderr=subprocess.PIPE, text=True, env=tied(environment)
     ) as process:
         assert process.stderr
         lines = []

@@ -113,7 +113,7 @@ def test_a_signal_while_ranks_are_starting(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=HANG)
     assert process.returncode == 128 + signal.SIGINT, errors
-    assert errors.endswith("paceline: interrupted\n")
+    assert errors.endswith("SIGINT received: stopping; once more to leave at once\n")
     assert not list(tmp_path.glob("runs/*"))
 
 

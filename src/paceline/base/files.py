@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -177,20 +178,29 @@ def is_locked(folder: Path) -> bool:
 class FolderLock:
     """At most one process writes to a folder; the kernel frees the lock however its holder ends."""
 
-    def __init__(self, folder: Path, wait: Callable[[], object] | None = None):
-        """With `wait`, which is called before, other processes' end is waited for."""
+    def __init__(self, folder: Path, wait: Callable[[], object] | None = None, grace: float = 0.0):
+        """With `wait`, which is called before, other processes' end is waited for; else for `grace` seconds at most."""
         self._file = (folder / LOCK_NAME).open("a+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if wait and error.errno in (errno.EAGAIN, errno.EACCES):
+        deadline = time.monotonic() + grace
+        while not self._take():
+            if wait:
                 wait()
                 fcntl.flock(self._file, fcntl.LOCK_EX)
                 return
+            if time.monotonic() >= deadline:
+                self._file.close()
+                raise UserError(f"{folder} is in use by another process; wait for it, or choose another place")
+            time.sleep(0.05)
+
+    def _take(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
             self._file.close()
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            raise UserError(f"{folder} is in use by another process; wait for it, or choose another place") from None
+            raise
+        return True
 
     def release(self) -> None:
         self._file.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from paceline.base.lifetime import tied
 from paceline.cli.options import make_parser
 from paceline.errors import UserError
 
@@ -58,7 +59,7 @@ def _train(runs: Path, procs: int) -> Path:
     words = ["train", "digits", "--procs", str(procs), "--device", "cpu", "--precision", "fp32"]
     words += ["--runs", str(runs), "--name", name]
     print(f"$ paceline {shlex.join(words)}", flush=True)
-    status = subprocess.run([sys.executable, "-m", "paceline", *words], check=False).returncode
+    status = subprocess.run([sys.executable, "-m", "paceline", *words], env=tied(), check=False).returncode
     if status:
         raise UserError(f"the demo's training ended with status {status}; see {runs / name / 'log.txt'}")
     return runs / name

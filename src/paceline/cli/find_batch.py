@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from paceline.base.signals import interrupts_end
 from paceline.cli.options import count, make_parser, with_recipe
 from paceline.cli.ranks import start_ranks
 from paceline.config.launched import under_launcher
@@ -137,7 +138,9 @@ def try_batch(arguments: list[str]) -> int:
     if options.procs > 1 and not under_launcher(os.environ):
         return start_ranks(["try-batch", *arguments], options.procs)
     from paceline.config.io import load_recipe
-    from paceline.engine.trial import try_batch as trial
+
+    with interrupts_end():
+        from paceline.engine.trial import try_batch as trial
 
     try:
         trial(load_recipe(options.recipe), options.batch, options.steps, options.limits, options.result)

@@ -10,11 +10,14 @@ from importlib import import_module
 
 from paceline import __version__
 from paceline.base.files import disk_error, is_disk_error
+from paceline.base.lifetime import end_with_parent
 from paceline.config.launched import AGENT, under_launcher
 from paceline.errors import Stopped, UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if argv is None:
+        end_with_parent()
     arguments = list(sys.argv[1:] if argv is None else argv)
     status = _guarded(arguments)
     if under_launcher(os.environ):

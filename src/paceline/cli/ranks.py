@@ -1,9 +1,11 @@
 """From a verb to the ranks that do its work."""
 
+import multiprocessing
 import os
 from typing import TYPE_CHECKING
 
 from paceline.base.host import limit_openmp_spinning
+from paceline.base.signals import interrupts_end
 
 if TYPE_CHECKING:
     from paceline.distributed.plan import Meeting
@@ -11,13 +13,16 @@ if TYPE_CHECKING:
 
 def start_ranks(command: list[str], procs: int, meeting: "Meeting | None" = None) -> int:
     """Run a command as `procs` ranks of this machine, alone or as one of several; the exit status."""
+    from paceline.distributed import forks
     from paceline.distributed.plan import Meeting, plan
 
-    planned = plan(command, procs, meeting or Meeting())
-    os.environ.update(planned.environment)
-    limit_openmp_spinning()
-    from paceline.cli.main import main
-    from paceline.distributed import agent, ranks
+    with interrupts_end():
+        planned = plan(command, procs, meeting or Meeting())
+        os.environ.update(planned.environment)
+        limit_openmp_spinning()
+        multiprocessing.set_forkserver_preload(["paceline.engine.preload"])
+        forks.start_server()  # it imports torch while this process does
+        from paceline.cli.main import main
+        from paceline.distributed import agent
 
-    ranks.preload("paceline.engine.preload")
-    return agent.run(planned, main)
+        return agent.run(planned, main)

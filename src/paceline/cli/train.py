@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.base.host import bind_openmp, limit_openmp_spinning
 from paceline.base.remote import is_remote
+from paceline.base.signals import interrupts_end
 from paceline.cli.options import add_scaling, count, make_parser, plain_name, results_place, split_source
 from paceline.cli.ranks import start_ranks
 from paceline.config.launched import under_launcher
@@ -109,10 +110,11 @@ def train(arguments: list[str]) -> int:
             return _start_ranks(["train", *arguments], options)
     _enter_rank(options)
     augment = recipe.data.augment
-    # torch's operations in threads that decode, and processes that compile, would all be bound to one core
-    if not under_launcher(os.environ) and augment.policy == "none" and not augment.jitter and not recipe.compile:
-        bind_openmp()
-    from paceline.engine.session import train_recipe
+    with interrupts_end():
+        # torch's operations in threads that decode, and processes that compile, would all be bound to one core
+        if not under_launcher(os.environ) and augment.policy == "none" and not augment.jitter and not recipe.compile:
+            bind_openmp()
+        from paceline.engine.session import train_recipe
 
     train_recipe(recipe, options.runs, name, options.resume, options.results)
     return 0
@@ -174,7 +176,8 @@ def evaluate(arguments: list[str]) -> int:
     if not under_launcher(os.environ) and _needs_agent(options):
         return _start_ranks(["evaluate", *arguments], options)
     _enter_rank(options)
-    from paceline.engine.saved import evaluate_path
+    with interrupts_end():
+        from paceline.engine.saved import evaluate_path
 
     label, metrics = evaluate_path(Path(source), "last" if options.last else "best", overrides)
     if metrics:

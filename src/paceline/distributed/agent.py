@@ -5,12 +5,12 @@ What it starts, and where the machines of a job meet, distributed/plan.py says.
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
-from types import FrameType
 
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -18,39 +18,48 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 
 from paceline.base.files import write_json
 from paceline.base.logs import announce_stop
+from paceline.base.signals import answering
 from paceline.config.launched import AGENT
 from paceline.distributed import notice
 from paceline.distributed.channel import ChannelError, token_of
+from paceline.distributed.forks import end_stopped_children
 from paceline.distributed.plan import Plan
 from paceline.distributed.ranks import Agent, Entry
 from paceline.distributed.rendezvous import ManyNodes, OneNode, Terms
 from paceline.distributed.server import Server
-from paceline.distributed.world import LOST_RANK
+from paceline.distributed.world import LOST_RANK, patience
 from paceline.errors import UserError
+
+_KILLED = (-signal.SIGKILL, 255)  # the latter is what multiprocessing tells of ranks that ended with their fork server
 
 
 def run(plan: Plan, entry: Entry) -> int:
     """Start the ranks of a plan, each calling `entry`; the exit status, or why ranks failed as an error.
 
     A first SIGINT or SIGTERM is passed on to the ranks, which save and end by themselves (torchrun's own handling would
-    print a traceback); a second one ends them at once.
+    print a traceback); a second one ends them at once. A stopped rank, which cannot answer, is killed in the end.
     """
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its account of a failure hides the cause
-    with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
-        os.environ[AGENT] = scratch
-        agent = Agent(_rendezvous(plan, Path(scratch)), plan, entry, Path(scratch))
+    agent: Agent | None = None
 
-        def pass_on(signum: int, _frame: FrameType | None) -> None:
+    def pass_on(signum: int) -> None:
+        first = not (agent and agent.received)
+        if first:
+            announce_stop(signum)
+        if agent:
             agent.received.append(signum)
-            if len(agent.received) == 1:
-                announce_stop(signum)
-            reached = agent.signal(signal.SIGTERM if len(agent.received) == 1 else signal.SIGKILL)
-            if len(agent.received) > 1 or not reached:  # before there are ranks nothing can be lost
-                os._exit(128 + signum)
+        reached = agent and agent.signal(signal.SIGTERM if first else signal.SIGKILL)
+        if not first or not reached:  # before there are ranks nothing can be lost
+            shutil.rmtree(scratch, ignore_errors=True)
+            os._exit(128 + signum)
 
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-") as scratch,
+        answering(pass_on, overdue=end_stopped_children, seconds=patience().total_seconds()),
+    ):
+        agent = Agent(_rendezvous(plan, Path(scratch)), plan, entry, Path(scratch))
         if os.environ.get(notice.SPOT):
             notice.heed()
-        previous = {signum: signal.signal(signum, pass_on) for signum in (signal.SIGINT, signal.SIGTERM)}
         try:
             result = agent.run()
         except RendezvousClosedError:
@@ -63,16 +72,13 @@ def run(plan: Plan, entry: Entry) -> int:
             ) from None
         finally:
             agent.leave()
-            for signum, handler in previous.items():
-                signal.signal(signum, handler)
         if result is None:  # one machine too many when the job ended
             raise UserError("the job ended without this machine; its lines on others say how")
-        received = agent.received
-        # ranks that had not begun yet die of the signal that was passed on
-        if received and all(failure.exitcode == -signal.SIGTERM for failure in result.failures.values()):
-            if result.failures:
-                print("paceline: interrupted", file=sys.stderr)
-            return 128 + received[0]
+        if agent.received and not any(map(_complaint, result.failures.values())):
+            # ranks that had not begun die of the signal that was passed on, and others lose them
+            if any(failure.exitcode in _KILLED for failure in result.failures.values()):
+                print(f"paceline: {first_failure(result.failures)}", file=sys.stderr)
+            return 128 + agent.received[0]
         if result.is_failed():
             raise UserError(first_failure(result.failures))
         return 128 + agent.stopped if agent.stopped else 0
@@ -99,16 +105,22 @@ def _rendezvous(plan: Plan, scratch: Path) -> OneNode | ManyNodes:
         raise UserError(f"--rendezvous {meeting.rendezvous}: {error}") from None
 
 
+def _complaint(failure: ProcessFailure) -> str:
+    """What a rank says to the user, if it is more than that it lost another one."""
+    message = failure.error_file_data.get("message")
+    return message if isinstance(message, str) and message != "<NONE>" and LOST_RANK not in message else ""
+
+
 def first_failure(failures: dict[int, ProcessFailure]) -> str:
     # a rank that was killed is the cause, those that lost it or were ended by the agent are not
     def cause_first(rank: int) -> tuple[bool, bool, bool, int]:
         failure = failures[rank]
         lost = LOST_RANK in str(failure.error_file_data.get("message"))
-        return failure.exitcode != -signal.SIGKILL, lost, failure.exitcode < 0, failure.timestamp
+        return failure.exitcode not in _KILLED, lost, failure.exitcode < 0, failure.timestamp
 
     rank = min(failures, key=cause_first)
     failure = failures[rank]
-    if failure.exitcode == -signal.SIGKILL:
+    if failure.exitcode in _KILLED:
         return f"rank {rank} was killed (out of memory?); start the same command again to go on from the last save"
     if failure.exitcode < 0:
         return f"rank {rank} died of {failure.signal_name()}"

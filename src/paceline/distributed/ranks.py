@@ -24,20 +24,17 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from paceline.config.launched import STORE
+from paceline.config.launched import AGENT, STORE
+from paceline.distributed import forks
 from paceline.distributed.plan import Plan
 from paceline.distributed.rendezvous import ManyNodes, OneNode
 from paceline.distributed.world import LOST_RANK
+from paceline.errors import UserError
 
 Entry = Callable[[list[str]], int]
 _forks = multiprocessing.get_context("forkserver")
 _MOST_FAILURES, _WITHIN = 5, 60.0
 _RANK_NAME = "paceline-rank-"  # as top and ps show it
-
-
-def preload(module: str) -> None:
-    """Let ranks fork from a process that has imported this; before the first one starts."""
-    _forks.set_forkserver_preload([module])
 
 
 class Agent(SimpleElasticAgent):
@@ -57,6 +54,7 @@ class Agent(SimpleElasticAgent):
         """The signal that ended ranks of this or another machine."""
         self._entry, self._words, self._scratch = entry, plan.command, scratch
         self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._ranks: list[psutil.Process] = []  # the same, for signals from another thread
         self._failed_at: list[float] = []
         self._starts = 0
 
@@ -66,17 +64,27 @@ class Agent(SimpleElasticAgent):
             STORE: self._handler.store_of_ranks,
             "TORCHELASTIC_RUN_ID": self._handler.get_run_id(),
             "TORCHELASTIC_RESTART_COUNT": self._starts,
+            AGENT: self._scratch,
         }
         self._starts += 1
         self._note.unlink(missing_ok=True)
-        self._processes = []
+        self._processes, self._ranks = [], []
         for worker in worker_group.workers:
             own = {"RANK": worker.global_rank, "WORLD_SIZE": worker.world_size, "LOCAL_RANK": worker.local_rank}
             error_file = {"TORCHELASTIC_ERROR_FILE": self._error_file(worker.local_rank)}
             environment = {name: str(value) for name, value in (shared | own | error_file).items()}
             process = _forks.Process(target=_begin, args=(self._entry, self._words, environment))
-            process.start()
+            try:
+                forks.start_server()
+                process.start()
+            except (OSError, EOFError) as error:
+                raise UserError(
+                    f"rank {worker.global_rank} could not be started ({error}): the process that ranks fork from was "
+                    "killed (out of memory?), or a limit was reached; start the same command again"
+                ) from None
             self._processes.append(process)
+            with suppress(psutil.NoSuchProcess):
+                self._ranks.append(psutil.Process(process.pid))
         return {number: process.pid for number, process in enumerate(self._processes)}
 
     @property
@@ -124,10 +132,7 @@ class Agent(SimpleElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         """Ask ranks to save and end; those that cannot are killed."""
-        for process in self._processes:
-            with suppress(psutil.NoSuchProcess):
-                if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
-                    process.kill()
+        forks.end_stopped_children()
         self.signal(death_sig)
         deadline = time.monotonic() + timeout
         for process in self._processes:
@@ -137,12 +142,15 @@ class Agent(SimpleElasticAgent):
             process.join()
 
     def signal(self, signum: signal.Signals) -> bool:
-        """Send it to the ranks that live; whether there are any."""
-        alive = [process for process in self._processes if process.is_alive()]
-        for process in alive:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid or 0, signum)
-        return bool(alive)
+        """Send it to the ranks that live; whether there are any. From any thread: only the main one may ask a
+        process of multiprocessing's how it is.
+        """
+        reached = False
+        for rank in self._ranks:
+            with suppress(psutil.NoSuchProcess):
+                rank.send_signal(signum)
+                reached = True
+        return reached
 
     def _exit_barrier(self) -> None:
         if not self.received:  # who leaves does not wait for the others
@@ -156,6 +164,7 @@ class Agent(SimpleElasticAgent):
 
 def _begin(entry: Entry, words: list[str], environment: dict[str, str]) -> None:
     """In the forked process: become a rank."""
+    forks.enter_rank()
     os.environ.update(environment)
     if sys.platform == "linux":
         set_name = 15

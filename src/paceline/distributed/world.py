@@ -6,7 +6,6 @@ A lone process, gloo on CPUs and NCCL on GPUs are the same code. No other file r
 import ctypes
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,7 +71,6 @@ class World:
         if self.size == 1:
             yield self
             return
-        _die_with_parent()
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         store = _store(self.size)
         dist.init_process_group(
@@ -80,7 +78,7 @@ class World:
             store=store,
             rank=self.rank,
             world_size=self.size,
-            timeout=max(_patience(), _AT_FIRST),
+            timeout=max(patience(), _AT_FIRST),
         )
         if store:  # torch's own would be asked for further connections; NCCL's ports, which it needs, open later
             refuse_new_connections()
@@ -101,7 +99,7 @@ class World:
     def hasten(self) -> None:
         """From now on all ranks do the same work in the same time, and a silent one is soon taken for lost."""
         if self.size > 1:
-            _set_pg_timeout(_patience())
+            _set_pg_timeout(patience())
 
     def barrier(self) -> None:
         if self.size > 1:
@@ -199,7 +197,7 @@ def _device(wanted: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def _patience() -> timedelta:
+def patience() -> timedelta:
     """How long ranks wait for each other before they take one for lost; launched jobs say it."""
     return timedelta(seconds=float(os.environ.get("PACELINE_PATIENCE") or _PATIENCE))
 
@@ -226,10 +224,3 @@ def keep_freed_memory() -> None:
         trim_threshold, mmap_max = -1, -4
         libc.mallopt(mmap_max, 0)
         libc.mallopt(trim_threshold, 2**31 - 1)
-
-
-def _die_with_parent() -> None:
-    """Ask for SIGTERM when the launching agent dies: torchrun killed with -9 leaves its workers running otherwise."""
-    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)

@@ -1,6 +1,9 @@
 """Imported once by the process that ranks fork from: what is slow to import. It starts no threads."""
 
-from paceline.base.compat import allow_torchvision
+from paceline.distributed.forks import enter_server
+
+enter_server()
+from paceline.base.compat import allow_torchvision  # noqa: E402
 
 allow_torchvision()
 import timm  # noqa: E402, F401

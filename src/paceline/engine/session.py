@@ -46,6 +46,8 @@ from paceline.track.sinks import (
 from paceline.track.telemetry import HostSampler
 from paceline.track.tensorboard import TensorBoard
 
+_ENDING = 5.0  # seconds that ranks of a killed launcher may need to end: they have gigabytes to free
+
 
 def train_recipe(
     recipe: Recipe, root: Path, name: str, resume: Path | None = None, results: str = ""
@@ -177,7 +179,7 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
     new = not path.exists()
     try:
         make_folder(path)
-        cleanup.callback(FolderLock(path).release)
+        cleanup.callback(FolderLock(path, grace=_ENDING).release)
         if new:
             cleanup.callback(_remove_if_unused, folder)
         handler = logs.also_to(folder.log)

@@ -6,7 +6,6 @@ it leaves behind can spoil the next one. All ranks take part in every trial, so 
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from paceline.base.lifetime import tied
 from paceline.errors import UserError
 
 _PIPE = subprocess.PIPE
@@ -86,7 +86,7 @@ def _end_all(process: subprocess.Popen[str]) -> None:
 
 def _environment() -> dict[str, str]:
     # the C library gives every thread an arena of its own, which counts as addresses though nothing lies in them
-    return os.environ | {"MALLOC_ARENA_MAX": "2"}
+    return tied() | {"MALLOC_ARENA_MAX": "2"}
 
 
 _OUT_OF_MEMORY = (

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, NamedTuple
 
+from paceline.base.lifetime import tied
+
 PACKAGES = ("torch", "torchvision", "timm")
 DEVICES, CODEC = "devices", "codec"
 _LONGEST = 180.0  # a cold file cache, or a network file system
@@ -36,7 +38,7 @@ def ask_installation() -> dict[str, dict[str, Any]]:
     """What a child process could import, by part; without a part, it ended at that one."""
     words = [sys.executable, "-m", "paceline", "installation"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_LONGEST, check=False)
+        done = subprocess.run(words, env=tied(), capture_output=True, text=True, timeout=_LONGEST, check=False)
         out, ended = done.stdout, f"the process ended with status {done.returncode}"
     except subprocess.TimeoutExpired as error:
         out, ended = _text(error.stdout), f"no answer within {_LONGEST:.0f} s"
@@ -159,9 +161,7 @@ def all_reduce(told: dict[str, dict[str, Any]]) -> Iterator[Finding]:
     hidden = {} if told[DEVICES]["gpus"] > 1 else {"CUDA_VISIBLE_DEVICES": ""}  # two ranks cannot share a GPU
     cure = "check the firewall of the loopback interface and the variables GLOO_*, NCCL_* and TORCH_*"
     try:
-        done = subprocess.run(
-            words, env=os.environ | hidden, capture_output=True, text=True, timeout=_LONGEST, check=False
-        )
+        done = subprocess.run(words, env=tied() | hidden, capture_output=True, text=True, timeout=_LONGEST, check=False)
     except subprocess.TimeoutExpired:
         yield Finding("problem", "all-reduce", f"two processes got no result within {_LONGEST:.0f} s; {cure}")
         return

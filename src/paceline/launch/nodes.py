@@ -175,7 +175,7 @@ def _node_script(job: Job, host: str) -> str:
 {_SECRETS}
 rm -f secrets
 {_exports(job, host)}
-{_program(job, "node")} {shlex.join(words)}
+PACELINE_PARENT=$$ {_program(job, "node")} {shlex.join(words)}
 status=$?
 # ranks whose agent was killed
 for pid in $(ps -s $$ -o pid=); do [ $pid = $$ ] || kill -KILL $pid 2> /dev/null; done

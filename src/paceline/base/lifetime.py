@@ -1,0 +1,68 @@
+"""No process outlives the one that started it, however and whenever that one ends.
+
+On Linux the kernel sees to it (PR_SET_PDEATHSIG), and also ends a process that is stopped or inside a long C call.
+Elsewhere a thread watches. Nothing heavy is imported here: whoever is tied must be so before anything else.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+
+PARENT = "PACELINE_PARENT"
+"""In the environment of a process that ends with its parent: the parent's process number."""
+
+
+def tied(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for a paceline process that ends with this one."""
+    return {**environment, PARENT: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """Kill this process when its parent ends, if the parent asked for it or is torchrun. Call it before all else."""
+    parent = int(os.environ.pop(PARENT, "0"))
+    if not parent and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch_parent, name="parent", daemon=True).start()
+    if _is_orphan(parent):  # the parent ended before the kernel was asked
+        _die()
+
+
+def _is_orphan(parent: int) -> bool:
+    now = os.getppid()
+    if parent:
+        return now != parent and parent not in _ancestors()
+    try:  # torchrun does not tell its number; in a container it may be process 1 itself
+        return now == 1 and os.readlink("/proc/1/exe") != os.readlink("/proc/self/exe")
+    except OSError:
+        return sys.platform == "linux"
+
+
+def _ancestors() -> set[int]:
+    """The interpreter may be a script that starts another one."""
+    import psutil
+
+    return {ancestor.pid for ancestor in psutil.Process().parents()}
+
+
+def _watch_parent() -> None:
+    import multiprocessing
+
+    if launcher := multiprocessing.parent_process():
+        launcher.join()  # of a rank: its parent, the fork server, stays as long as there are ranks
+    else:
+        parent = os.getppid()
+        while os.getppid() == parent:
+            time.sleep(0.5)
+    _die()
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

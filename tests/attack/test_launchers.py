@@ -1,0 +1,75 @@
+"""Whoever starts processes takes them along when it is killed: torchrun, nodes, and verbs that start others."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import HANG, TINY, command
+from marked import Begin, jobs
+
+ENDLESS = ("train", "digits", *TINY, "--train.duration", "1000000ba", "--evaluate.every", "1000000ba")
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    with jobs(tmp_path) as started:
+        yield started
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_torchrun(begin: Begin, survived, tmp_path: Path, step: int) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    job = begin([*torchrun, "-m", *command(*ENDLESS)[2:]])
+    job.wait_for(psutil.Process(job.launcher.pid).children)
+    job.wait_for_step(tmp_path / "runs" / "digits", step)
+    job.launcher.kill()
+    assert job.end()[0] == -9
+    survived("kills of torchrun")
+
+
+@pytest.mark.parametrize("words", [("demo",), ("find-batch", "digits", "--procs", 2), ("doctor",)])
+def test_verbs_that_start_others(begin: Begin, survived, words: tuple[object, ...]) -> None:
+    job = begin(command(*words))
+    job.wait_for(lambda: len(job.processes()) > 1)
+    job.launcher.kill()
+    assert job.end()[0] == -9
+    survived("kills of verbs that start others")
+
+
+def test_a_program_that_trains_through_the_python_interface(begin: Begin, survived) -> None:
+    program = "import paceline; paceline.train('digits', procs=2, train__duration='1000000ba')"
+    job = begin([sys.executable, "-c", program])
+    job.wait_for_roles("forkserver")
+    job.launcher.kill()
+    assert job.end()[0] == -9
+    survived("kills of verbs that start others")
+
+
+def test_nodes_of_a_local_launch(begin: Begin, survived, tmp_path: Path) -> None:
+    """They outlive the command that launched them, but no node its script, and no rank its node."""
+
+    def of(node: str, words: str) -> psutil.Process:
+        found = [own for own in job.processes() if own.cwd().endswith(node) and words in " ".join(own.cmdline())]
+        return found[0]
+
+    def wait_for(what: Callable[[], object]) -> None:
+        deadline = time.monotonic() + HANG
+        while not what():
+            assert time.monotonic() < deadline, job.processes()
+            time.sleep(0.05)
+
+    home = {"PACELINE_HOME": str(tmp_path / "home")}
+    job = begin(command("launch", "local", "--nodes", 2, *ENDLESS[1:], "--detach"), **home)
+    assert job.launcher.wait(HANG) == 0
+    wait_for(lambda: any((tmp_path / "home").rglob("COMMIT")))
+    of("node-0", "-m paceline train").kill()
+    wait_for(lambda: not [own for own in job.processes() if own.cwd().endswith("node-0")])
+    of("node-1", "node.sh").kill()
+    wait_for(lambda: not [own for own in job.processes() if own.cwd().endswith("node-1")])
+    stop = begin(command("stop"), **home)
+    assert stop.end()[0] == 0
+    assert job.end()[0] == 0
+    survived("kills of nodes of a local launch", 2)
