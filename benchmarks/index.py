@@ -21,7 +21,9 @@ def write(folder: Path, samples: int) -> None:
     from PIL import Image
 
     from paceline.data import codec
-    from paceline.data.shards import DESCRIPTION, FORMAT, INDEX, shard_name
+    from paceline.data.description import DESCRIPTION, FORMAT, sealed, shard_name
+    from paceline.data.files import file_entry, write_array
+    from paceline.data.index import INDEX
 
     jpeg = io.BytesIO()
     Image.effect_noise((64, 64), 50).convert("RGB").save(jpeg, "jpeg")
@@ -32,30 +34,26 @@ def write(folder: Path, samples: int) -> None:
     rows = np.zeros(samples, INDEX)
     rows["length"], rows["width"], rows["height"] = len(record), 64, 64
     rows["label"] = np.arange(samples) % 1000
-    np.save(split / "index.npy", rows)
+    with (split / "index.npy").open("wb") as file:
+        write_array(file, rows)
+    (split / "names.txt").write_text("name\n" * samples)
     shard = split / shard_name(0)
     files = {
         "bytes": shard.stat().st_size,
-        "shards": [_file(shard) | {"samples": samples}],
-        "lists": [_file(split / "index.npy")],
+        "shards": [file_entry(shard) | {"samples": samples}],
+        "lists": [file_entry(split / name) for name in ("index.npy", "names.txt")],
     }
+    counts = {"samples": samples, "left_out": 0, "remarks": 0, "per_class": np.bincount(rows["label"]).tolist()}
     description = {
         "kind": "shards",
         "format": FORMAT,
         "name": "index",
-        "fingerprint": "0" * 16,
         "classes": [{"id": f"c{number}", "name": f"c{number}"} for number in range(1000)],
-        "splits": {"train": {"samples": samples, "left_out": 0, "per_class": [samples // 1000] * 1000}},
+        "splits": {"train": counts},
         "variants": {"original": {"splits": {"train": files}}},
         "remarks": [],
     }
-    (folder / DESCRIPTION).write_text(json.dumps(description))
-
-
-def _file(path: Path) -> dict[str, object]:
-    from paceline.base.files import sha256
-
-    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
+    (folder / DESCRIPTION).write_text(json.dumps(sealed(description)))
 
 
 def rank(folder: Path, threads: int) -> None:

@@ -11,7 +11,7 @@ from paceline.config.data import Data
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.data.kinds import kind_of, resolve
-from paceline.data.prepare.sources import listing
+from paceline.data.prepare.sources import fingerprint, listing
 from paceline.errors import ConfigError, UserError
 from paceline.track.records import RunFolder
 
@@ -110,6 +110,15 @@ def test_a_list_has_splits_of_its_own(tmp_path: Path) -> None:
         [1, 0],
         [0],
     )
+
+
+def test_labels_of_a_list_are_part_of_its_fingerprint(tmp_path: Path) -> None:
+    """Renamed, but in the same order: the same files with the same numbers."""
+    prints = set()
+    for dog in ("dog", "wolf"):
+        path = _list(tmp_path, "path,label,split", f"dog/0.jpg,{dog},train", "cat/0.jpg,cat,train", "cat/1.jpg,cat,val")
+        prints.add(fingerprint(listing(path), path))
+    assert len(prints) == 2
 
 
 def test_a_list_without_splits_is_divided(tmp_path: Path) -> None:

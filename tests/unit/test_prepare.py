@@ -270,7 +270,7 @@ def test_what_is_in_it_is_described_checked_shown_and_given_back(here, tmp_path:
     content[len(content) // 2] ^= 4
     shard.write_bytes(content)
     text = complaint(here("data", "out", "--check"))
-    assert "1 damaged" in text
+    assert "1 problem found" in text
     assert "shard-00000.pcl at byte" in text
     assert "does not match its checksum" in text
 
@@ -278,7 +278,9 @@ def test_what_is_in_it_is_described_checked_shown_and_given_back(here, tmp_path:
 def test_folders_that_hold_no_data_are_named(here, tmp_path: Path) -> None:
     assert "no prepared data here" in complaint(here("data", "."))
     (tmp_path / "dataset.json").write_text(json.dumps({"kind": "shards", "format": 99}))
-    assert "has format 99; this version reads format 1" in complaint(here("data", "."))
+    assert "has format 99; this version reads format 2: upgrade paceline" in complaint(here("data", "."))
+    (tmp_path / "dataset.json").write_text(json.dumps({"kind": "shards", "format": 1}))
+    assert "reads format 2: remove the folder and prepare the data again" in complaint(here("data", "."))
     (tmp_path / "dataset.json").write_text("{")
     assert "is not readable" in complaint(here("data", "."))
     assert "nowhere: no such folder" in complaint(here("prepare", "folder", "nowhere", "--out", "out"))

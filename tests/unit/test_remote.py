@@ -13,6 +13,7 @@ from servers import FileServer
 
 from paceline.base import remote
 from paceline.data import cache
+from paceline.data.description import sealed
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
@@ -46,7 +47,7 @@ def test_a_copy_is_fetched_once_and_variant_by_variant(prepared: Path, server: F
     with pytest.raises(UserError, match="holds original, max-32-q90; choose one"):
         cache.local(place)
     folder = cache.local(place, "original")
-    assert list(Dataset.open(folder).variants) == ["original"]
+    assert not (folder / "max-32-q90").exists()
     assert _files(folder / "original") == _files(prepared / "out" / "original")
     server.asked.clear()
     assert cache.local(place + "/", "original") == folder
@@ -102,7 +103,6 @@ def test_data_that_does_not_match_its_checksums_is_refused(prepared: Path, serve
         ("variants.original.splits.train.shards.0.file", "../../elsewhere"),
         ("variants.original.splits.train.shards.0.bytes", -1),
         ("variants", {"../elsewhere": {"splits": {}}}),
-        ("fingerprint", "../../elsewhere"),
         ("classes", None),
     ],
 )
@@ -115,12 +115,12 @@ def test_a_description_cannot_lead_out_of_its_folder(
     for parent in parents:
         node = node[int(parent) if isinstance(node, list) else parent]
     node[last] = value
-    (tmp_path / "dataset.json").write_text(json.dumps(description))
+    (tmp_path / "dataset.json").write_text(json.dumps(sealed(description)))
     server.root = tmp_path
-    with pytest.raises(UserError, match=r"dataset.json is damaged \("):
+    with pytest.raises(UserError, match=r"dataset.json is corrupt \("):
         cache.local(server.address, "original")
     assert not cache.cache_folder().exists()
-    with pytest.raises(UserError, match=r"dataset.json is damaged \("):
+    with pytest.raises(UserError, match=r"dataset.json is corrupt \("):
         Dataset.open(tmp_path)
 
 
@@ -223,5 +223,5 @@ def test_s3(bucket: str, prepared: Path, here: Callable, tmp_path: Path, monkeyp
 def test_a_full_disk_is_known_before(server: FileServer, monkeypatch) -> None:
     free = shutil.disk_usage("/")._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
-    with pytest.raises(UserError, match=r"0.1 kB free, but 52.7 kB are to be fetched; choose another disk"):
+    with pytest.raises(UserError, match=r"0.1 kB free, but [\d.]+ kB are to be fetched; choose another disk"):
         cache.local(f"{server.address}/out", "original")

@@ -132,7 +132,7 @@ def _source(options: argparse.Namespace) -> "Source":
 def data(arguments: list[str]) -> int:
     parser = make_parser("data", "DIR [--check] [--show FILE.png] [--export jpeg --out DIR]", _DATA)
     parser.add_argument("folder", metavar="DIR", help="prepared data, or its https:// or s3:// address")
-    parser.add_argument("--check", action="store_true", help="verify every checksum")
+    parser.add_argument("--check", action="store_true", help="verify every checksum, index and record")
     parser.add_argument(
         "--show", type=Path, nargs="?", const=Path("samples.png"), metavar="FILE.png", help="a contact sheet"
     )
@@ -140,30 +140,51 @@ def data(arguments: list[str]) -> int:
         "--export", choices=["jpeg"], help="write the images as ordinary JPEG files, coefficient by coefficient"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to export to")
-    parser.add_argument("--variant", default="", metavar="NAME", help="which size to fetch, show or export")
+    parser.add_argument("--variant", default="", metavar="NAME", help="which size to fetch, check, show or export")
     parser.add_argument("--split", default="", choices=["train", "val"], help="which split to show or export")
     parser.add_argument("--seed", type=count, default=1, metavar="N", help="which samples to show")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
     from paceline.data import cache, describe
+    from paceline.data.description import DESCRIPTION
+    from paceline.data.kinds import kind_of
     from paceline.data.shards import Dataset
 
     if options.show and options.show.suffix != ".png":
         raise UserError(f"--show {options.show}: the contact sheet is a PNG; choose a name that ends in .png")
     if options.out and not options.export:
         raise UserError("--out is where --export jpeg writes to; give both or neither")
-    dataset = Dataset.open(folder := cache.local(options.folder, options.variant))
+    folder = cache.local(options.folder, options.variant)
+    if (folder / DESCRIPTION).is_file() and kind_of(str(folder)) == "cifar10":
+        return _cifar10(folder, options)
+    dataset = Dataset.open(folder)
     if options.variant:
         dataset.choose(options.variant)
     print("\n".join(describe.summary(dataset)))
     if options.check:
         fetched = str(folder) != str(Path(options.folder))
         cure = "remove those files; the same command then fetches them again"
-        describe.check(dataset, *([cure] if fetched else []))
+        describe.check(dataset, options.variant, *([cure] if fetched else []))
     if options.show:
         describe.contact_sheet(dataset, options.show, options.variant, options.split or "train", options.seed)
     if options.export:
         if not options.out:
             raise UserError("--export jpeg needs --out DIR")
         describe.export(dataset, options.out, options.variant, [options.split] if options.split else ["train", "val"])
+    return 0
+
+
+def _cifar10(folder: Path, options: argparse.Namespace) -> int:
+    from paceline.base.logs import console
+    from paceline.data import arrays
+
+    if given := [name for name in ("show", "export", "variant", "split") if getattr(options, name)]:
+        raise UserError(f"--{given[0]} is for shards; {folder} holds the arrays of CIFAR-10 (see docs/format.md)")
+    description, splits = arrays.read(folder, "cifar10")  # and verify it
+    images = " and ".join(f"{len(labels):,} {split} images" for split, (_, labels) in splits.items())
+    print(
+        f"{folder}: cifar10, {len(description['classes'])} classes, {images}, fingerprint {description['fingerprint']}"
+    )
+    if options.check:
+        console.print(f"{folder}: every checksum matches")
     return 0

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +12,14 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from paceline.base import remote
-from paceline.base.files import FolderLock, make_folder, sha256, size_text, sync, write_json
+from paceline.base.files import FolderLock, make_folder, replacing, sha256, size_text, sync
 from paceline.base.logs import console, log
-from paceline.data.shards import DESCRIPTION, Dataset
+from paceline.data.description import DESCRIPTION, MOST_BYTES
+from paceline.data.files import leads_out
+from paceline.data.shards import Dataset
 from paceline.errors import UserError
 
 _ATTEMPTS = 3
-_MAX_DESCRIPTION = 256 << 20
 _STREAMS = 8  # files at a time: one connection rarely fills a machine's link
 
 
@@ -29,7 +31,7 @@ def cache_folder() -> Path:
 
 
 def local(place: str, variant: str = "") -> Path:
-    """The folder of prepared data: the place itself, or a verified copy of one variant of it.
+    """The folder of prepared data: the place itself, or a verified copy of one variant of it and the whole description.
 
     Processes of one machine share the copy: one of them fetches, the others wait for it. What an interruption left
     behind is taken up where it ended.
@@ -37,18 +39,23 @@ def local(place: str, variant: str = "") -> Path:
     if not remote.is_remote(place):
         return Path(place)
     with remote.opened(remote.join(place, DESCRIPTION)) as stream:
-        dataset = Dataset.parse(stream.read(_MAX_DESCRIPTION), place)
+        content = stream.read(MOST_BYTES + 1)
+    dataset = Dataset.parse(content, place)
     chosen = dataset.choose(variant)
     folder = cache_folder() / f"{dataset.name}-{dataset.fingerprint}"
     files = list(_files(dataset, place, folder, chosen))
-    if chosen in _held(folder) and all(file.is_here for file in files):
+    if _is_described(folder, dataset) and all(file.is_here for file in files):
         return folder  # which may be on a disk that is read-only here
     try:
-        make_folder(folder / chosen)
+        make_folder(folder)
+        for parent in {file.path.parent for file in files}:
+            if leads_out(folder, parent):
+                raise UserError(f"{parent} is a symbolic link out of {folder}; remove it, or set PACELINE_CACHE")
         lock = FolderLock(folder, lambda: log.info("waiting for another process that fetches %s", place))
         try:
             _fetch([file for file in files if not file.is_here], f"{chosen} of {place}", folder)
-            _describe(dataset, folder, chosen)
+            with replacing(folder / DESCRIPTION) as described:
+                described.write(content)
         finally:
             lock.release()
     except OSError as error:
@@ -70,7 +77,11 @@ class _File:
     @property
     def is_here(self) -> bool:
         """Files get their names only when their checksums match; records have their own for what happens later."""
-        return self.path.is_file() and self.path.stat().st_size == self.bytes
+        try:
+            status = self.path.lstat()
+        except OSError:
+            return False
+        return stat.S_ISREG(status.st_mode) and status.st_size == self.bytes
 
 
 def _files(dataset: Dataset, place: str, folder: Path, variant: str) -> Iterator[_File]:
@@ -134,7 +145,7 @@ def _bring(file: _File, advance: Callable[[int], None]) -> None:
 def _append(file: _File, begin: int, advance: Callable[[int], None]) -> int:
     """Fetch from byte `begin` on, and no more than there should be; the number of bytes."""
     fetched = 0
-    with file.part.open("ab") as out:
+    with open(file.part, "ab", opener=_not_followed) as out:
         if begin < file.bytes:
             with remote.opened(file.place, begin) as stream:
                 while block := stream.read(min(1 << 20, file.bytes - begin - fetched)):
@@ -144,6 +155,11 @@ def _append(file: _File, begin: int, advance: Callable[[int], None]) -> int:
         out.flush()
         os.fsync(out.fileno())
     return fetched
+
+
+def _not_followed(path: str, flags: int) -> int:
+    """Open for writing, but not what a link or a pipe of that name leads to: others may write to a shared cache."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _check_room(missing: list[_File], folder: Path) -> None:
@@ -156,16 +172,8 @@ def _check_room(missing: list[_File], folder: Path) -> None:
         )
 
 
-def _held(folder: Path) -> set[str]:
-    """The variants that a copy holds."""
+def _is_described(folder: Path, dataset: Dataset) -> bool:
     try:
-        return set(Dataset.open(folder).variants)
+        return Dataset.open(folder).fingerprint == dataset.fingerprint
     except UserError:
-        return set()
-
-
-def _describe(dataset: Dataset, folder: Path, variant: str) -> None:
-    """Write down the variants that are here, in the order of the original."""
-    here = _held(folder) | {variant}
-    variants = {name: entry for name, entry in dataset.description["variants"].items() if name in here}
-    write_json(folder / DESCRIPTION, dataset.description | {"variants": variants})
+        return False

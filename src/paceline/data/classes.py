@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.base.files import printable
 from paceline.errors import UserError
 
 _SHOWN = 10
@@ -41,4 +42,4 @@ def _plain(name: str) -> str:
 
 def _listed(classes: Sequence[Class]) -> str:
     shown = ", ".join(own.name if own.name == own.id else f"{own.id} ({own.name})" for own in classes[:_SHOWN])
-    return f"{len(classes)} ({shown}{', ...' if len(classes) > _SHOWN else ''})"
+    return f"{len(classes)} ({printable(shown)}{', ...' if len(classes) > _SHOWN else ''})"

@@ -3,23 +3,29 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.progress import track
 
 from paceline.base import chart
-from paceline.base.files import sha256, size_text
+from paceline.base.files import printable, size_text
 from paceline.base.logs import console
 from paceline.data import codec
+from paceline.data.description import ANEW
+from paceline.data.files import mismatch
 from paceline.data.prepare.assemble import LEFT_OUT
-from paceline.data.shards import ANEW, Dataset, Split, shard_name
+from paceline.data.shards import Dataset, Split
 from paceline.errors import UserError
 
 _MOST_REASONS = 12
 
 
 def summary(dataset: Dataset) -> Iterator[str]:
+    """Lines fit for a terminal, whatever a stranger called the data."""
+    return map(printable, _summary(dataset))
+
+
+def _summary(dataset: Dataset) -> Iterator[str]:
     description = dataset.description
     yield f"{dataset.folder}: {dataset.name}, {len(dataset.classes)} classes, fingerprint {dataset.fingerprint}"
     for split, entry in description["splits"].items():
@@ -42,7 +48,9 @@ def _remarks(dataset: Dataset) -> Iterator[str]:
         groups.setdefault(_reason(remark["what"]), []).append(remark)
     if not groups:
         return
-    yield f"  {len(remarks):,} files were skipped or re-encoded (all listed in {dataset.folder / 'dataset.json'}):"
+    total = sum(split["remarks"] for split in dataset.description["splits"].values())
+    listed = "all" if total == len(remarks) else f"{len(remarks):,} of them"
+    yield f"  {total:,} files were skipped or re-encoded ({listed} listed in {dataset.folder / 'dataset.json'}):"
     ordered = sorted(groups.items(), key=lambda group: (not group[0].startswith(LEFT_OUT), -len(group[1])))
     for reason, group in ordered[:_MOST_REASONS]:
         first = group[0]
@@ -56,43 +64,52 @@ def _reason(what: str) -> str:
     return re.sub(r"\d+", "N", what)
 
 
-def check(dataset: Dataset, cure: str = ANEW) -> None:
-    """Verify every file and, where a shard does not match, find the samples that are damaged."""
-    damaged: list[str] = []
-    for variant, entry in dataset.description["variants"].items():
-        for name, content in entry["splits"].items():
-            folder = dataset.folder / variant / name
-            lists = [_mismatch(folder, file) for file in content["lists"] if not _matches(folder, file)]
-            damaged += lists
-            split = None if lists else dataset.split(name, variant)
-            shards = track(content["shards"], f"checking {variant}/{name}", console=console, transient=True)
-            for number, file in enumerate(shards):
-                if not _matches(folder, file):
-                    found = list(_damaged_records(split, number)) if split else []
-                    damaged += found or [_mismatch(folder, file)]
-    if damaged:
-        shown = "\n  ".join(damaged[:20])
-        raise UserError(f"{dataset.folder}: {len(damaged)} damaged:\n  {shown}\n{cure}")
+def check(dataset: Dataset, variant: str = "", cure: str = ANEW) -> None:
+    """Verify every file and every record, of one variant or of all."""
+    problems = [
+        problem
+        for name in ([variant] if variant else dataset.variants)
+        for split in dataset.description["splits"]
+        for problem in _problems(dataset, name, split)
+    ]
+    if problems:
+        shown = "\n  ".join(problems[:20])
+        count = f"{len(problems)} problem{'s' * (len(problems) > 1)} found"
+        raise UserError(f"{dataset.folder}: {count}:\n  {shown}\n{cure}")
     console.print(f"{dataset.folder}: every checksum matches")
 
 
-def _matches(folder: Path, file: dict[str, Any]) -> bool:
-    path = folder / file["file"]
-    return path.is_file() and path.stat().st_size == file["bytes"] and sha256(path) == file["sha256"]
-
-
-def _mismatch(folder: Path, file: dict[str, Any]) -> str:
-    return f"{folder / file['file']} is missing or does not match its checksum"
-
-
-def _damaged_records(split: Split, shard: int) -> Iterator[str]:
-    if not (split.folder / shard_name(shard)).is_file():
+def _problems(dataset: Dataset, variant: str, name: str) -> Iterator[str]:
+    folder = dataset.folder / variant / name
+    files = dataset.description["variants"][variant]["splits"][name]
+    try:
+        split = dataset.split(name, variant)
+    except UserError as error:  # without an index, or with shards of another size, records cannot be told apart
+        found = [mismatch(folder / entry["file"], entry) for entry in (*files["lists"], *files["shards"])]
+        yield from filter(None, found) if any(found) else [str(error)]
         return
-    for number in np.flatnonzero(split.index["shard"] == shard):
+    try:
+        len(split.names)
+    except UserError as error:
+        yield str(error)
+    shards = track(files["shards"], f"checking {variant}/{name}", console=console, transient=True)
+    for number, entry in enumerate(shards):
+        records = list(_corrupt_records(split, number))
+        yield from records
+        if not records and (wrong := mismatch(folder / entry["file"], entry)):
+            yield wrong
+
+
+def _corrupt_records(split: Split, shard: int) -> Iterator[str]:
+    for number, record in split.records(shard):
+        width, height = split.index[number][["width", "height"]]
         try:
-            codec.describe(split.record(int(number)))
+            found = codec.describe(record)[:2]
         except codec.CodecError as error:
-            yield f"{split.where(int(number))}: {error}"
+            yield f"{split.where(number)}: {error}"
+        else:
+            if found != (width, height):
+                yield f"{split.where(number)}: {found[0]} x {found[1]} pixels, the index says {width} x {height}"
 
 
 def contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, seed: int) -> None:
@@ -123,7 +140,8 @@ def export(dataset: Dataset, out: Path, variant: str, splits: list[str]) -> None
         for number in track(range(len(split)), f"exporting {name}", console=console, transient=True):
             folder = out / name / ids[int(split.index[number]["label"])]
             folder.mkdir(parents=True, exist_ok=True)
-            target = folder / f"{number:08d}-{Path(split.names[number]).stem[:100]}.jpg"
+            stem = printable(Path(split.names[number]).stem)[:50]  # at most 200 bytes
+            target = folder / f"{number:08d}-{stem}.jpg"
             try:
                 target.write_bytes(codec.unpack(split.record(number)))
                 written += 1

@@ -1,6 +1,5 @@
 """What kind of data a path holds: prepared shards or arrays, an image folder, or a list. The path decides."""
 
-import json
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -8,9 +7,10 @@ from pathlib import Path
 from paceline.base.remote import is_remote
 from paceline.config.data import BUILT_IN, Data
 from paceline.config.recipe import Recipe
+from paceline.data.description import ANEW, DESCRIPTION, read_json
 from paceline.data.prepare.lists import SUFFIXES
 from paceline.data.prepare.sources import EXTENSIONS
-from paceline.data.shards import DESCRIPTION, default_folder
+from paceline.data.shards import default_folder
 from paceline.errors import UserError
 
 _WORDS = {"shards": "prepared images", "folder": "an image folder", "list": "a list of images"}
@@ -60,7 +60,7 @@ def kind_of(place: str) -> str:
             return "list"
         raise UserError(f"data.path={place!r} is a file, but not a list of images ({', '.join(SUFFIXES)})")
     if (path / DESCRIPTION).is_file():
-        return _prepared(path / DESCRIPTION)
+        return _prepared(path)
     if not path.is_dir():
         raise UserError(f"data.path={place!r} is neither a file nor a folder")
     folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
@@ -72,14 +72,15 @@ def kind_of(place: str) -> str:
     )
 
 
-def _prepared(path: Path) -> str:
+def _prepared(folder: Path) -> str:
+    path = folder / DESCRIPTION
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = read_json(folder)
         kind = description.get("kind") or description["name"]
-    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is not readable ({error}); remove the folder and prepare the data again") from None
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(f"{path} is not readable ({error}); {ANEW}") from None
     if kind not in ("shards", "cifar10"):
-        raise UserError(f"{path} describes {kind!r}, which is not prepared data; see `paceline prepare --help`")
+        raise UserError(f"{path} describes {kind!r:.40}, which is not prepared data; see `paceline prepare --help`")
     return str(kind)
 
 

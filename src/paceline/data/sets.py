@@ -1,7 +1,6 @@
 """Data sets that fit in memory: digits, CIFAR-10, generated images."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,10 +9,9 @@ import numpy as np
 import torch
 
 from paceline.config.data import Data, Synthetic
+from paceline.data import arrays
 from paceline.data.shards import default_folder
 from paceline.errors import UserError
-
-_DESCRIBED = {"name", "classes", "shape", "samples", "fingerprint"}
 
 
 @dataclass(frozen=True)
@@ -88,34 +86,14 @@ def _synthetic(shape: Synthetic) -> ImageSet:
 
 
 def _prepared(data: Data) -> ImageSet:
-    """Arrays that `paceline prepare` wrote; dataset.json, written last, says that they are complete."""
+    """Arrays that `paceline prepare` wrote."""
     folder = Path(data.path) if data.path else default_folder(data.name)
-    cure = f"remove {folder} and run `paceline prepare {data.name} --out {folder}`"
-    try:
-        description = json.loads((folder / "dataset.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder / 'dataset.json'} is not readable ({error}); {cure}") from None
-    if not isinstance(description, dict) or not description.keys() >= _DESCRIBED:
-        raise UserError(f"{folder / 'dataset.json'} does not describe a data set; {cure}")
-    if not isinstance(description["samples"], dict) or description["samples"].keys() != {"train", "val"}:
-        raise UserError(f"{folder / 'dataset.json'} does not describe the splits train and val; {cure}")
-    splits = {}
-    for split, num_samples in description["samples"].items():
-        images = _array(folder / f"{split}_images.npy", (num_samples, *description["shape"]), cure)
-        labels = _array(folder / f"{split}_labels.npy", (num_samples,), cure)
-        splits[split] = Split(torch.from_numpy(images), torch.from_numpy(labels).long())
-    classes = tuple(description["classes"])
-    return ImageSet(data.name, classes, splits["train"], splits["val"], description["fingerprint"])
-
-
-def _array(path: Path, shape: tuple[int, ...], cure: str) -> np.ndarray:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} is missing or damaged ({error}); {cure}") from None
-    if array.shape != shape or array.dtype != np.uint8:
-        raise UserError(f"{path} holds {array.dtype} {array.shape}, dataset.json says uint8 {shape}; {cure}")
-    return array
+    description, found = arrays.read(folder, data.name)
+    train, val = (
+        Split(torch.from_numpy(images), torch.from_numpy(labels).long())
+        for images, labels in (found["train"], found["val"])
+    )
+    return ImageSet(data.name, tuple(description["classes"]), train, val, description["fingerprint"])
 
 
 def _fingerprint(*tensors: torch.Tensor) -> str:

@@ -8,40 +8,32 @@
 A variant is one size of the same images; all variants have the same samples in the same order.
 """
 
-import json
+import hashlib
 import mmap
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from paceline.base.files import sha256
+from paceline.base.files import printable
 from paceline.data import codec
 from paceline.data.classes import Class
-from paceline.data.description import problem
+from paceline.data.description import ANEW, DESCRIPTION, MOST_BYTES, checked, parse_json, shard_name
+from paceline.data.files import leads_out, open_regular, read_regular, wrong_size
+from paceline.data.index import read_index
 from paceline.data.photographs import Choose
 from paceline.errors import UserError
 
-FORMAT = 1
-DESCRIPTION = "dataset.json"
-LISTS = ("index.npy", "names.txt")
-ANEW = "remove the folder and prepare the data again"
 _CURE = "prepare it with `paceline prepare`, or set data.path"
-INDEX = np.dtype(
-    [("offset", "<u8"), ("length", "<u4"), ("shard", "<u2"), ("label", "<u2"), ("width", "<u2"), ("height", "<u2")]
-)
 
 
 def default_folder(name: str) -> Path:
     """Where prepared data is put, and looked for, unless told otherwise."""
     return Path(os.environ.get("PACELINE_DATA", "data")) / name
-
-
-def shard_name(number: int) -> str:
-    return f"shard-{number:05d}.pcl"
 
 
 @dataclass(frozen=True)
@@ -59,30 +51,21 @@ class Dataset:
     @classmethod
     def open(cls, folder: Path) -> "Dataset":
         try:
-            return cls.parse((folder / DESCRIPTION).read_bytes(), str(folder))
+            return cls.parse(read_regular(folder / DESCRIPTION, MOST_BYTES), str(folder))
         except FileNotFoundError:
             raise UserError(f"{folder}: no prepared data here (it has no {DESCRIPTION}); {_CURE}") from None
         except OSError as error:
-            raise UserError(f"{folder / DESCRIPTION} is not readable ({error}); {_CURE}") from None
+            raise UserError(f"{folder / DESCRIPTION} is not readable ({error.strerror}); {_CURE}") from None
 
     @classmethod
     def parse(cls, content: bytes, place: str) -> "Dataset":
         """From what dataset.json holds."""
         path = f"{place.rstrip('/')}/{DESCRIPTION}"
         try:
-            description = json.loads(content)
+            description = parse_json(content)
         except ValueError as error:
             raise UserError(f"{path} is not readable ({error}); {_CURE}") from None
-        if not isinstance(description, dict) or description.get("kind") != "shards":
-            raise UserError(f"{path} does not describe shards; {_CURE}")
-        if description.get("format") != FORMAT:
-            raise UserError(
-                f"{path} has format {description.get('format')}; this version reads format {FORMAT}: upgrade paceline, "
-                f"or {ANEW}"
-            )
-        if wrong := problem(description):
-            raise UserError(f"{path} is damaged ({wrong}); {ANEW}")
-        return cls(place, description)
+        return cls(place, checked(description, "shards", path))
 
     @property
     def name(self) -> str:
@@ -115,45 +98,46 @@ class Dataset:
     def split(self, split: str, variant: str = "") -> "Split":
         """One split of a variant, by default of the only one."""
         variant = self.choose(variant)
-        if split not in self.description["variants"][variant]["splits"]:
+        if split not in self.description["splits"]:
             raise UserError(f"{self.place} has no {split} split")
-        return Split(self.folder / variant / split, self.description["variants"][variant]["splits"][split])
+        folder, files = self.folder / variant / split, self.description["variants"][variant]["splits"][split]
+        if leads_out(self.folder, folder):
+            raise UserError(f"{folder} is a symbolic link out of {self.folder}; put a copy of the files there")
+        return Split(folder, files, self.description["splits"][split]["per_class"])
 
 
 class Split:
-    """Records of one split, mapped into memory; the index is shared between processes and costs no time to open."""
+    """Records of one split, mapped into memory; everything but the records themselves is verified at opening."""
 
     cure = "see `paceline data DIR --check`"
 
-    def __init__(self, folder: Path, files: dict[str, Any]):
-        self.folder = folder
-        self._expected = shards = files["shards"]
-        expected = {entry["file"]: entry["sha256"] for entry in files["lists"]}
-        try:
-            self.index: np.ndarray = np.load(folder / "index.npy", mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise UserError(f"{folder / 'index.npy'} is missing or damaged ({error}); {ANEW}") from None
-        sound = sha256(folder / "index.npy") == expected.get("index.npy")  # labels have no other checksum
-        if not sound or self.index.dtype != INDEX or len(self.index) != sum(shard["samples"] for shard in shards):
-            raise UserError(f"{folder / 'index.npy'} does not match {DESCRIPTION}; {ANEW}")
+    def __init__(self, folder: Path, files: dict[str, Any], per_class: list[int]):
+        self.folder, self._files = folder, files
+        self.index = read_index(folder / "index.npy", files, per_class)
+        for number in range(len(files["shards"])):
+            self._shard(number).close()
 
     def __len__(self) -> int:
         return len(self.index)
 
+    def _shard(self, number: int) -> BinaryIO:
+        path, entry = self.folder / shard_name(number), self._files["shards"][number]
+        try:
+            file = open_regular(path)
+        except OSError as error:
+            raise UserError(f"{path} is missing or not readable ({error.strerror}); {ANEW}") from None
+        if wrong := wrong_size(file, entry["bytes"]):
+            file.close()
+            raise UserError(f"{path} {wrong}; {ANEW}")
+        return file
+
     @cached_property
     def shards(self) -> codec.Shards:
-        return codec.Shards([self._mapped(entry) for entry in self._expected])
+        return codec.Shards([self._mapped(number) for number in range(len(self._files["shards"]))])
 
-    def _mapped(self, entry: dict[str, Any]) -> mmap.mmap:
-        path = self.folder / entry["file"]
-        try:
-            with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} is missing or empty ({error}); {ANEW}") from None
-        if len(mapped) != entry["bytes"]:
-            raise UserError(f"{path} has {len(mapped)} bytes instead of {entry['bytes']}; {ANEW}")
-        return mapped
+    def _mapped(self, number: int) -> mmap.mmap:
+        with self._shard(number) as file:
+            return mmap.mmap(file.fileno(), self._files["shards"][number]["bytes"], access=mmap.ACCESS_READ)
 
     def places(self, ids: np.ndarray) -> np.ndarray:
         """Shard, offset and length of samples, as the codec wants them."""
@@ -172,19 +156,39 @@ class Split:
         return np.stack([rows["width"], rows["height"]], axis=1)
 
     def record(self, number: int) -> bytes:
-        row = self.index[number]
-        with (self.folder / shard_name(int(row["shard"]))).open("rb") as file:
-            file.seek(int(row["offset"]))
-            return file.read(int(row["length"]))
+        with self._shard(int(self.index[number]["shard"])) as file:
+            return _record(file, self.index[number])
+
+    def records(self, shard: int) -> Iterator[tuple[int, bytes]]:
+        """The samples of a shard with their records."""
+        with self._shard(shard) as file:
+            for number in np.flatnonzero(self.index["shard"] == shard):
+                yield int(number), _record(file, self.index[number])
 
     @cached_property
     def names(self) -> list[str]:
-        return (self.folder / "names.txt").read_text(encoding="utf-8").splitlines()
+        path, entry = self.folder / "names.txt", self._files["lists"][1]
+        try:
+            content = read_regular(path, entry["bytes"])
+            names = content.decode().splitlines()
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is missing or corrupt ({error}); {ANEW}") from None
+        if hashlib.sha256(content).hexdigest() != entry["sha256"] or len(names) != len(self):
+            raise UserError(f"{path} does not match {DESCRIPTION}; {ANEW}")
+        return names
 
     def where(self, number: int) -> str:
         """How a message names a sample."""
-        row, name = self.index[number % len(self)], self.names[number % len(self)]
+        row = self.index[number % len(self)]
+        try:
+            name = printable(self.names[number % len(self)])
+        except UserError:  # the names are only for messages such as this one
+            name = f"sample {number % len(self)}"
         return f"{self.folder / shard_name(int(row['shard']))} at byte {row['offset']} ({name})"
+
+
+def _record(file: BinaryIO, row: np.void) -> bytes:
+    return os.pread(file.fileno(), int(row["length"]), int(row["offset"]))
 
 
 class ShardReader:

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 import paceline
+from paceline.base.files import sha256
 from paceline.base.host import cores
 from paceline.track.devices import Gpus
 
@@ -70,7 +71,7 @@ def _fingerprint(folder: Path) -> str:
         return "missing"
     described = folder / "dataset.json"
     if described.is_file():
-        return hashlib.sha256(described.read_bytes()).hexdigest()[:12]
+        return sha256(described)[:12]
     listing = sorted(
         (str(path.relative_to(folder)), path.stat().st_size) for path in folder.rglob("*") if path.is_file()
     )

@@ -21,6 +21,7 @@ static const char *const TEXTS[NUM_STATUSES] = {
     [RECORD_HEADER] = "the record's header is damaged",
     [RECORD_CHECKSUM] = "the record does not match its checksum",
     [RECORD_BLOCKS] = "the record's blocks are damaged",
+    [RECORD_LOST] = "the shard was truncated, or its disk failed, while it was read",
     [CROP_BOX] = "the crop does not lie inside the image, or its output is too large or too small",
     [NO_MEMORY] = "out of memory",
 };
@@ -137,6 +138,24 @@ typedef struct {
     uint64_t length; /* of the whole shard, overrun included */
 } Shard;
 
+typedef struct {
+    Workspace *workspace;
+    CropFunction *function;
+    int path;
+    const uint8_t *record;
+    size_t length;
+    Crop crop;
+    uint8_t *out;
+} Job;
+
+static Status crop_record(void *argument)
+{
+    const Job *job = argument;
+    RecordHeader header;
+    Status status = verify(job->record, job->length, &header, job->path);
+    return status ? status : job->function(job->workspace, job->record, job->length, &job->crop, job->out);
+}
+
 /* The image `places[i]` = (shard, offset, length) cropped to `boxes[i]` = (x, y, width, height, mirrored) and resized to
  * width x height, into three planes at `out + i * 3 * width * height`. `statuses[i]` says how it went; an image that failed
  * may be half written. Returns the number of failures. */
@@ -146,19 +165,18 @@ EXPORT int paceline_crop(Workspace *workspace, int path, const Shard *shards, in
 {
     CropFunction *function = crop_function(path);
     int failures = 0;
+    guard_install();
     for (int64_t i = 0; i < num; i++) {
         int64_t shard = places[i][0], offset = places[i][1], length = places[i][2];
         Status status = RECORD_HEADER;
         if (function && shard >= 0 && shard < num_shards && offset >= 0 && length >= 0) {
-            uint64_t room = shards[shard].length < OVERRUN ? 0 : shards[shard].length - OVERRUN;
+            const Shard *from = &shards[shard];
+            uint64_t room = from->length < OVERRUN ? 0 : from->length - OVERRUN;
             if ((uint64_t)offset <= room && (uint64_t)length <= room - (uint64_t)offset) {
-                const uint8_t *record = shards[shard].bytes + offset;
                 const int32_t *box = boxes[i];
                 Crop crop = {box[0], box[1], box[2], box[3], box[4], width, height, luma_only};
-                RecordHeader header;
-                status = verify(record, (size_t)length, &header, path);
-                if (!status)
-                    status = function(workspace, record, (size_t)length, &crop, out);
+                Job job = {workspace, function, path, from->bytes + offset, (size_t)length, crop, out};
+                status = guarded(from->bytes, from->length, crop_record, &job);
             }
         }
         statuses[i] = status;

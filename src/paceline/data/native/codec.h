@@ -8,6 +8,7 @@
  * weights.c         resize weights
  * crop.h            record -> resized crop, included by crop_portable.c and crop_avx2.c, which give identical bytes
  * boxes.c           which part of an image a random crop sees
+ * guard.c           what happens when a mapped shard is truncated while it is read
  * api.c             what Python calls
  */
 #ifndef PACELINE_CODEC_H
@@ -50,6 +51,7 @@ typedef enum {
     RECORD_HEADER,
     RECORD_CHECKSUM,
     RECORD_BLOCKS,
+    RECORD_LOST,
     CROP_BOX,
     NO_MEMORY,
     NUM_STATUSES,
@@ -116,6 +118,12 @@ Status record_pack(const Coefficients *image, uint8_t *out, size_t capacity, siz
 Status record_unpack(const uint8_t *record, size_t length, Coefficients *image);
 Status record_header(const uint8_t *record, size_t length, RecordHeader *header); /* reads and checks it */
 uint32_t record_checksum(const uint8_t *record, size_t length, int portable);
+
+/* ---- mapped shards ---- */
+
+void guard_install(void);
+/* What `work` returns, or RECORD_LOST if reading from `bytes` to `bytes + length` failed. */
+Status guarded(const uint8_t *bytes, size_t length, Status (*work)(void *), void *argument);
 
 /* ---- crops ---- */
 

@@ -1,7 +1,5 @@
 """The last step of a preparation: what was noted for each shard becomes the index and the description."""
 
-import hashlib
-import io
 import json
 import shutil
 from pathlib import Path
@@ -9,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from paceline.base.files import replacing, sha256, write_json, write_text
+from paceline.base.files import replacing, write_json, write_text
+from paceline.data.description import DESCRIPTION, FORMAT, LISTS, MOST_REMARKS, sealed
+from paceline.data.files import file_entry, write_array
+from paceline.data.index import INDEX
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.sources import Source
-from paceline.data.shards import DESCRIPTION, FORMAT, INDEX, LISTS
 from paceline.errors import UserError
 
 PARTS = ".parts"  # where a preparation under way keeps its notes
@@ -27,15 +27,11 @@ def assemble(
     remarks: list[dict[str, str]] = []
     splits: dict[str, Any] = {}
     described: dict[str, Any] = {variant.name: {**vars(variant), "splits": {}} for variant in variants}
-    fingerprint = hashlib.sha256(json.dumps([vars(entry) for entry in source.classes]).encode())
     for split in source.splits:
         parts = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((out / PARTS / split).glob("*.json"))]
         entries = [(number, entry) for number, part in enumerate(parts) for entry in part["entries"]]
-        remarks += [
-            {"split": split, "file": entry["name"], "what": entry["remark"]}
-            for _, entry in entries
-            if "remark" in entry
-        ]
+        remarked = [entry for _, entry in entries if "remark" in entry]
+        remarks += [{"split": split, "file": entry["name"], "what": entry["remark"]} for entry in remarked]
         kept = [(number, entry) for number, entry in entries if "places" in entry]
         if not kept:
             raise UserError(f"{source.name}: not one image of {split} could be read; see {out / PARTS / split}")
@@ -46,43 +42,35 @@ def assemble(
         splits[split] = {
             "samples": len(kept),
             "left_out": len(entries) - len(kept),
+            "remarks": len(remarked),
             "per_class": np.bincount(labels, minlength=len(source.classes)).tolist(),
         }
         names = "".join(_line(entry["name"]) for _, entry in kept)
         for position, variant in enumerate(variants):
             rows = [_row(number, entry["label"], entry["places"][position]) for number, entry in kept]
             folder = out / variant.name / split
-            write_array(folder / "index.npy", np.array(rows, INDEX))
+            with replacing(folder / "index.npy") as file:
+                write_array(file, np.array(rows, INDEX))
             write_text(folder / "names.txt", names)
             shards = [part["shards"][position] for part in parts]
             described[variant.name]["splits"][split] = {
                 "bytes": sum(shard["bytes"] for shard in shards),
                 "shards": shards,
-                "lists": [_file(folder / name) for name in LISTS],
+                "lists": [file_entry(folder / name) for name in LISTS],
             }
-            for file in [*described[variant.name]["splits"][split]["lists"], *shards]:
-                fingerprint.update(file["sha256"].encode())
+    remarks.sort(key=lambda remark: not remark["what"].startswith(LEFT_OUT))  # listed first, should there be too many
     description = {
         "kind": "shards",
         "format": FORMAT,
         "name": source.name,
-        "fingerprint": fingerprint.hexdigest()[:16],
         "classes": [vars(entry) for entry in source.classes],
         "splits": splits,
         "variants": described,
-        "remarks": remarks,
+        "remarks": remarks[:MOST_REMARKS],
         "prepared": plan,
     }
-    write_json(out / DESCRIPTION, description)
+    write_json(out / DESCRIPTION, sealed(description))
     shutil.rmtree(out / PARTS)
-
-
-def write_array(path: Path, array: np.ndarray) -> None:
-    """As .npy; numpy would write to a file past Python, and not tell what is wrong with a full disk."""
-    content = io.BytesIO()
-    np.save(content, array)
-    with replacing(path) as file:
-        file.write(content.getbuffer())
 
 
 def _lost(source: Source, split: str, lost: list[int], entries: list[dict[str, Any]]) -> str:
@@ -92,10 +80,6 @@ def _lost(source: Source, split: str, lost: list[int], entries: list[dict[str, A
         f"not one {split} image of {len(lost)} class{'es' * (len(lost) > 1)} could be read ({names}):\n  {files}\n"
         "replace these files and prepare again into an empty folder, or prepare the rest with --allow-empty-classes"
     )
-
-
-def _file(path: Path) -> dict[str, Any]:
-    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def _row(shard: int, label: int, place: list[int]) -> tuple[int, ...]:

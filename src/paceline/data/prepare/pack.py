@@ -22,10 +22,10 @@ from paceline.base.bars import OneLineProgress, compact
 from paceline.base.files import FolderLock, make_folder, replacing, size_text, write_json
 from paceline.base.logs import console
 from paceline.data import codec
+from paceline.data.description import DESCRIPTION, FORMAT, MOST_CLASSES, read_json, shard_name
 from paceline.data.prepare.assemble import LEFT_OUT, PARTS, assemble
 from paceline.data.prepare.convert import Unreadable, Variant, convert
 from paceline.data.prepare.sources import Sample, Source
-from paceline.data.shards import DESCRIPTION, FORMAT, shard_name
 from paceline.errors import UserError
 
 SHARD_SAMPLES = 2048
@@ -43,8 +43,8 @@ def prepare(
         "variants": {variant.name: vars(variant) for variant in variants},
         "format": FORMAT,
     }
-    if not 2 <= len(source.classes) < 1 << 16:
-        raise UserError(f"{source.name} has {len(source.classes)} classes; 2 to 65,535 are possible")
+    if not 2 <= len(source.classes) <= MOST_CLASSES:
+        raise UserError(f"{source.name} has {len(source.classes)} classes; 2 to {MOST_CLASSES:,} are possible")
     try:
         make_folder(out)
         lock = FolderLock(out)
@@ -71,12 +71,11 @@ def prepare(
 
 
 def _finished(out: Path, plan: dict[str, Any]) -> bool:
-    path = out / DESCRIPTION
-    if not path.exists():
-        return False
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        description = read_json(out)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
         description = None
     if not isinstance(description, dict) or description.get("prepared") != json.loads(json.dumps(plan)):
         raise UserError(f"--out {out} holds other data already ({DESCRIPTION}); choose another folder")

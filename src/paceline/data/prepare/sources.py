@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import tarfile
 from collections import Counter
@@ -197,8 +198,8 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def fingerprint(files: Listing, root: Path) -> str:
-    """Of names and sizes: reading every file would take longer than an epoch."""
-    digest = hashlib.sha256()
+    """Of classes, names and sizes: reading every file would take longer than an epoch."""
+    digest = hashlib.sha256(json.dumps(files.ids).encode())
     for split, entries in files.splits.items():
         for label, path in entries:
             line = f"{split} {label} {_name(path, root)} {path.stat().st_size}\n"

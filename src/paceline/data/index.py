@@ -1,0 +1,52 @@
+"""The index of a split: a row per sample, with its place in the shards, its size and its label."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.data import codec
+from paceline.data.description import ANEW
+from paceline.data.files import read_array
+from paceline.errors import UserError
+
+INDEX = np.dtype(
+    [("offset", "<u8"), ("length", "<u4"), ("shard", "<u2"), ("label", "<u2"), ("width", "<u2"), ("height", "<u2")]
+)
+_MOST_PIXELS = 1 << 27  # MAX_BLOCKS of native/codec.h
+_MOST_RECORD = 1 << 29  # bytes; more than so many pixels take
+
+
+def read_index(path: Path, files: dict[str, Any], per_class: list[int]) -> np.ndarray:
+    """The rows of a split, none of which leads out of its shards or names a class that there is not."""
+    try:
+        index = read_array(path, INDEX, (sum(per_class),), files["lists"][0])
+    except (OSError, ValueError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} is missing or corrupt ({reason}); {ANEW}") from None
+    if wrong := _problem(index, files["shards"], per_class):
+        raise UserError(f"{path} is corrupt ({wrong}); {ANEW}")
+    return index
+
+
+def _problem(index: np.ndarray, shards: list[dict[str, Any]], per_class: list[int]) -> str:
+    """Its checksum is the one in dataset.json, but a stranger may have written both."""
+    labels = np.bincount(index["label"], minlength=len(per_class))
+    if len(labels) > len(per_class):
+        return f"a sample has the label {len(labels) - 1}, but there are {len(per_class)} classes"
+    if (wrong := np.flatnonzero(labels != per_class)).size:
+        first = wrong[0]
+        return f"{labels[first]} samples have the label {first} instead of {per_class[first]}"
+    samples = np.bincount(index["shard"], minlength=len(shards))
+    if samples.tolist() != [shard["samples"] for shard in shards]:
+        return "its samples are not in the shards that dataset.json says"
+    room = np.array([max(shard["bytes"] - codec.OVERRUN, 0) for shard in shards], np.uint64)[index["shard"]]
+    offset, length = index["offset"], index["length"]
+    outside = (length > np.minimum(room, _MOST_RECORD)) | (offset > room - np.minimum(room, length))  # no overflow
+    if outside.any():
+        return f"sample {outside.argmax()} lies outside its shard"
+    pixels = index["width"].astype(np.uint32) * index["height"]
+    if (wrong := np.flatnonzero((pixels == 0) | (pixels > _MOST_PIXELS))).size:
+        row = index[wrong[0]]
+        return f"sample {wrong[0]} has {row['width']} x {row['height']} pixels"
+    return ""

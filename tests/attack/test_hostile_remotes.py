@@ -1,0 +1,101 @@
+"""Prepared data behind addresses of strangers: nothing is written outside the cache, nothing unverified is used."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from servers import FileServer
+
+from attack.datasets import Change, change, crops, make_shards
+from paceline.base import remote
+from paceline.data import cache, description
+from paceline.data.description import DESCRIPTION
+from paceline.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    return make_shards(tmp_path_factory.mktemp("prepared"))
+
+
+@pytest.fixture
+def data(prepared: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(prepared, tmp_path / "data")
+
+
+@pytest.fixture
+def server(data: Path, tmp_path: Path, monkeypatch) -> Iterator[FileServer]:
+    monkeypatch.setattr(remote, "_PAUSE", 0.01)
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    with FileServer(data).running() as running:
+        yield running
+
+
+OUT = ["../x", "../../x", "/tmp/x", "..", ".", "", ".x", "a/b", "a\\b", "a\0b", "a\nb", "~", "x" * 300]
+
+
+def test_names_that_lead_out_of_the_cache_are_refused(server: FileServer, data: Path, tmp_path: Path, survived) -> None:
+    text = (data / DESCRIPTION).read_text()
+    changes: list[Change] = []
+    for name in OUT:
+        changes += [
+            lambda it, name=name: it.update(name=name),
+            lambda it, name=name: it["variants"].update({name: it["variants"].pop("original")}),
+            lambda it, name=name: it["splits"].update({name: it["splits"].pop("train")}),
+            lambda it, name=name: it["variants"]["original"]["splits"]["train"]["shards"][0].update(file=name),
+            lambda it, name=name: it["variants"]["original"]["splits"]["train"]["lists"][0].update(file=name),
+        ]
+    before = sorted(tmp_path.rglob("*"))
+    for how in changes:
+        (data / DESCRIPTION).write_text(text)
+        change(data, how)
+        with pytest.raises(UserError, match=r"dataset.json is corrupt \("):
+            cache.local(server.address, "original")
+    assert sorted(tmp_path.rglob("*")) == before
+    survived("names that lead out of the cache", len(changes))
+
+
+def test_links_in_a_shared_cache_are_not_followed(server: FileServer, data: Path, tmp_path: Path, survived) -> None:
+    folder = cache.local(server.address, "original")
+    (tmp_path / "outside").mkdir()
+    shutil.rmtree(folder / "original")
+    (folder / "original").symlink_to(tmp_path / "outside")
+    with pytest.raises(UserError, match="is a symbolic link out of"):
+        cache.local(server.address, "original")
+    (folder / "original").unlink()
+    (folder / "original" / "train").mkdir(parents=True)
+    (tmp_path / "precious").touch()
+    (folder / "original" / "train" / ".shard-00000.pcl.part").symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match="cannot be written"):
+        cache.local(server.address, "original")
+    assert not list((tmp_path / "outside").iterdir())
+    assert not (tmp_path / "precious").read_bytes()
+    survived("links in a shared cache", 2)
+
+
+def test_descriptions_without_end_are_not_read(server: FileServer, data: Path, monkeypatch, survived) -> None:
+    for module in (cache, description):
+        monkeypatch.setattr(module, "MOST_BYTES", 100_000)
+    with (data / DESCRIPTION).open("ab") as file:
+        file.write(b" " * 1_000_000)
+    with pytest.raises(UserError, match=r"is larger than 100\.0 kB"):
+        cache.local(server.address, "original")
+    assert not cache.cache_folder().exists()
+    survived("enormous files")
+
+
+def test_a_file_that_is_not_the_described_one_never_gets_its_name(server: FileServer, data: Path, survived) -> None:
+    shard = data / "original" / "train" / "shard-00000.pcl"
+    content = shard.read_bytes()
+    served = [content[:-1] + b"x", b"x" + content[1:], bytes(len(content))]
+    for other in served:
+        shard.write_bytes(other)
+        with pytest.raises(UserError, match=r"shard-00000.pcl does not match its checksum"):
+            cache.local(server.address, "original")
+        assert not list(cache.cache_folder().rglob("*/train/shard-00000.pcl"))
+        assert not list(cache.cache_folder().rglob(DESCRIPTION))
+    shard.write_bytes(content)
+    assert np.array_equal(crops(cache.local(server.address, "original"))[0], crops(data)[0])
+    survived("served files that do not match their checksums", len(served))

@@ -1,0 +1,81 @@
+"""A shard that shrinks while it is mapped is an error of its samples; any other SIGBUS ends the process as before."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import HANG, environment
+from photographs import jpeg, photograph
+
+_BEGIN = """
+import faulthandler, mmap, sys, threading
+import numpy as np
+from paceline.data import codec
+
+def mapped(path):
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+path, other = sys.argv[1:]
+record = codec.pack(open(path, "rb").read())
+with open(path, "wb") as file:
+    file.write(record * 200 + bytes(codec.OVERRUN))
+shards = codec.Shards([mapped(path)])
+places = np.array([[0, number * len(record), len(record)] for number in range(200)], np.int64)
+boxes = np.tile(np.array([0, 0, 90, 60, 0], np.int32), (200, 1))
+
+def crop():
+    return codec.Decoder(shards).crop(places, boxes, np.zeros((200, 3, 24, 24), np.uint8))
+"""
+
+_SHRINK = """
+assert not crop().any()
+with open(path, "r+b") as file:
+    file.truncate(len(record) * 10)
+found = []
+threads = [threading.Thread(target=lambda: found.append(crop())) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+again = crop()
+for statuses in (*found, again):
+    assert not statuses[:9].any() and statuses[10:].all(), statuses
+assert len(found) == 4
+print(codec.reason(int(again[-1])))
+"""
+
+_ELSEWHERE = """
+crop()
+view = np.frombuffer(mapped(other), np.uint8)
+with open(other, "r+b") as file:
+    file.truncate(0)
+crop()
+print(view.sum())
+"""
+
+_WATCHES = {"nobody": "", "faulthandler first": "before", "faulthandler later": "after"}
+
+
+def _run(tmp_path: Path, watch: str, script: str) -> subprocess.CompletedProcess[str]:
+    enable = "\nfaulthandler.enable()\n"
+    code = (enable if watch == "before" else "").join(["import faulthandler\n", _BEGIN])
+    code += (f"\ncrop(){enable}" if watch == "after" else "") + script
+    (tmp_path / "shard").write_bytes(jpeg(photograph(90, 60)))
+    (tmp_path / "other").write_bytes(bytes(10_000))
+    words = [sys.executable, "-c", code, str(tmp_path / "shard"), str(tmp_path / "other")]
+    return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=HANG, check=False)
+
+
+@pytest.mark.parametrize("watch", _WATCHES.values(), ids=_WATCHES.keys())
+def test_records_of_a_shard_that_shrank_are_refused_in_every_thread(tmp_path: Path, watch: str) -> None:
+    answer = _run(tmp_path, watch, _SHRINK)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == "the shard was truncated, or its disk failed, while it was read\n"
+
+
+@pytest.mark.parametrize("watch", _WATCHES.values(), ids=_WATCHES.keys())
+def test_any_other_bus_error_is_left_to_those_who_handled_it_before(tmp_path: Path, watch: str) -> None:
+    answer = _run(tmp_path, watch, _ELSEWHERE)
+    assert answer.returncode == -signal.SIGBUS, answer.stdout
+    assert answer.stderr.count("Fatal Python error: Bus error") == (1 if watch else 0)
