@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import TINY, command
-from marked import RANKS, ROLES, Begin, jobs, kill, last_step
 from processes import run_ranks
 
+from attack.marked import RANKS, ROLES, Begin, jobs, kill, last_step
 from paceline.track.records import RunFolder
 
 # long enough that a kill in the middle arrives in the middle

@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import HANG, TINY, command
-from marked import Begin, jobs
+
+from attack.marked import Begin, jobs
 
 ENDLESS = ("train", "digits", *TINY, "--train.duration", "1000000ba", "--evaluate.every", "1000000ba")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY, command
-from marked import RANKS, ROLES, Begin, Job, jobs, last_step
 
+from attack.marked import RANKS, ROLES, Begin, Job, jobs, last_step
 from paceline.checkpoint import store
 from paceline.track.records import RunFolder
 
