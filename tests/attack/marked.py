@@ -27,11 +27,14 @@ class Job:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         self.launcher = subprocess.Popen(words, cwd=folder, env=own, start_new_session=True, **pipes)
 
-    def processes(self) -> list[psutil.Process]:
+    def processes(self, folder: str = "", words: str = "") -> list[psutil.Process]:
+        """Those that live; only those that work in a folder of that name, and have these words in their command."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                if process.environ().get(_MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                if process.environ().get(_MARK) != self._mark or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if process.cwd().endswith(folder) and words in " ".join(process.cmdline()):
                     found.append(process)
         return found
 

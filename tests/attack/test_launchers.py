@@ -9,7 +9,7 @@ import psutil
 import pytest
 from conftest import HANG, TINY, command
 
-from attack.marked import Begin, jobs
+from attack.marked import Begin, jobs, kill
 
 ENDLESS = ("train", "digits", *TINY, "--train.duration", "1000000ba", "--evaluate.every", "1000000ba")
 
@@ -52,10 +52,6 @@ def test_a_program_that_trains_through_the_python_interface(begin: Begin, surviv
 def test_nodes_of_a_local_launch(begin: Begin, survived, tmp_path: Path) -> None:
     """They outlive the command that launched them, but no node its script, and no rank its node."""
 
-    def of(node: str, words: str) -> psutil.Process:
-        found = [own for own in job.processes() if own.cwd().endswith(node) and words in " ".join(own.cmdline())]
-        return found[0]
-
     def wait_for(what: Callable[[], object]) -> None:
         deadline = time.monotonic() + HANG
         while not what():
@@ -66,10 +62,9 @@ def test_nodes_of_a_local_launch(begin: Begin, survived, tmp_path: Path) -> None
     job = begin(command("launch", "local", "--nodes", 2, *ENDLESS[1:], "--detach"), **home)
     assert job.launcher.wait(HANG) == 0
     wait_for(lambda: any((tmp_path / "home").rglob("COMMIT")))
-    of("node-0", "-m paceline train").kill()
-    wait_for(lambda: not [own for own in job.processes() if own.cwd().endswith("node-0")])
-    of("node-1", "node.sh").kill()
-    wait_for(lambda: not [own for own in job.processes() if own.cwd().endswith("node-1")])
+    for node, words in (("node-0", "paceline train"), ("node-1", "node.sh")):
+        kill(job.processes(node, words)[0])
+        wait_for(lambda node=node: not job.processes(node))
     stop = begin(command("stop"), **home)
     assert stop.end()[0] == 0
     assert job.end()[0] == 0
