@@ -9,11 +9,14 @@ from typing import Any
 
 from paceline.base.remote import is_remote, shown
 from paceline.data.classes import Class
+from paceline.data.prepare.convert import MAX_BYTES
 from paceline.data.prepare.isolated import Isolated, Unreadable
-from paceline.data.prepare.sources import Sample, Source, archive, opened, size_of, tree
+from paceline.data.prepare.sources import Sample, Source, opened, size_of, tree
+from paceline.data.prepare.tars import archive
 from paceline.errors import UserError
 
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+_MAX_DEVKIT = 1 << 24  # bytes of a file in it; the original ones have less than 1 MB
 _VALIDATION_NAME = re.compile(r"ILSVRC2012_val_([0-9]{1,9})\.\w+")
 
 
@@ -58,7 +61,7 @@ def _devkit(place: str) -> tuple[list[Class], list[int]]:
     with opened(place) as stream:
         for member in archive(stream, place):
             if member.name in ("meta.mat", _TRUTH):
-                found[member.name] = member.read()
+                found[member.name] = member.read(_MAX_DEVKIT)
     for needed in ("meta.mat", _TRUTH):
         if needed not in found:
             raise UserError(f"--devkit {place} holds no {needed}; give ILSVRC2012_devkit_t12.tar.gz")
@@ -105,7 +108,7 @@ def _train(place: str, labels: dict[str, int], limit: int) -> Iterator[Sample]:
             for number, image in enumerate(archive(class_archive.file, f"{place}/{name}")):
                 if limit and number >= limit:
                     break
-                yield Sample(labels[id_], f"train/{id_}/{image.name}", image.size, image.read)
+                yield Sample(labels[id_], f"train/{id_}/{image.name}", image.size, partial(image.read, MAX_BYTES))
     if missing := sorted(labels.keys() - seen):
         raise UserError(f"--train {place} lacks {len(missing)} classes of the devkit ({', '.join(missing[:3])} ...)")
 
@@ -124,7 +127,7 @@ def _val(place: str, truth: list[int], limit: int) -> Iterator[Sample]:
             label = truth[number - 1]
             counts[label] = counts.get(label, 0) + 1
             if not limit or counts[label] <= limit:
-                yield Sample(label, f"val/{image.name}", image.size, image.read)
+                yield Sample(label, f"val/{image.name}", image.size, partial(image.read, MAX_BYTES))
     if len(numbers) != len(truth):
         raise UserError(
             f"--val {place} holds {len(numbers)} images, the devkit knows {len(truth)}; give both of one kind"
