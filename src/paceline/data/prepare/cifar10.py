@@ -7,7 +7,6 @@ Three layouts are read: the "python" archive (its pickles as data), the "binary"
 import hashlib
 import io
 import json
-import pickle
 import shutil
 import subprocess
 import tempfile
@@ -24,6 +23,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from paceline.base.files import replacing, write_json
 from paceline.base.logs import console
 from paceline.config.data import Data
+from paceline.data.prepare.pickles import read_dictionary
 from paceline.data.prepare.tars import archive
 from paceline.data.sets import load
 from paceline.errors import UserError
@@ -200,22 +200,14 @@ def _binary(content: bytes) -> tuple[np.ndarray, np.ndarray]:
     return _planes(rows[:, 1:]), _labels(rows[:, 0])
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Reads dictionaries of arrays; anything else that a pickle names is refused, so it cannot run code."""
-
-    _allowed = frozenset({"_reconstruct", "ndarray", "dtype"})
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] == "numpy" and name in self._allowed:
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        if (module, name) == ("_codecs", "encode"):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which is no array")
-
-
 def _pickled(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
-    return _planes(np.asarray(batch[b"data"], dtype=np.uint8)), _labels(batch[b"labels"])
+    batch = read_dictionary(content)
+    images, labels = batch["data"], batch["labels"]
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+        raise ValueError("data is not an array of bytes")
+    if isinstance(labels, list) and any(type(label) is not int for label in labels):
+        raise ValueError("labels are not numbers from 0 to 9")  # NumPy would look into whatever they are
+    return _planes(images), _labels(labels)
 
 
 def _verify(arrays: Arrays, archive: Path) -> None:
