@@ -13,6 +13,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from loader import processor_seconds
@@ -20,8 +21,8 @@ from PIL import Image
 
 from paceline.base.logs import console
 from paceline.data.classes import Class
-from paceline.data.prepare import pack, sources
-from paceline.data.prepare.convert import Variant
+from paceline.data.prepare import pack, sources, tars
+from paceline.data.prepare.convert import MAX_BYTES, Variant
 
 
 def unpack_and_resize(archive: Path, work: Path, side: int) -> None:
@@ -35,8 +36,8 @@ def unpack_and_resize(archive: Path, work: Path, side: int) -> None:
 def ours(archive: Path, work: Path, variant: Variant) -> None:
     def samples() -> Iterator[sources.Sample]:
         with sources.opened(str(archive)) as stream:
-            for number, member in enumerate(sources.archive(stream, str(archive))):
-                yield sources.Sample(number % 2, member.name, member.size, member.read)
+            for number, member in enumerate(tars.archive(stream, str(archive))):
+                yield sources.Sample(number % 2, member.name, member.size, partial(member.read, MAX_BYTES))
 
     classes = [Class("a", "a"), Class("b", "b")]
     source = sources.Source("benchmark", classes, {"train": samples}, {"train": None}, {"train": None}, parallel=False)

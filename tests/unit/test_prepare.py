@@ -23,6 +23,8 @@ from servers import FileServer
 from paceline.base import remote
 from paceline.data import codec
 from paceline.data.prepare import pack
+from paceline.data.prepare.convert import Variant, convert
+from paceline.data.prepare.isolated import Unreadable
 from paceline.data.shards import Dataset
 
 
@@ -309,7 +311,7 @@ def test_a_source_that_changed_is_not_mixed_with_what_it_was(here, tmp_path: Pat
     Dataset.open(tmp_path / "out")
 
 
-def test_odd_names_and_contents_are_left_out_or_kept_but_never_end_it(here, tmp_path: Path, monkeypatch) -> None:
+def test_odd_names_and_contents_are_left_out_or_kept_but_never_end_it(here, tmp_path: Path) -> None:
     root = tree(tmp_path / "in")
     folder = root / "train" / "n00000000"
     information = PngInfo()
@@ -318,8 +320,6 @@ def test_odd_names_and_contents_are_left_out_or_kept_but_never_end_it(here, tmp_
     (folder / "q[").mkdir()
     (folder / "q[" / "z].jpg").write_bytes(b"no image")
     os.link(folder / "train_0.JPEG", os.fsencode(folder) + b"/name\xff.jpg")
-    monkeypatch.setattr(codec, "pack", _refusing_wide_ones(codec.pack))
-    photograph(641, 8).save(folder / "wide.png")
     (root / "val" / ".hidden").mkdir()
     answer = here("prepare", "folder", "in", "--out", "out[/x]")
     assert answer.returncode == 0, answer.stderr
@@ -327,8 +327,13 @@ def test_odd_names_and_contents_are_left_out_or_kept_but_never_end_it(here, tmp_
     remarks = {Path(remark["file"]).name: remark["what"] for remark in dataset.description["remarks"]}
     assert remarks["comment.png"].startswith("a PNG file")
     assert remarks["z].jpg"].startswith("left out: not an image")
-    assert remarks["wide.png"] == "left out: 641 x 8 pixels: too large"
     assert dataset.description["splits"]["train"]["samples"] == 12 + 2
+
+
+def test_an_image_that_is_too_large_for_a_record_is_unreadable(monkeypatch) -> None:
+    monkeypatch.setattr(codec, "pack", _refusing_wide_ones(codec.pack))
+    with pytest.raises(Unreadable, match="641 x 8 pixels: too large"):
+        convert(_png(641, 8), [Variant()])
 
 
 def _refusing_wide_ones(pack: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:

@@ -72,7 +72,9 @@ def prepare(arguments: list[str]) -> int:
     parser.add_argument(
         "--allow-empty-classes", action="store_true", help="continue even if no image of a class could be read"
     )
-    parser.add_argument("--workers", type=count, metavar="N", help="threads (default: all cores)")
+    parser.add_argument(
+        "--workers", type=count, metavar="N", help="processes that decode images (default: one per core)"
+    )
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
     from paceline.data.shards import default_folder

@@ -7,7 +7,8 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from paceline.data.prepare.convert import Unreadable, open_image
+from paceline.data.prepare.convert import FORMATS, check_size, open_image
+from paceline.data.prepare.isolated import Unreadable
 from paceline.data.prepare.sources import Entry
 
 Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -71,8 +72,10 @@ class Files:
         failures = {}
         height, width = out.shape[2:]
         for position, key in enumerate(keys):
+            path = self._entries[key % len(self)][1]
             try:
-                image, _ = open_image(self._entries[key % len(self)][1].read_bytes())
+                check_size(path.stat().st_size)
+                image, _ = open_image(path.read_bytes())
             except (Unreadable, OSError) as error:
                 failures[position] = str(error)
                 continue
@@ -86,7 +89,7 @@ class Files:
 
 def _size(path: Path) -> tuple[int, int]:
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             return image.size
     except Exception:  # Pillow raises nearly anything; that the file is damaged is said when it is read
         return 1, 1

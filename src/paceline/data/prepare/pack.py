@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,11 +25,13 @@ from paceline.base.logs import console
 from paceline.data import codec
 from paceline.data.description import DESCRIPTION, FORMAT, MOST_CLASSES, read_json, shard_name
 from paceline.data.prepare.assemble import LEFT_OUT, PARTS, assemble
-from paceline.data.prepare.convert import Unreadable, Variant, convert
+from paceline.data.prepare.convert import MAX_BYTES, Variant, check_size, convert_as
+from paceline.data.prepare.isolated import Isolated, Unreadable
 from paceline.data.prepare.sources import Sample, Source
 from paceline.errors import UserError
 
 SHARD_SAMPLES = 2048
+_UNDER_WAY = 1 << 30  # bytes of files that are held at once
 _QUIET_SECONDS = 30.0  # between lines where there is no terminal for a bar
 
 
@@ -59,9 +62,10 @@ def prepare(
         for shards in (out / variant.name / split for variant in variants for split in source.splits):
             for half in shards.glob(".shard-*"):  # what a kill left behind; the lock says that nobody is writing
                 half.unlink()
-        with _bar() as bar, ThreadPoolExecutor(workers) as pool:
+        convert = Isolated(convert_as, [vars(variant) for variant in variants])
+        with _bar() as bar, convert, ThreadPoolExecutor(workers) as pool:
             for split in source.splits:
-                _write_split(source, split, out, variants, pool, workers, bar)
+                _write_split(source, split, out, variants, Work(convert, pool, workers), bar)
         assemble(source, out, variants, plan, allow_empty_classes)
     except KeyboardInterrupt:
         console.print(f"\n{out} is not finished; the same command goes on with it")
@@ -132,8 +136,7 @@ def _write_split(
     split: str,
     out: Path,
     variants: list[Variant],
-    pool: ThreadPoolExecutor,
-    workers: int,
+    work: "Work",
     bar: Progress,
 ) -> None:
     task = bar.add_task(split, total=source.bytes[split], images=0, rate="")
@@ -150,7 +153,7 @@ def _write_split(
             entries = []
             with ExitStack() as stack:
                 files = [_Shard(out / variant.name / split / shard_name(number), stack) for variant in variants]
-                for sample, outcome in _converted(chunk, variants, pool, workers, source.parallel):
+                for sample, outcome in work.converted(chunk, source.parallel):
                     entries.append(_entry(sample, outcome, files))
                     images, made = images + 1, made + 1
                     elapsed = bar.tasks[task].elapsed or 1e-9
@@ -199,29 +202,36 @@ def _is_done(part: Path, out: Path, split: str, variants: list[Variant]) -> bool
 Outcome = tuple[list[bytes], str] | Unreadable
 
 
-def _converted(
-    samples: "_Chunk", variants: list[Variant], pool: ThreadPoolExecutor, workers: int, parallel: bool
-) -> Iterator[tuple[Sample, Outcome]]:
-    """Results in the order of the samples, with a bounded number under way."""
+@dataclass(frozen=True)
+class Work:
+    """What converts samples: threads, of which each waits for a process of its own."""
 
-    def work(sample: Sample, content: bytes | None) -> Outcome:
+    convert: Isolated
+    pool: ThreadPoolExecutor
+    threads: int
+
+    def converted(self, samples: _Chunk, parallel: bool) -> Iterator[tuple[Sample, Outcome]]:
+        """Results in the order of the samples, with a bounded number of samples and of bytes under way."""
+        pending: deque[tuple[Sample, Future[Outcome]]] = deque()
+        for sample in samples:
+            content = None if parallel or sample.size > MAX_BYTES else sample.read()
+            pending.append((sample, self.pool.submit(self._outcome, sample, content)))
+            while len(pending) >= 4 * self.threads or sum(min(own.size, MAX_BYTES) for own, _ in pending) > _UNDER_WAY:
+                ready, future = pending.popleft()
+                yield ready, future.result()
+        for ready, future in pending:
+            yield ready, future.result()
+
+    def _outcome(self, sample: Sample, content: bytes | None) -> Outcome:
         try:
-            return convert(sample.read() if content is None else content, variants)
+            check_size(sample.size)
+            return self.convert(sample.read() if content is None else content)
         except Unreadable as error:
             return error
         except OSError as error:
             return Unreadable(f"cannot be read ({error.strerror or error})")
-        except Exception as error:  # one odd file among a million must not end the preparation
-            return Unreadable(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}")
-
-    pending: deque[tuple[Sample, Future[Outcome]]] = deque()
-    for sample in samples:
-        pending.append((sample, pool.submit(work, sample, None if parallel else sample.read())))
-        if len(pending) >= 4 * workers:
-            ready, future = pending.popleft()
-            yield ready, future.result()
-    for ready, future in pending:
-        yield ready, future.result()
+        except UserError as error:
+            raise UserError(f"{sample.name}: {error}") from None
 
 
 class _Shard:

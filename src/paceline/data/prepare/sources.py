@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -262,36 +261,3 @@ def size_of(place: str) -> int:
     if not path.is_file():
         raise UserError(f"{place}: no such file")
     return path.stat().st_size
-
-
-@dataclass(frozen=True)
-class Member:
-    """A file in a tar, to be read before the next one is asked for."""
-
-    name: str
-    size: int
-    file: IO[bytes]
-    place: str
-
-    def read(self) -> bytes:
-        with _complete(self.place):
-            return self.file.read()
-
-
-def archive(stream: IO[bytes], place: str) -> Iterator[Member]:
-    """Files of a tar, read forwards only."""
-    with _complete(place), tarfile.open(fileobj=stream, mode="r|*") as tar:
-        for member in tar:
-            if member.isfile():
-                file = tar.extractfile(member)
-                assert file is not None
-                yield Member(Path(member.name).name, member.size, file, place)
-
-
-@contextlib.contextmanager
-def _complete(place: str) -> Iterator[None]:
-    try:
-        yield
-    except (tarfile.TarError, EOFError) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise UserError(f"{place} is not a complete tar archive ({reason}); fetch it again") from None

@@ -1,0 +1,55 @@
+"""Images and archives of strangers: what `prepare` refuses, and what it says."""
+
+import os
+from pathlib import Path
+
+from conftest import complaint
+from hostile import deep_mat, disguised, jpeg_of_scans, png_of, tar_of
+from photographs import jpeg, photograph, tree
+
+from paceline.data.prepare.convert import open_image
+from paceline.data.shards import Dataset
+
+
+def test_files_of_other_kinds_start_no_program(here, tmp_path: Path, monkeypatch) -> None:
+    folder = tree(tmp_path / "in") / "train" / "n00000000"
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path / 'canary'}\n")
+    (programs / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    others = disguised(tmp_path / "canary")
+    for number, content in enumerate(others.values()):
+        (folder / f"{number}.jpg").write_bytes(content)
+    assert here("prepare", "folder", "in", "--out", "out", "--max-side", "32").returncode == 0
+    remarks = [entry["what"] for entry in Dataset.open(tmp_path / "out").description["remarks"]]
+    assert remarks == ["left out: not an image (cannot identify image file)"] * len(others)
+    assert not (tmp_path / "canary").exists()
+
+
+def test_images_beyond_the_limits_are_left_out_with_the_reason(here, tmp_path: Path) -> None:
+    folder = tree(tmp_path / "in") / "train" / "n00000000"
+    (folder / "png.png").write_bytes(png_of(50_000, 50_000))
+    (folder / "scans.jpg").write_bytes(jpeg_of_scans(400, 400, 200))
+    (folder / "file.png").write_bytes(b"\x89PNG")
+    os.truncate(folder / "file.png", 300_000_000)
+    assert here("prepare", "folder", "in", "--out", "out").returncode == 0
+    remarks = {Path(one["file"]).name: one["what"] for one in Dataset.open(tmp_path / "out").description["remarks"]}
+    assert remarks == {
+        "png.png": "left out: more than 200,000,000 pixels",
+        "scans.jpg": "left out: a JPEG of more than 100 scans",
+        "file.png": "left out: 300.0 MB, more than 250.0 MB",
+    }
+
+
+def test_scans_in_a_thumbnail_or_a_video_after_the_image_do_not_count() -> None:
+    image = jpeg(photograph(48, 40), progressive=True)
+    thumbnails = b"\xff\xe3\x01\x2c" + b"\xff\xda" * 149
+    assert open_image(image[:2] + thumbnails + image[2:] + b"\xff\xda" * 1000)[0].size == (48, 40)
+
+
+def test_a_devkit_that_would_crash_scipy_is_an_error(paceline, tmp_path: Path) -> None:
+    files = {"meta.mat": deep_mat(100_000), "ILSVRC2012_validation_ground_truth.txt": b"1"}
+    (tmp_path / "deep.tar").write_bytes(tar_of(files))
+    words = ("--train", "train.tar", "--val", "val.tar", "--devkit", "deep.tar", "--out", "out")
+    assert "deep.tar: meta.mat is not readable" in complaint(paceline("prepare", "imagenet", *words))
