@@ -53,7 +53,7 @@ def _simulate(**seconds: float) -> None:
     train.train_step = taking("compute", train.train_step)
     train.evaluate = taking("evaluate", train.evaluate)
     SGD.step = taking("optimizer", SGD.step)
-    Writer.save = taking("checkpoint", Writer.save)
+    Writer.snapshot = taking("checkpoint", Writer.snapshot)
 
 
 def _slow_loader(_rank: int) -> None:
