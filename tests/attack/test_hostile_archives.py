@@ -1,7 +1,9 @@
 """Archives of strangers: CIFAR-10's pickles and ImageNet's tars, mutated and made to run code, crash or fill memory."""
 
+import bz2
 import gzip
 import io
+import lzma
 import pickle
 import pickletools
 from collections.abc import Iterator
@@ -142,7 +144,9 @@ def _mutated_tars() -> tuple[int, int]:
     files = {"a.jpg": jpeg(photograph(16, 16)), "folder/b.jpg": b"x" * 700, "c" * 300: b"long"}
     linked = tar_of(files)[:-1024] + member(b"link", 0, b"2", link=b"/etc/passwd") + attributes(path="d" * 50)
     plain = linked + member(b"d", 1, body=b"x") + sparse(b"e", 100) + _END
-    results = [_read_tars(mutated(content, 1500, seed)) for seed, content in enumerate((plain, gzip.compress(plain)))]
+    packed = [plain, *(pack(plain) for pack in (gzip.compress, bz2.compress, lzma.compress))]
+    results = [_read_tars(mutated(content, 750, seed)) for seed, content in enumerate(packed)]
+    results += [_read_tars(content[:length] for length in range(100)) for content in packed]
     return sum(read for read, _ in results), sum(refused for _, refused in results)
 
 

@@ -64,7 +64,7 @@ def archive(stream: IO[bytes], place: str, fix: str = "fetch it again") -> Itera
 def _complete(place: str, fix: str) -> Iterator[None]:
     try:
         yield
-    except (tarfile.TarError, EOFError, ValueError, LookupError, OverflowError, RecursionError) as error:
-        # tarfile lets the mistakes of crafted headers through as they come
+    except (tarfile.TarError, EOFError, TypeError, ValueError, LookupError, OverflowError, RecursionError) as error:
+        # tarfile stumbles over crafted headers in many ways
         reason = " ".join(str(error).split())[:100]
         raise UserError(f"{place} is not a complete tar archive ({reason}); {fix}") from None
