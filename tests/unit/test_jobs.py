@@ -351,3 +351,19 @@ def test_a_run_folder_without_telemetry_is_fetched(tmp_path: Path, ask: Ask) -> 
         run.mkdir(parents=True)
         (run / "summary.json").write_text(json.dumps({"status": "running", "step": number}, indent=1))
     assert json.loads((control.fetch(job) / "summary.json").read_text())["step"] == 1
+
+
+class _Slow(Host):
+    """Sends the last block of an archive, which only pads it, when the rest has been read."""
+
+    def argv(self, command: str) -> list[str]:
+        return ["sh", "-c", f"{command} > all.tar; head -c 10240 all.tar; sleep 0.2; tail -c +10241 all.tar"]
+
+
+def test_an_archive_is_taken_to_its_end(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = bytes(18 * 512)  # with its header, and the first of two empty blocks that end it, a whole record
+    (tmp_path / "file").write_bytes(content)
+    (tmp_path / "here").mkdir()
+    _Slow("slow", str(tmp_path)).fetch(["file"], tmp_path / "here")
+    assert (tmp_path / "here" / "file").read_bytes() == content

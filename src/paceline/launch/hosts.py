@@ -86,9 +86,11 @@ class Host:
     def fetch(self, names: Sequence[str], target: Path) -> None:
         """Bring files and folders of the job's folder here."""
         with self.start(f"tar -C {quoted(self.folder)} -cf - {shlex.join(names)}") as sending:
+            assert sending.stdout
             try:
                 with tarfile.open(fileobj=sending.stdout, mode="r|") as tar:
                     tar.extractall(target, filter="data")
+                sending.stdout.read()  # the padding: tar would fail if nobody took it
             except tarfile.TarError as error:
                 raise HostError(f"{self.name}: {', '.join(names)} could not be fetched: {error}") from None
         if sending.returncode not in (0, 1):  # 1: a file changed while it was read
