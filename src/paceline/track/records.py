@@ -22,9 +22,13 @@ from pydantic_core import from_json
 
 from paceline.base.files import is_locked, write_json
 from paceline.base.host import host_name
-from paceline.track.checks import Start, Summary, is_sound, is_sound_record, sound
+from paceline.track.checks import Sample, Start, Summary, is_plain, is_sound, is_sound_record, sound
+from paceline.untrusted import check_regular, open_regular, read_regular
 
 _MOMENT = 60.0
+_MOST_JSON = 1 << 26
+_MOST_LINES = 1 << 30
+_LONGEST_LINE = 1 << 22  # the figures of tens of thousands of ranks
 _PER_RANK = re.compile(rb', "(?:seconds|memory)_per_rank": (?:\{[^}]*\}|\[[^]]*\])')
 
 
@@ -46,8 +50,24 @@ class RunFolder:
     def exists(self) -> bool:
         return self.recipe.is_file()
 
+    @property
+    def telemetry_files(self) -> list[Path]:
+        """One of each host; what file managers leave beside them is hidden."""
+        return sorted(path for path in self.telemetry.glob("*.jsonl") if not path.name.startswith("."))
+
+    def refused(self) -> Iterator[str]:
+        """Files that are not read, and why: FIFOs, devices, links that lead out of the folder, enormous files."""
+        one = (self.recipe, self.environment, self.summary)
+        for path in (*one, self.metrics, self.log, *self.telemetry_files):
+            try:
+                open_regular(path, _MOST_JSON if path in one else _MOST_LINES, self.path).close()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                yield f"{path.relative_to(self.path)} {error.strerror}"
+
     def read_summary(self) -> dict[str, Any]:
-        summary = _read_json(self.summary)
+        summary = _read_json(self.summary, self.path)
         return summary if is_sound(summary, Summary) else {}
 
     @property
@@ -55,7 +75,7 @@ class RunFolder:
         return self.read_summary().get("status") == "finished"
 
     def read_starts(self) -> list[dict[str, Any]]:
-        starts = _read_json(self.environment).get("starts", [])
+        starts = _read_json(self.environment, self.path).get("starts", [])
         return sound(starts, Start) if isinstance(starts, list) else []
 
     @property
@@ -66,7 +86,7 @@ class RunFolder:
         hosts = {host for start in self.read_starts()[-1:] for host in start.get("hosts", {})}
         if host_name() in hosts:
             return False
-        files = (self.metrics, self.summary, self.environment, self.recipe, *self.telemetry.glob("*.jsonl"))
+        files = (self.metrics, self.summary, self.environment, self.recipe, *self.telemetry_files)
         written = [path.stat().st_mtime for path in files if path.exists()]
         return bool(written) and time.time() - max(written) < _MOMENT
 
@@ -80,15 +100,15 @@ class RunFolder:
         the records keep their figures of single ranks, evenly spread: those of a long run on many ranks take long to
         read.
         """
-        text = _read(self.metrics)
-        lines = [line for line in text.splitlines() if line.strip()]
+        lines = [line for line in lines_of(self.metrics, self.path) if line.strip()]
         telling = [number for number, line in enumerate(lines) if b"_per_rank" in line]
         every = max(1, len(telling) // per_rank) if per_rank else 1
         for number in set(telling) - set(telling[::-1][::every]):
             lines[number] = _PER_RANK.sub(b"", lines[number])
         found = [next(iter(records_of([line])), None) for line in lines]
         # where a run was killed, a line may be cut off: before it was resumed, or at the very end
-        following = [*found[1:], None if text.endswith(b"\n") else {"kind": "resume"}]
+        whole = not lines or lines[-1].endswith(b"\n")
+        following = [*found[1:], None if whole else {"kind": "resume"}]
         self.damaged = sum(
             record is None and (after is None or after["kind"] != "resume")
             for record, after in zip(found, following, strict=False)
@@ -96,15 +116,25 @@ class RunFolder:
         return without_undone(record for record in found if record is not None)
 
 
-def _read(path: Path) -> bytes:
+def lines_of(path: Path, inside: Path) -> Iterator[bytes]:
+    """Lines of a file in a run folder; of one that is longer than any record the beginning, which is not a record."""
     try:
-        return path.read_bytes()
+        with open_regular(path, _MOST_LINES, inside) as file:
+            while line := file.readline(_LONGEST_LINE):
+                yield line
+                while len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+                    line = file.readline(_LONGEST_LINE)
     except OSError:
-        return b""
+        return
 
 
 def records_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     return [record for record in json_lines(lines) if is_sound_record(record)]
+
+
+def samples_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Of telemetry."""
+    return sound((line for line in json_lines(lines) if line.get("kind") == "sample"), Sample)
 
 
 def without_undone(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,14 +173,14 @@ def split_seconds(trained: list[dict[str, Any]]) -> dict[str, float]:
 def largest_batch(root: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     """What the newest `paceline find-batch` with this key, kept beside the runs, has found."""
     paths = sorted(root.glob("find-batch-*/find-batch.json"), key=lambda path: path.stat().st_mtime)
-    found = [answer for answer in map(_read_json, paths) if answer.get("key") == key]
+    found = [answer for path in paths if (answer := _read_json(path, root)).get("key") == key and is_plain(answer)]
     wanted = ("largest", "largest_global", "fastest", "memory_limit", "searched")
     return {name: found[-1].get(name) for name in wanted} if found else None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, inside: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path, _MOST_JSON, inside))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -160,7 +190,12 @@ class JsonLines:
     """Appends records to metrics.jsonl; what could not be written (a full disk) is kept and written with the next."""
 
     def __init__(self, path: Path):
-        cut_off = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        cut_off = False
+        if path.exists():
+            check_regular(path, path.parent)
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - 1))
+                cut_off = file.read(1) not in (b"", b"\n")
         self._file = path.open("ab", buffering=0)
         self._unwritten = b"\n" if cut_off else b""
 
