@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -83,6 +84,11 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Of several lines, which stay lines."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def say(text: str, error: bool = False) -> None:
+    """Print text that may hold what strangers wrote."""
+    print(printable_lines(text), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def printable_tree(value: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from paceline import __version__
+from paceline.base.files import say
 from paceline.config.launched import AGENT, under_launcher
 from paceline.errors import Stopped, UserError
 
@@ -59,7 +60,7 @@ def _complain(message: str) -> None:
 
         if report(message):
             return
-    print(f"paceline: {message}", file=sys.stderr)
+    say(f"paceline: {message}", error=True)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.base.files import say
 from paceline.base.host import bind_openmp, limit_openmp_spinning
 from paceline.base.remote import is_remote
 from paceline.cli.options import add_scaling, count, make_parser, plain_name, results_place, split_source
@@ -150,7 +151,7 @@ def export(arguments: list[str]) -> int:
     from paceline.engine.saved import find_save
 
     save = find_save(options.source, "last" if options.last else "best")
-    print(export_weights(save, options.to, options.raw))
+    say(export_weights(save, options.to, options.raw))
     return 0
 
 
@@ -179,9 +180,7 @@ def evaluate(arguments: list[str]) -> int:
     label, metrics = evaluate_path(Path(source), "last" if options.last else "best", overrides)
     if metrics:
         counts = f"{metrics['correct']} of {metrics['samples']}"
-        print(
-            f"{label}: top-1 {metrics['top1']:.2%} ({counts}), top-5 {metrics['top5']:.2%}, loss {metrics['loss']:.4f}"
-        )
+        say(f"{label}: top-1 {metrics['top1']:.2%} ({counts}), top-5 {metrics['top5']:.2%}, loss {metrics['loss']:.4f}")
     return 0
 
 
@@ -230,7 +229,7 @@ def _start_ranks(command: list[str], options: argparse.Namespace) -> int:
 def _help_with_fields(
     parser: argparse.ArgumentParser, source: str, overrides: list[str], only: Sequence[str] = ()
 ) -> int:
-    from paceline.config.help import print_fields
+    from paceline.cli.help import print_fields
     from paceline.config.io import load_recipe
 
     parser.print_help()
@@ -244,7 +243,7 @@ def recipes(arguments: list[str]) -> int:
     )
     parser.add_argument("-h", "--help", action="help", help="show this help")
     parser.parse_args(arguments)
-    from paceline.config.help import print_recipes
+    from paceline.cli.help import print_recipes
 
     print_recipes()
     return 0
