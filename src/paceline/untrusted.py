@@ -1,10 +1,14 @@
-"""Files that strangers may have made: only regular files of limited size, inside their folder, are opened."""
+"""Files and values that strangers may have made: what is opened, and what is computed with."""
 
 import errno
 import os
 import stat
 from pathlib import Path
 from typing import BinaryIO
+
+HUGE = 1e39
+"""More than float32 holds."""
+_DEEPEST = 50
 
 
 def check_regular(path: Path, inside: Path | None = None) -> None:
@@ -30,3 +34,13 @@ def open_regular(path: Path, most: int, inside: Path | None = None) -> BinaryIO:
 def read_regular(path: Path, most: int, inside: Path | None = None) -> bytes:
     with open_regular(path, most, inside) as file:
         return file.read()
+
+
+def is_plain(value: object, depth: int = 0) -> bool:
+    """Whether it is what JSON holds, not nested too deep, and its numbers can be computed with and printed."""
+    if isinstance(value, dict | list):
+        inner = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        return depth < _DEEPEST and all(is_plain(own, depth + 1) for own in inner)
+    if isinstance(value, int | float):
+        return -HUGE <= value <= HUGE  # not so NaN
+    return value is None or isinstance(value, str)

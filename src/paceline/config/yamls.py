@@ -12,7 +12,7 @@ import yaml
 
 from paceline.untrusted import read_regular
 
-_MOST_BYTES = 1 << 18
+MOST_BYTES = 1 << 18
 _MOST_CHARACTERS = 1 << 20
 """With every alias written out: nested ones make gigabytes of a kilobyte."""
 _DEEPEST = 50
@@ -64,7 +64,7 @@ def parse(text: str, fast: bool = False) -> Any:
 
 def read(path: Path, inside: Path | None = None, fast: bool = False) -> Any:
     """The value in a file; OSError or yaml.YAMLError."""
-    content = read_regular(path, _MOST_BYTES, inside)
+    content = read_regular(path, MOST_BYTES, inside)
     try:
         return parse(content.decode("utf-8-sig"), fast)
     except UnicodeDecodeError as error:

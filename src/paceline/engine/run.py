@@ -15,7 +15,6 @@ import torch
 
 from paceline.base import logs
 from paceline.base.device import peak_memory
-from paceline.base.files import write_json
 from paceline.base.logs import log
 from paceline.base.world import World
 from paceline.checkpoint import store
@@ -28,6 +27,7 @@ from paceline.engine.window import SPLIT, Window
 from paceline.errors import UserError
 from paceline.track.progress import Display
 from paceline.track.records import RunFolder, split_seconds
+from paceline.track.sealed import write_sealed
 from paceline.track.sinks import Sink
 
 
@@ -235,7 +235,7 @@ class Run:
         if status != "running":  # adding up a long run's records takes time
             summary |= totals(self.folder, self.setup)
         try:
-            write_json(self.folder.summary, summary)
+            write_sealed(self.folder.summary, summary)
         except OSError as error:
             log.warning("%s could not be written: %s", self.folder.summary, error)
         return summary
@@ -265,7 +265,8 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
     """Results and times of a run, added up from its records."""
     records = folder.records()
     trained = [record for record in records if record["kind"] == "train"]
-    evaluated = [record for record in records if record["kind"] == "eval" and record["loss"] is not None]
+    evals = [record for record in records if record["kind"] == "eval"]
+    evaluated = [record for record in evals if None not in (record["loss"], record["top1"])]
     seconds = split_seconds(trained)
     train_seconds = sum(seconds.values())
     seconds["evaluate"] = sum(record["seconds"] for record in evaluated)

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.base.files import printable
 from paceline.logbook.read import Run
-from paceline.track.checks import is_plain
+from paceline.untrusted import is_plain
 
 _STEP = re.compile(r"Epoch:\s*\[(\d{1,9})\]\s*\[\s*(\d{1,9})/\s*(\d{1,9})\]")
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d.])"

@@ -51,6 +51,8 @@ def _recipe(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
     except (OSError, yaml.YAMLError):
         recipe = None
     if recipe and is_sound(recipe, Recipe):
+        if folder.recipe_is_as_written is False:
+            notes.append("recipe.yaml was changed after the run was started: what it tells may be wrong")
         return dict(recipe)
     notes.append("recipe.yaml is damaged: what was trained is unknown")
     return {}

@@ -10,8 +10,8 @@ import yaml
 from paceline.base.files import printable
 from paceline.config import yamls
 from paceline.logbook.live import standing
-from paceline.track.checks import is_plain
 from paceline.track.records import RunFolder, split_seconds
+from paceline.untrusted import is_plain
 
 _LARGEST = 1e15
 
@@ -80,7 +80,7 @@ def _recipe(run: RunFolder) -> dict[str, Any]:
         tree = yamls.read(run.recipe, run.path, fast=True)
     except (OSError, yaml.YAMLError):
         return {}
-    sound = isinstance(tree, dict) and is_plain(tree)
+    sound = isinstance(tree, dict) and is_plain(tree) and run.recipe_is_as_written is not False
     return {key: value for key, value in tree.items() if isinstance(value, dict)} if sound else {}
 
 

@@ -6,11 +6,10 @@ from typing import Annotated, Any, Required
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
+from paceline.untrusted import HUGE, is_plain
+
 _FAR = 1e15
-_HUGE = 1e39
-"""More than float32 holds."""
-_DEEPEST = 50
-Finite = Annotated[float, Field(allow_inf_nan=False, ge=-_HUGE, le=_HUGE)]
+Finite = Annotated[float, Field(allow_inf_nan=False, ge=-HUGE, le=HUGE)]
 Percent = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1000)]
 Share = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=10**18)]
@@ -76,6 +75,7 @@ class _LargestBatch(TypedDict):
 
 class Start(TypedDict, total=False):
     started: str
+    recipe_sha256: str
     ranks: Positive
     first_step: Count
     hosts: dict[str, Any]
@@ -155,16 +155,6 @@ _CHECKS: dict[type, TypeAdapter[Any]] = {
 
 _READ_AS_A_WHOLE = (Start, Summary, Recipe)
 """Of the others only what is checked is read."""
-
-
-def is_plain(value: object, depth: int = 0) -> bool:
-    """Whether it is what JSON holds, not nested too deep, and its numbers can be computed with and printed."""
-    if isinstance(value, dict | list):
-        inner = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-        return depth < _DEEPEST and all(is_plain(own, depth + 1) for own in inner)
-    if isinstance(value, int | float):
-        return -_HUGE <= value <= _HUGE  # not so NaN
-    return value is None or isinstance(value, str)
 
 
 def is_sound(value: object, kind: type) -> bool:

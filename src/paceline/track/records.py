@@ -10,8 +10,10 @@ tensorboard/       event files
 summary.json       status and results; rewritten as the run goes on
 """
 
+import hashlib
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -20,10 +22,12 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from paceline.base.files import is_locked, write_json
+from paceline.base.files import is_locked, write_text
 from paceline.base.host import host_name
-from paceline.track.checks import Sample, Start, Summary, is_plain, is_sound, is_sound_record, sound
-from paceline.untrusted import check_regular, open_regular, read_regular
+from paceline.config import yamls
+from paceline.track.checks import Sample, Start, Summary, is_sound, is_sound_record, sound
+from paceline.track.sealed import is_intact, seal, write_sealed
+from paceline.untrusted import check_regular, is_plain, open_regular, read_regular
 
 _MOMENT = 60.0
 _MOST_JSON = 1 << 26
@@ -51,20 +55,47 @@ class RunFolder:
         return self.recipe.is_file()
 
     @property
+    def is_taken(self) -> bool:
+        """Whether a run lives here, even one that lost its recipe."""
+        return any(map(os.path.lexists, (self.recipe, self.environment, self.metrics, self.checkpoints)))
+
+    @property
+    def recipe_is_lost(self) -> bool:
+        """Whether recipe.yaml is missing or empty."""
+        return not os.path.lexists(self.recipe) or (self.exists and not self.recipe.stat().st_size)
+
+    def write_recipe(self, text: str) -> str:
+        """Its checksum, which the entry of this start keeps."""
+        write_text(self.recipe, text)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def recipe_is_as_written(self) -> bool | None:
+        """Whether recipe.yaml is what the last start wrote; None if that is not known."""
+        checksum = next((start.get("recipe_sha256") for start in self.read_starts()[-1:]), None)
+        try:
+            text = read_regular(self.recipe, yamls.MOST_BYTES, self.path)
+        except OSError:
+            return None
+        return hashlib.sha256(text).hexdigest() == checksum if checksum else None
+
+    @property
     def telemetry_files(self) -> list[Path]:
         """One of each host; what file managers leave beside them is hidden."""
         return sorted(path for path in self.telemetry.glob("*.jsonl") if not path.name.startswith("."))
 
     def refused(self) -> Iterator[str]:
         """Files that are not read, and why: FIFOs, devices, links that lead out of the folder, enormous files."""
-        one = (self.recipe, self.environment, self.summary)
-        for path in (*one, self.metrics, self.log, *self.telemetry_files):
+        most = {self.recipe: yamls.MOST_BYTES, self.environment: _MOST_JSON, self.summary: _MOST_JSON}
+        for path in (*most, self.metrics, self.log, *self.telemetry_files):
             try:
-                open_regular(path, _MOST_JSON if path in one else _MOST_LINES, self.path).close()
+                open_regular(path, most.get(path, _MOST_LINES), self.path).close()
             except FileNotFoundError:
                 continue
             except OSError as error:
                 yield f"{path.relative_to(self.path)} {error.strerror}"
+        if not Path(os.path.realpath(self.telemetry)).is_relative_to(os.path.realpath(self.path)):
+            yield f"telemetry leads out of {self.path}; replace the link by a folder"
 
     def read_summary(self) -> dict[str, Any]:
         summary = _read_json(self.summary, self.path)
@@ -91,7 +122,10 @@ class RunFolder:
         return bool(written) and time.time() - max(written) < _MOMENT
 
     def append_environment(self, start: dict[str, Any]) -> None:
-        write_json(self.environment, {"starts": [*self.read_starts(), start]})
+        starts = self.read_starts()
+        if not starts and self.environment.exists():  # what can still be read of it is not to be lost
+            self.environment.rename(self.path / f"damaged-{self.environment.name}")
+        write_sealed(self.environment, {"starts": [*starts, start]})
 
     def records(self, per_rank: int = 0) -> list[dict[str, Any]]:
         """Records that count: what a killed run wrote beyond the save it was resumed from is left out.
@@ -100,7 +134,7 @@ class RunFolder:
         the records keep their figures of single ranks, evenly spread: those of a long run on many ranks take long to
         read.
         """
-        lines = [line for line in lines_of(self.metrics, self.path) if line.strip()]
+        lines = [line if is_intact(line) else b"?" for line in lines_of(self.metrics, self.path) if line.strip()]
         telling = [number for number, line in enumerate(lines) if b"_per_rank" in line]
         every = max(1, len(telling) // per_rank) if per_rank else 1
         for number in set(telling) - set(telling[::-1][::every]):
@@ -154,7 +188,7 @@ def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             record = from_json(line, allow_inf_nan=False)
         except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict):
+        if isinstance(record, dict) and is_intact(line):
             yield record
 
 
@@ -180,10 +214,11 @@ def largest_batch(root: Path, key: dict[str, Any]) -> dict[str, Any] | None:
 
 def _read_json(path: Path, inside: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_regular(path, _MOST_JSON, inside))
+        text = read_regular(path, _MOST_JSON, inside)
+        content = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return content if isinstance(content, dict) and is_intact(text) else {}
 
 
 class JsonLines:
@@ -200,7 +235,7 @@ class JsonLines:
         self._unwritten = b"\n" if cut_off else b""
 
     def write(self, record: dict[str, Any]) -> None:
-        self._unwritten += json.dumps(_rounded(record) | {"time": round(time.time(), 3)}).encode() + b"\n"
+        self._unwritten += seal(_rounded(record) | {"time": round(time.time(), 3)}) + b"\n"
         self._flush()
 
     def _flush(self) -> None:

@@ -6,7 +6,6 @@ and network count from the machine's start. telemetry/<host>.txt is a table in t
 """
 
 import contextlib
-import json
 import threading
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ import psutil
 from paceline.base.host import BackgroundThread, host_name
 from paceline.track.devices import Gpus
 from paceline.track.other_work import OtherWork
+from paceline.track.sealed import seal
 
 _PATIENCE = 5.0
 
@@ -32,7 +32,7 @@ class HostSampler:
         """Of these GPUs, or of all the host has; `processes`: the run's own, all others are other work."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{host_name()}.jsonl"
-        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        self._file = self._path.open("ab", buffering=0)
         self._interval, self._stop = interval, threading.Event()
         self._gpus = Gpus(gpus)
         self._totals = Totals()
@@ -51,11 +51,11 @@ class HostSampler:
             "gpus": self._gpus.described,
         }
         with contextlib.suppress(Exception):  # a full disk, or whatever it is, must not disturb training
-            self._file.write(json.dumps(host) + "\n")
+            self._file.write(seal(host) + b"\n")
             while not self._stop.wait(self._interval):
                 sample = self._sample()
                 self._totals.add(sample)
-                self._file.write(json.dumps(sample) + "\n")
+                self._file.write(seal(sample) + b"\n")
 
     def _sample(self) -> dict[str, Any]:
         traffic, disk = psutil.net_io_counters(), psutil.disk_io_counters()
