@@ -26,7 +26,7 @@ def _simulate(**seconds: float) -> None:
     """Time passes only while a batch is loaded, a step, an optimizer, an evaluation or a checkpoint is computed."""
     from torch.optim import SGD
 
-    from paceline.checkpoint import store
+    from paceline.checkpoint.writer import Writer
     from paceline.data.load import resident
     from paceline.engine import train
 
@@ -53,7 +53,7 @@ def _simulate(**seconds: float) -> None:
     train.train_step = taking("compute", train.train_step)
     train.evaluate = taking("evaluate", train.evaluate)
     SGD.step = taking("optimizer", SGD.step)
-    store.Writer.save = taking("checkpoint", store.Writer.save)
+    Writer.snapshot = taking("checkpoint", Writer.snapshot)
 
 
 def _slow_loader(_rank: int) -> None:

@@ -41,7 +41,7 @@ def broadcast_object(value: Any, src: int, rank: int) -> Any:
     for name, dtype, shape in forms:
         received[name] = _empty(dtype, shape, src)
         dist.broadcast(received[name], src)
-    return unflatten(skeleton, received)
+    return _rebuilt(skeleton, received, src)
 
 
 def all_gather_object(value: Any, size: int) -> list[Any]:
@@ -52,7 +52,7 @@ def all_gather_object(value: Any, size: int) -> list[Any]:
     checked = [_checked(int(length), rank) for rank, length in enumerate(lengths)]
     contents = [torch.empty(max(checked), dtype=torch.uint8) for _ in range(size)]
     dist.all_gather(contents, _bytes(text.ljust(max(checked))))
-    return [unflatten(_parsed(contents[rank][:length], rank), {}) for rank, length in enumerate(checked)]
+    return [_rebuilt(_parsed(contents[rank][:length], rank), {}, rank) for rank, length in enumerate(checked)]
 
 
 def _bytes(text: bytes) -> torch.Tensor:
@@ -68,6 +68,13 @@ def _checked(length: int, rank: int) -> int:
 def _parsed(content: torch.Tensor, rank: int) -> Any:
     try:
         return json.loads(content.numpy().tobytes())
+    except (ValueError, RecursionError) as error:
+        raise _stranger(rank, str(error)) from None
+
+
+def _rebuilt(skeleton: Any, tensors: dict[str, torch.Tensor], rank: int) -> Any:
+    try:
+        return unflatten(skeleton, tensors)
     except (ValueError, RecursionError) as error:
         raise _stranger(rank, str(error)) from None
 
