@@ -197,7 +197,7 @@ def test_nothing_is_committed_before_what_must_survive_with_it(tmp_path: Path) -
     writer.start(1, writer.snapshot(lambda: _parts(1)), {})
     writer.start(2, writer.snapshot(lambda: _parts(2)), {}, refuse)
     writer.wait()
-    tensors = {f"{part}.safetensors" for part in ("model", "optimizer", "progress")}
+    tensors = {f"{part}.safetensors" for part in ("model", "optimizer")}
     assert seen == [{"manifest.json", "state.json"} | tensors]
     assert "metrics.jsonl: No space left on device" in (writer.error or "")
     assert [path.name for path in store.committed(tmp_path)] == ["step-00000001"]

@@ -36,7 +36,7 @@ def broadcast_object(value: Any, src: int, rank: int) -> Any:
         for own in tensors.values():
             dist.broadcast(own.contiguous().cpu(), src)
         return value
-    skeleton, forms = _parsed(content, src)
+    skeleton, forms = _skeleton_and_forms(content, src)
     received = {}
     for name, dtype, shape in forms:
         received[name] = _empty(dtype, shape, src)
@@ -70,6 +70,20 @@ def _parsed(content: torch.Tensor, rank: int) -> Any:
         return json.loads(content.numpy().tobytes())
     except (ValueError, RecursionError) as error:
         raise _stranger(rank, str(error)) from None
+
+
+def _skeleton_and_forms(content: torch.Tensor, rank: int) -> tuple[Any, list[Any]]:
+    match _parsed(content, rank):
+        case [skeleton, list(forms)] if all(map(_is_form, forms)):
+            return skeleton, forms
+    raise _stranger(rank, "neither a value nor tensors")
+
+
+def _is_form(form: Any) -> bool:
+    match form:
+        case [str(), str(), list()]:
+            return True
+    return False
 
 
 def _rebuilt(skeleton: Any, tensors: dict[str, torch.Tensor], rank: int) -> Any:
