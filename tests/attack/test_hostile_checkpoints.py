@@ -377,7 +377,7 @@ def test_stray_files_do_no_harm(here, runs: dict[str, Path], tmp_path: Path, sur
         "._state.json",
         "state.json~",
         "#state.json#",
-        "ema.safetensors.bak",
+        "ema.bak",
     )
     for folder in (save, save.parent, run, run / "telemetry"):
         for name in strays:

@@ -262,9 +262,8 @@ def test_impossible_numbers_in_other_files_before_every_command(here, run: Path,
             for number in HOSTILE_NUMBERS[index % 2 :: 2]:
                 inner = re.sub(r', "crc": "\w+"', "", sound)
                 if re.search(rf'"{name}":', inner):
-                    text = re.sub(
-                        rf'"{name}": ("[^"]*"|\[[^]]*\]|\{{[^}}]*\}}|[^,}}\n]+)', f'"{name}": {number}', inner
-                    )
+                    value = r'("[^"]*"|\[[^]]*\]|\{[^}]*\}|[^,}\n]+)'
+                    text = re.sub(rf'"{name}": {value}', f'"{name}": {number}', inner)
                 else:
                     text = inner.replace("{", f'{{"{name}": {number}, ', 1)
                 (run / file).write_text(text)
@@ -364,10 +363,9 @@ def test_hostile_texts_before_every_command(here, tmp_path: Path, survived) -> N
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_recipes_are_shown_as_they_are(here, tmp_path: Path, survived, text: str) -> None:
     path = tmp_path / "hostile.yaml"
-    path.write_text(
-        json.dumps({"name": text, "data": {"path": text}, "model": {"name": text}, "about": {"source": text}})
-    )
-    for words in (("train", path), ("train", path, "--help"), ("plan", path), ("train", "digits", "--name", text)):
+    tree = {"name": text, "data": {"path": text}, "model": {"name": text}, "about": {"source": text}}
+    path.write_text(json.dumps(tree))
+    for words in (("train", path), ("train", path, "--help"), ("plan", path), ("train", "digits", "--seed", text)):
         _polite(here(*words))
     _polite(here("evaluate", tmp_path / text.replace("/", "-")))
     survived("hostile texts, by command", 5)

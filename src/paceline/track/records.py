@@ -50,6 +50,8 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.damaged = 0
         """Lines of the records that were read last which tell nothing."""
+        self.cut_off = False
+        """Whether they end within a line, as those of a killed run may."""
 
     @property
     def exists(self) -> bool:
@@ -152,14 +154,14 @@ class RunFolder:
         read.
         """
         read = [line for line in lines_of(self.metrics, self.path) if line.strip()]
-        cut_off = bool(read) and not read[-1].endswith(b"\n")
+        self.cut_off = bool(read) and not read[-1].endswith(b"\n")
         lines = [line if is_intact(line) else b"?" for line in read]
         telling = [number for number, line in enumerate(lines) if b"_per_rank" in line]
         every = max(1, len(telling) // per_rank) if per_rank else 1
         for number in set(telling) - set(telling[::-1][::every]):
             lines[number] = _PER_RANK.sub(b"", lines[number])
         found = [next(iter(records_of([line])), None) for line in lines]
-        if cut_off and found[-1] is None:
+        if self.cut_off and found[-1] is None:
             found.pop()  # it was being written
         counted = _without_undone(found)
         self.damaged = counted.count(None)
