@@ -32,7 +32,7 @@ def read_folder(path: Path) -> Run:
         if not found:
             run.notes.append(f"{file} is missing or damaged: what it tells is unknown")
     run.notes += _partial(run)
-    for lacking in (*_missing_steps(run, folder.damaged), *_changed_on_the_way(run)):
+    for lacking in (*_missing_steps(run, folder), *_changed_on_the_way(run)):
         run.complete = False
         run.notes.append(lacking)
     if not run.evaluated:
@@ -72,9 +72,11 @@ def _partial(run: Run) -> Iterator[str]:
         yield f"partial: the run {_PARTIAL[run.status]}{reason}"
 
 
-def _missing_steps(run: Run, damaged: int) -> Iterator[str]:
-    if damaged:
+def _missing_steps(run: Run, folder: RunFolder) -> Iterator[str]:
+    if damaged := folder.damaged:
         yield f"{damaged} damaged line{'s were' if damaged > 1 else ' was'} left out of metrics.jsonl"
+    if folder.cut_off and run.status == "finished":
+        yield "partial: metrics.jsonl ends within a line"
     if not run.trained:
         yield "no training step was recorded"
         return

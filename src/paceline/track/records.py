@@ -49,6 +49,8 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.damaged = 0
         """Lines of the records that were read last which tell nothing."""
+        self.cut_off = False
+        """Whether they end within a line, as those of a killed run may."""
 
     @property
     def exists(self) -> bool:
@@ -134,15 +136,15 @@ class RunFolder:
         the records keep their figures of single ranks, evenly spread: those of a long run on many ranks take long to
         read.
         """
-        lines = [line if is_intact(line) else b"?" for line in lines_of(self.metrics, self.path) if line.strip()]
+        lines = [line if is_intact(line) else b"?\n" for line in lines_of(self.metrics, self.path) if line.strip()]
         telling = [number for number, line in enumerate(lines) if b"_per_rank" in line]
         every = max(1, len(telling) // per_rank) if per_rank else 1
         for number in set(telling) - set(telling[::-1][::every]):
             lines[number] = _PER_RANK.sub(b"", lines[number])
         found = [next(iter(records_of([line])), None) for line in lines]
         # where a run was killed, a line may be cut off: before it was resumed, or at the very end
-        whole = not lines or lines[-1].endswith(b"\n")
-        following = [*found[1:], None if whole else {"kind": "resume"}]
+        self.cut_off = bool(lines) and not lines[-1].endswith(b"\n")
+        following = [*found[1:], {"kind": "resume"} if self.cut_off else None]
         self.damaged = sum(
             record is None and (after is None or after["kind"] != "resume")
             for record, after in zip(found, following, strict=False)
