@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,12 +23,25 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def private_folder(folder: Path) -> None:
+    """Make a folder that is its user's alone; refuse one that others could have put something into."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        cure = f"remove it, or run: chown {os.geteuid()} {folder}"
+        raise UserError(f"{folder} belongs to another user (number {found.st_uid}); {cure}")
+    if found.st_mode & 0o022:
+        mode = stat.filemode(found.st_mode)
+        raise UserError(f"{folder} can be written to by others ({mode}); run: chmod go-w {folder}")
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A file to write to, which takes the place of `path` only when everything is on disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -37,13 +51,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    with replacing(path) as file:
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    with replacing(path, mode) as file:
         file.write(text.encode(errors="backslashreplace"))  # file names need not be Unicode; JSON reads such escapes
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+def write_json(path: Path, value: Any, mode: int = 0o666) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", mode)
 
 
 def sha256(path: Path, advance: Callable[[int], object] = lambda _: None) -> str:
