@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import IO, Any
 
+from paceline.base.files import printable
 from paceline.errors import UserError
 
 _ATTEMPTS = 8  # a minute in all
@@ -51,6 +52,8 @@ def size(place: str) -> int:
 
 class _Http(io.RawIOBase):
     def __init__(self, place: str, offset: int):
+        if "@" in place.partition("://")[2].partition("/")[0]:
+            raise UserError(f"{shown(place)}: passwords in addresses are not supported; leave it out, or use s3://")
         self._place, self._position, self._failures = place, offset, 0
         self.size = 0
         self._version: str | None = None
@@ -152,5 +155,5 @@ class _S3(io.RawIOBase):
 
 
 def _unreadable(place: str, error: Exception, cure: str = "check the address and the network") -> UserError:
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    reason = printable(" ".join(str(error).split())[:200]) or type(error).__name__
     return UserError(f"{shown(place)} cannot be read ({reason}); {cure}")
