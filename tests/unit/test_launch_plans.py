@@ -91,6 +91,16 @@ def test_mistakes(here) -> None:
         (("local", "--procs", 2, "digits"), "--procs: there is no such option; did you mean --procs-per-node?"),
         (("local", "--results", "/here", "digits"), "--results /here: write s3://BUCKET/PREFIX"),
         (("local", "--resume", "runs/x"), "--resume runs/x: write s3://BUCKET/PREFIX/RUN"),
+        (
+            ("local", "--results", "https://me:canary@host/x", "digits"),
+            "--results https://host/x: addresses cannot hold",
+        ),
+        (("ssh", "--hosts", "a,user@-oProxyCommand=x", "digits"), "'user@-oProxyCommand=x' is not a host name"),
+        (("ssh", "--hosts", "a,..", "digits"), "'..' is not a host name"),
+        (("ssh", "--hosts", "a,here", "digits"), "which may not be 'here'"),
+        (("local", "--pass", "A B", "digits"), "--pass 'A B' is not the name of a variable"),
+        (("slurm", "--partition", "a\nb", "digits"), "--partition 'a\\nb' contains a control character"),
+        (("slurm", "--sbatch", "comment='a", "digits"), "no closing quotation; close its quotes"),
     ):
         answer = here("launch", *words)
         assert answer.returncode == 1

@@ -80,7 +80,7 @@ def test_a_jobs_folder_on_a_machine(tmp_path: Path) -> None:
     assert stat.S_IMODE((folder / "jobs").stat().st_mode) == 0o755
 
 
-@pytest.mark.parametrize("below", ["", "jobs", "jobs/j", "jobs/j/n1"])
+@pytest.mark.parametrize("below", ["", "envs", "jobs", "jobs/j", "jobs/j/n1"])
 def test_folders_that_others_can_write_to_are_refused_there(tmp_path: Path, below: str) -> None:
     folder = tmp_path / "user" / ".paceline" / below
     for mode in (0o770, 0o707, 0o777):

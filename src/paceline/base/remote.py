@@ -36,6 +36,12 @@ def shown(place: str) -> str:
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
+def refuse_password(what: str, place: str) -> None:
+    """An address becomes part of command lines, which others can read."""
+    if "@" in place.partition("://")[2].partition("/")[0]:
+        raise UserError(f"{what} {shown(place)}: addresses cannot hold a password; keys of s3:// are AWS_* variables")
+
+
 @contextlib.contextmanager
 def opened(place: str, offset: int = 0) -> Iterator[IO[bytes]]:
     """A remote file as a stream of bytes from `offset` on."""
@@ -52,8 +58,7 @@ def size(place: str) -> int:
 
 class _Http(io.RawIOBase):
     def __init__(self, place: str, offset: int):
-        if "@" in place.partition("://")[2].partition("/")[0]:
-            raise UserError(f"{shown(place)}: passwords in addresses are not supported; leave it out, or use s3://")
+        refuse_password("address", place)
         self._place, self._position, self._failures = place, offset, 0
         self.size = 0
         self._version: str | None = None

@@ -42,6 +42,9 @@ def positive(text: str) -> float:
 
 def results_place(text: str) -> str:
     """Of --results; whether it can be written to is found out when the run begins."""
+    from paceline.base.remote import refuse_password
+
+    refuse_password("--results", text)
     if not text or re.match(r"(s3|gs|az|https?)://[^/]+", text):
         return text
     raise UserError(f"--results {text}: write s3://BUCKET/PREFIX")

@@ -8,7 +8,7 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn
 
 _MOST_FILES = 100_000
@@ -75,24 +75,23 @@ class _Entry(tarfile.TarInfo):
 
 
 def unpack(stream: IO[bytes], names: Sequence[str], target: Path) -> None:
-    """Files and folders of a tar archive that are below these names; links and devices are left out.
-
-    Whatever is wrong with the archive is a tarfile.TarError or an OSError.
+    """Files and folders of a tar archive that are below these names, into an empty folder; links and devices are left
+    out, so that no name leads out of it. Whatever is wrong with the archive is a tarfile.TarError or an OSError.
     """
     try:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Entry) as tar:
             for number, entry in enumerate(tar):
-                if not any(f"{entry.name}/".startswith(f"{name}/") for name in names) or number >= _MOST_FILES:
+                path = PurePosixPath(entry.name)
+                if number >= _MOST_FILES or ".." in path.parts or not any(map(path.is_relative_to, names)):
                     raise tarfile.ExtractError(f"{entry.name[:100]!r} was not asked for")
                 if entry.size > shutil.disk_usage(target).free:
                     raise tarfile.ExtractError(f"{entry.name[:100]!r} of {entry.size} bytes has no room on this disk")
-                if entry.isfile() or entry.isdir():
-                    tar.extract(entry, target, filter=_own_mode)
+                if entry.isdir():
+                    (target / path).mkdir(parents=True, exist_ok=True)
+                elif content := tar.extractfile(entry) if entry.isfile() else None:
+                    (target / path).parent.mkdir(parents=True, exist_ok=True)
+                    with (target / path).open("wb") as file:
+                        shutil.copyfileobj(content, file)
+                    os.utime(target / path, (entry.mtime, entry.mtime))
     except (ValueError, LookupError, ArithmeticError, RecursionError, EOFError) as error:
         raise tarfile.ReadError(f"not a tar archive ({type(error).__name__})") from None
-
-
-def _own_mode(entry: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:
-    """Nothing outside of the target, and who may read it is this user's umask to say."""
-    safe = tarfile.data_filter(entry, target)
-    return safe.replace(mode=None, deep=False) if safe else None  # type: ignore[arg-type]

@@ -111,11 +111,11 @@ class Host:
 
     @property
     def _folders(self) -> list[str]:
-        """The job's own, after those above it up to ~/.paceline."""
+        """The job's own, after those above it up to ~/.paceline, and that of environments."""
         found = [self.folder]
         while "/.paceline/" in found[0]:
             found.insert(0, found[0].rpartition("/")[0])
-        return found
+        return [found[0], f"{found[0]}/envs", *found[1:]] if len(found) > 1 else found
 
     def fetch(self, names: Sequence[str], target: Path) -> None:
         """Bring files and folders of the job's folder here."""

@@ -19,7 +19,7 @@ import yaml
 
 import paceline
 from paceline.base.host import cores
-from paceline.base.remote import is_remote
+from paceline.base.remote import is_remote, refuse_password
 from paceline.errors import UserError
 from paceline.launch.hosts import Host, HostError, tracked_files
 from paceline.launch.job import Job
@@ -118,6 +118,7 @@ def remote_data(job: Job) -> str:
     data = yaml.safe_load(job.recipe)["data"]
     if not is_remote(data.get("path") or ""):
         return ""
+    refuse_password("data.path", data["path"])
     variant = [f"--variant={plain('data.variant', data['variant'])}"] if data.get("variant") else []
     return shlex.join([plain("data.path", data["path"]), *variant])
 

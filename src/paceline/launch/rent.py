@@ -35,9 +35,9 @@ _USER_DATA = """(
 ) > /dev/null 2>&1 &
 """
 
-# images come without it
+# images come without it; packages are for all users
 _VENV = """python3 -c 'import ensurepip' 2> /dev/null ||
-    { sudo -n apt-get -qq update && sudo -n apt-get -qq install -y python3-venv > /dev/null; }"""
+    (umask 022; sudo -n apt-get -qq update && sudo -n apt-get -qq install -y python3-venv > /dev/null)"""
 
 
 def rent(job: Job, cloud: Cloud) -> Job:
