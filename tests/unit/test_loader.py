@@ -179,7 +179,7 @@ def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many
     for number in (5, 8, 11):
         damage(number)
     often = loader(Dataset.open(tmp_path / "out"))
-    with pytest.raises(UserError, match=r"4 of 60 samples have been found damaged, more than data.max_damaged=0.001"):
+    with pytest.raises(UserError, match=r"2 of 60 samples have been found damaged, more than data.max_damaged=0.001"):
         list(one_epoch(often, 0))
 
 

@@ -40,7 +40,7 @@ class Request:
         return len(self.keys), 3, self.height, self.width
 
 
-_Work = tuple[torch.Tensor, Request, list[Future[list[int]]]]
+_Work = tuple[torch.Tensor, Request, list[Future[dict[int, str]]]]
 
 
 class BatchDecoder:
@@ -111,18 +111,13 @@ class BatchDecoder:
         parts = [slice(begin, begin + chunk) for begin in range(0, len(request.keys), chunk)]
         return buffer, request, [self._pool.submit(self._decode, request, pixels, part) for part in parts]
 
-    def _decode(self, request: Request, pixels: np.ndarray, part: slice) -> list[int]:
-        """Decode some images of a batch; positions of those that failed."""
+    def _decode(self, request: Request, pixels: np.ndarray, part: slice) -> dict[int, str]:
+        """Decode some images of a batch; positions of those that failed, with the reasons."""
         photographs, keys = request.photographs, request.keys[part]
         failed = self._reader(photographs).read(keys, request.choose, pixels[part])
         if request.change:
             request.change(pixels[part], keys)
-        for position, reason in failed.items():
-            where = photographs.where(int(keys[position]))
-            if where not in self._named:
-                self._named.add(where)
-                log.warning("damaged sample: %s: %s", where, reason)
-        return [part.start + position for position in failed]
+        return {part.start + position: reason for position, reason in failed.items()}
 
     def _reader(self, photographs: Photographs) -> Reader:
         """This thread's own, opened at the first use of these photographs."""
@@ -131,16 +126,21 @@ class BatchDecoder:
         reader: Reader = self._own.reader
         return reader
 
-    def _settle(self, buffer: torch.Tensor, request: Request, futures: list[Future[list[int]]]) -> None:
-        failed = [position for future in futures for position in future.result()]
-        if not failed:
+    def _settle(self, buffer: torch.Tensor, request: Request, futures: list[Future[dict[int, str]]]) -> None:
+        reasons = {position: reason for future in futures for position, reason in future.result().items()}
+        if not reasons:
             return
+        photographs, samples, failed = request.photographs, len(request.photographs), list(reasons)
+        for position in failed:  # here, in the order of batches, not in the threads that are ahead
+            where = photographs.where(int(request.keys[position]))
+            if where not in self._named:
+                self._named.add(where)
+                log.warning("damaged sample: %s: %s", where, reasons[position])
         self.replaced += len(failed)
         if self._replace:
             self._use_neighbours(buffer, request, failed)
         else:
             request.keys[failed] = -1
-        photographs, samples = request.photographs, len(request.photographs)
         if len(self._named) > self._max_damaged * max(samples, 1 / (self._max_damaged or 1)):
             raise UserError(
                 f"{photographs.folder}: {len(self._named)} of {samples} samples have been found damaged, more "
