@@ -158,7 +158,7 @@ def test_the_folder_itself_may_be_a_link(here, data: Path, tmp_path: Path) -> No
 def test_an_enormous_description_is_refused(here, data: Path, survived) -> None:
     os.truncate(data / DESCRIPTION, 1 << 40)  # sparse: it takes no room
     for words in (("data", data, "--check"), train(data)):
-        assert "it is larger than 67,108,864 bytes" in complaint(here(*words))
+        assert "it is too large to be read" in complaint(here(*words))
     survived("enormous files", 2)
 
 

@@ -127,7 +127,8 @@ def test_checkpoints_that_are_damaged_or_of_another_model(here, tmp_path: Path) 
     sound = recipe.read_text()
     recipe.write_text(sound.replace("- 16", "- 24"))
     text = complaint(here("train", "--resume", "runs/digits", "--train.duration", "30ba"))
-    assert "step-00000020 is a save of another model" in text
+    assert "recipe.yaml is not the recipe of runs/digits/checkpoints/step-00000020" in text
+    assert "model.options.widths: [8, 24] there, [8, 16] in the checkpoint" in text
     recipe.write_text(sound)
 
     newest = run / "checkpoints" / "step-00000020"

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from rich.progress import Task, TaskID
+from rich.table import Table
+from rich.text import Text
 
+from paceline.base import logs
+from paceline.base.bars import _Line
+from paceline.base.files import say
 from paceline.data.prepare import pack
 from paceline.track import progress
 from paceline.track.progress import Bar
@@ -135,3 +141,23 @@ def test_preparing_fits_as_well(screen: Screen) -> None:
         assert line.endswith("left")
     assert "12,345 images/s" in screen.lines(shown, 120)[0]
     assert screen.lines(shown, 24)[0].startswith("1.3M  ")
+
+
+def test_control_characters_of_strangers_are_made_visible(capsys: pytest.CaptureFixture[str]) -> None:
+    """In tables, log lines, messages and bars alike: none of them reaches the terminal."""
+    hostile = "a\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\rb\bc"
+    file = io.StringIO()
+    shown = logs.Screen(file=file, width=200, color_system=None)
+    table = Table("name")
+    table.add_row(Text(hostile))
+    shown.print(table)
+    shown.print(hostile, markup=False)
+    logs.set_up()
+    logs.log.info("%s", hostile)
+    say(hostile)
+    printed = capsys.readouterr()
+    task = Task(TaskID(0), hostile, 10, 1, _get_time=lambda: 0.0)
+    line = next(_Line(task, ("1/10", "1/10"), [])._forms())[0]
+    for text in (file.getvalue(), printed.err, printed.out, line):
+        assert r"\x1b[2J\x9b31m\u202egnp.exe" in text
+        assert not {*text} & {*"\x1b\x07\x9b\u202e\r\b"}

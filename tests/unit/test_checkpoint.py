@@ -23,7 +23,15 @@ def _parts(step: int) -> dict:
         "model": model.state_dict(),
         "ema": {},
         "optimizer": optimizer.state_dict(),
-        "progress": {"step": step, "scaler": {"scale": 65536.0}, "half": torch.ones(3, dtype=torch.bfloat16)},
+        "progress": {
+            "step": step,
+            "scaler": {},
+            "recipe": {"data": {}, "checkpoint": {}},
+            "data": "d1",
+            "classes": [["a", "a"], ["b", "b"]],
+            "preprocessing": {"mean": [0.5], "std": [0.2]},
+            "model": {"name": "any", "num_classes": 2, "in_chans": 1, "options": {}},
+        },
     }
 
 
@@ -93,11 +101,19 @@ def test_a_missing_or_cut_file_is_noticed(tmp_path: Path, name: str) -> None:
         store.read(path)
 
 
-def test_a_file_too_many_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", [".DS_Store", "Thumbs.db", "desktop.ini", "._model.safetensors", "state.json~", "ema.safetensors"]
+)
+def test_what_file_managers_and_editors_leave_is_not_part_of_a_save(tmp_path: Path, name: str) -> None:
     path = _write(tmp_path, 1)
-    (path / "ema.safetensors").write_bytes(b"not mine")
-    with pytest.raises(store.DamagedCheckpoint, match="does not name"):
-        store.read(path)
+    (path / name).write_bytes(b"not mine")
+    (tmp_path / name).write_bytes(b"not mine")
+    shutil.copytree(path, tmp_path / "step-00000001 copy")
+    assert store.read(path)[1]["ema"] == {}
+    assert name not in [file.name for file in store.files_of(path)]
+    found = store.last(tmp_path)
+    assert found
+    assert found[0].folder == path
 
 
 def test_a_damaged_newest_save_is_named_and_the_one_before_it_used(tmp_path: Path, caplog) -> None:
@@ -181,7 +197,7 @@ def test_nothing_is_committed_before_what_must_survive_with_it(tmp_path: Path) -
     writer.start(1, writer.snapshot(lambda: _parts(1)), {})
     writer.start(2, writer.snapshot(lambda: _parts(2)), {}, refuse)
     writer.wait()
-    tensors = {f"{part}.safetensors" for part in ("model", "optimizer", "progress")}
+    tensors = {f"{part}.safetensors" for part in ("model", "optimizer")}
     assert seen == [{"manifest.json", "state.json"} | tensors]
     assert "metrics.jsonl: No space left on device" in (writer.error or "")
     assert [path.name for path in store.committed(tmp_path)] == ["step-00000001"]
@@ -212,7 +228,7 @@ def test_the_writer_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 def test_a_save_is_of_the_moment_it_was_asked_for(tmp_path: Path) -> None:
     weights = torch.zeros(1000)
     writer = Writer(tmp_path, keep=2, best_metric="top1")
-    writer.start(1, writer.snapshot(lambda: {"model": {"weights": weights}}), {})
+    writer.start(1, writer.snapshot(lambda: _parts(1) | {"model": {"weights": weights}}), {})
     weights.fill_(1.0)
     writer.wait()
     assert store.read(tmp_path / "step-00000001")[1]["model"]["weights"].sum() == 0

@@ -1,4 +1,7 @@
 import dataclasses
+import os
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -159,3 +162,41 @@ def test_the_batch_is_shared_out_exactly_or_refused(ranks: int, accumulation: in
         layout = layouts(recipe, ranks)[batch]
         assert layout.per_rank_batch * ranks * accumulation == batch
         assert str(layout).endswith(f"= global batch {batch}")
+
+
+_LAUGHS = "a: &a [x]\n" + "".join(f"{b}: &{b} [{', '.join(['*' + a] * 20)}]\n" for a, b in pairwise("abcdefghi"))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (_LAUGHS, "with its aliases written out"),
+        ("name: &a [*a]\n", "refers to nothing before it"),
+        ("name: " + "[" * 10_000, "nested more than 50 levels deep"),
+        ('name: a\nseed: !!int ""\n', "not readable as YAML"),
+        ("name: a\nseed: " + "9" * 5000, "not readable as YAML"),
+        ("name: a\n" + "".join(f"k{number}: 1\n" for number in range(5000)), "and more; is this a recipe?"),
+    ],
+)
+def test_recipes_that_would_hang_or_crash_their_reader_are_refused(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "hostile.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load_recipe(str(path))
+
+
+def test_recipes_that_are_not_files_or_too_large_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.yaml")
+    with pytest.raises(UserError, match=r"fifo\.yaml is not a regular file"):
+        load_recipe(str(tmp_path / "fifo.yaml"))
+    with (tmp_path / "large.yaml").open("wb") as file:
+        file.truncate(10**11)
+    with pytest.raises(OSError, match="too large to be read"):
+        load_recipe(str(tmp_path / "large.yaml"))
+
+
+def test_recipes_that_build_on_one_another_in_a_circle_are_refused(tmp_path: Path) -> None:
+    """However the path is spelled."""
+    (tmp_path / "a.yaml").write_text(f"base: ../{tmp_path.name}/a.yaml\nname: a\n")
+    with pytest.raises(ConfigError, match="goes round in a circle"):
+        load_recipe(str(tmp_path / "a.yaml"))

@@ -55,7 +55,7 @@ def test_other_programs_logs(tmp_path: Path) -> None:
     (tmp_path / "odd.log").write_text(
         "# ranks: two\nEpoch: [0][0/0]\tTime 1.0 (1.0)\nEpoch: [0][1/2]\tTime 0.5.3 (0.5)\n * Acc@1 5.0\n"
     )
-    assert any("# ranks: two is no number" in note for note in read(tmp_path / "odd.log").notes)
+    assert any("# ranks: two is not a number" in note for note in read(tmp_path / "odd.log").notes)
     (tmp_path / "other.csv").write_text("name,stepmother,loss\na,b,1\n")
     with pytest.raises(UserError, match="neither a run folder nor a log"):
         read(tmp_path / "other.csv")

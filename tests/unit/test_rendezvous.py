@@ -172,8 +172,14 @@ def test_a_process_group_of_torch_over_the_store(server, monkeypatch) -> None:
     assert found[0] == (3.0, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], [None, 1.5, "text"], names)
 
 
-@pytest.mark.parametrize("sent", [b"\x80\x04cos\nsystem\n", b"[" * 100_000, b"\xff\xfe"])
-def test_what_is_not_json_is_refused(monkeypatch, sent: bytes) -> None:
+_NOT_JSON = (b"\x80\x04cos\nsystem\n", b"[" * 100_000, b"\xff\xfe")
+_NOT_VALUES = (b"5", b"[1]", b"[1, 2]", b'[1, [["a"]]]', b'[1, [["a", [], [1]]]]')
+_NOT_TREES = (b'[{"x": 1}, []]', b'[{"pairs": [[1]]}, []]', b'[{"pairs": [[1, 2], [1, 3]]}, []]')
+_NO_TENSORS = (b'[{"__tensor__": "a"}, []]', b'[{"__tensor__": ["a"]}, []]')
+
+
+@pytest.mark.parametrize("sent", [*_NOT_JSON, *_NOT_VALUES, *_NOT_TREES, *_NO_TENSORS])
+def test_what_no_rank_sends_is_refused(monkeypatch, sent: bytes) -> None:
     """A rank that another process has taken the place of sends it: two broadcasts, of its length and of itself."""
     coming = [torch.tensor([len(sent)]), torch.frombuffer(bytearray(sent), dtype=torch.uint8)]
     monkeypatch.setattr(dist, "broadcast", lambda tensor, _src: tensor.copy_(coming.pop(0)))

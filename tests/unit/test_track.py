@@ -106,6 +106,31 @@ def test_records_that_found_no_room_are_written_when_there_is_some(tmp_path: Pat
     assert [record["step"] for record in RunFolder(tmp_path).records()] == [1, 2, 3, 4]
 
 
+def test_records_that_leave_out_figures_of_ranks_are_not_taken_for_damaged(tmp_path: Path) -> None:
+    """Their lines no longer match their checksums."""
+    folder = RunFolder(tmp_path)
+    lines = JsonLines(folder.metrics)
+    for step in range(1, 9):
+        lines.write(_train(step) | {"seconds_per_rank": {"data": [0.1, 0.2]}, "memory_per_rank": [1, 2]})
+    lines.close()
+    records = folder.records(per_rank=2)
+    assert [record["step"] for record in records] == list(range(1, 9))
+    assert sum("seconds_per_rank" in record for record in records) == 2
+    assert folder.damaged == 0
+
+
+def test_a_flipped_bit_at_the_end_of_the_records_is_damage(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    lines = JsonLines(folder.metrics)
+    for step in (1, 2):
+        lines.write(_train(step))
+    lines.close()
+    text = folder.metrics.read_bytes()
+    folder.metrics.write_bytes(text.replace(b'"step": 2', b'"step": 6'))
+    assert [record["step"] for record in folder.records()] == [1]
+    assert folder.damaged == 1
+
+
 def test_what_a_power_cut_left_behind_the_last_checkpoint_is_no_damage(tmp_path: Path) -> None:
     """Blocks of the file that had not reached the disk are zeros, and later ones may have reached it."""
     folder = RunFolder(tmp_path)

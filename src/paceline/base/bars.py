@@ -7,6 +7,8 @@ from rich.progress import Progress, Task
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from paceline.base.files import printable
+
 _GAP = "  "
 _WIDEST, _NARROW, _NARROWEST = 20, 10, 5  # columns of the bar itself
 _SPEED_SECONDS = 300.0  # rich's 30 s know no speed where a step takes longer
@@ -59,12 +61,13 @@ class _Line:
     def _forms(self) -> Iterator[tuple[str, int, list[str]]]:
         """From the fullest to the barest."""
         task, (count, short) = self._task, self._counts
+        description = printable(task.description)
         elapsed = f"{clock(task.finished_time if task.finished else task.elapsed)} elapsed"
         left = f"{clock(task.time_remaining)} left"
         for number in range(len(self._figures), -1, -1):
-            yield task.description, _WIDEST, [count, *self._figures[:number], elapsed, left]
+            yield description, _WIDEST, [count, *self._figures[:number], elapsed, left]
         for bar in range(_WIDEST, _NARROW - 1, -1):
-            yield task.description, bar, [count, left]
+            yield description, bar, [count, left]
         for bar in range(_WIDEST, _NARROWEST - 1, -1):
             yield "", bar, [count, left]
         yield "", 0, [count, left]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -155,8 +156,29 @@ def ignoring_a_full_disk(action: Callable[[], None]) -> Callable[[], None]:
 
 
 def printable(text: str) -> str:
-    """Text for terminals and pages, whatever a file or folder was called."""
+    """Text for terminals and pages, whatever a file or folder was called: control characters are made visible."""
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def printable_lines(text: str) -> str:
+    """Of several lines, which stay lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def say(text: str, error: bool = False) -> None:
+    """Print text that may hold what strangers wrote."""
+    print(printable_lines(text), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def printable_tree(value: Any) -> Any:
+    """A value of JSON or YAML with every text in it made printable."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable_tree(key): printable_tree(own) for key, own in value.items()}
+    return [printable_tree(own) for own in value] if isinstance(value, list) else value
 
 
 LOCK_NAME = ".lock"

@@ -4,14 +4,32 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
+from rich.segment import Segment
+
+from paceline.base.files import printable_lines
+
+
+class Screen(Console):
+    """Makes control characters in texts visible, since names and messages may come from strangers."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
+
 
 log = logging.getLogger("paceline")
-console = Console(stderr=True, highlighter=NullHighlighter(), markup=False)  # names may hold brackets
+console = Screen(stderr=True, highlighter=NullHighlighter(), markup=False)  # names may hold brackets
 
 
 class _WithoutTraceback:
@@ -33,11 +51,11 @@ def set_up(rank: int = 0, ranks: int = 1) -> None:
     handler: logging.Handler
     if console.is_terminal and rank == 0:
         handler = RichHandler(console=console, show_path=False, show_level=False, highlighter=NullHighlighter())
-        handler.setFormatter(logging.Formatter("%(message)s", "%H:%M:%S"))
+        handler.setFormatter(_Formatter("%(message)s", "%H:%M:%S"))
     else:
         handler = _Lines(sys.stderr)
         prefix = f"[rank {rank}] " if ranks > 1 and rank else ""
-        handler.setFormatter(logging.Formatter(f"%(asctime)s {prefix}%(message)s", "%H:%M:%S"))
+        handler.setFormatter(_Formatter(f"%(asctime)s {prefix}%(message)s", "%H:%M:%S"))
     log.handlers = [handler]
     log.propagate = False
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
@@ -52,7 +70,7 @@ def announce_stop(signum: int) -> None:
 def also_to(path: Path) -> logging.Handler:
     """Copy log lines to a file, until the handler is removed."""
     handler = _File(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     return handler
 

@@ -32,10 +32,34 @@ def _join(path: str, key: Any) -> str:
 
 
 def unflatten(skeleton: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(skeleton, dict):
-        if _TENSOR in skeleton:
-            return tensors[skeleton[_TENSOR]]
-        return {key: unflatten(value, tensors) for key, value in skeleton["pairs"]}
-    if isinstance(skeleton, list):
-        return [unflatten(value, tensors) for value in skeleton]
-    return skeleton
+    """The tree again; ValueError for what `flatten` cannot have made. Each tensor has one place."""
+    left = dict(tensors)
+
+    def build(node: Any) -> Any:
+        match node:
+            case {"__tensor__": str(name), **more} if not more:
+                if name not in left:
+                    raise ValueError(f"there is no tensor {name!r}, or it is used twice")
+                return left.pop(name)
+            case {"pairs": list(pairs), **more} if not more:
+                tree = {key: build(value) for key, value in map(_pair, pairs)}
+                if len(tree) < len(pairs):
+                    raise ValueError("a key is given twice")
+                return tree
+            case dict():
+                raise ValueError(f"neither a tensor nor pairs of keys and values: {str(node)[:100]}")
+            case list():
+                return [build(value) for value in node]
+        return node
+
+    tree = build(skeleton)
+    if left:
+        raise ValueError(f"{len(left)} tensors have no place, e.g. {min(left)!r}")
+    return tree
+
+
+def _pair(pair: Any) -> tuple[str | int, Any]:
+    match pair:
+        case [str(key) | int(key), value]:
+            return key, value
+    raise ValueError(f"not a key and its value: {str(pair)[:100]}")

@@ -17,6 +17,7 @@ from paceline.base.host import BackgroundThread
 from paceline.base.logs import log
 from paceline.base.remote import shown
 from paceline.checkpoint import store
+from paceline.checkpoint.verified import COMMIT
 from paceline.errors import UserError
 
 _EVERY = 10.0
@@ -82,7 +83,7 @@ class Results:
                 f"--resume {shown(self._place)}"
             )
         self._there = {name: (-1, 0.0) for name in found if name.startswith("checkpoints/step-")}
-        complete = {name.split("/")[1] for name in found if name.endswith(f"/{store.COMMIT}")}
+        complete = {name.split("/")[1] for name in found if name.endswith(f"/{COMMIT}")}
         here = {path.name for path in store.committed(self._folder / "checkpoints")}
         # of saves that are here what is not complete there goes again
         for name in [name for name in self._there if name.split("/")[1] in here - complete]:
@@ -127,14 +128,14 @@ class Results:
         """Records first: a checkpoint must find those of its steps, whenever the uploads end."""
         for path in sorted((self._folder / self._only).rglob("*")):
             name = path.relative_to(self._folder).as_posix()
-            if not path.is_file() or name.startswith("checkpoints/") or path.name.startswith("."):
+            if path.is_symlink() or not path.is_file() or name.startswith("checkpoints/") or path.name.startswith("."):
                 continue
             state = path.stat()
             if self._there.get(name) != (state.st_size, state.st_mtime):
                 yield path
         for name in saves:
             folder = self._folder / "checkpoints" / name
-            for path in sorted(folder.iterdir(), key=lambda path: path.name == store.COMMIT):
+            for path in store.files_of(folder):
                 if path.relative_to(self._folder).as_posix() not in self._there:
                     yield path
 
@@ -160,7 +161,7 @@ class Results:
         best = store.best(self._folder / "checkpoints", self._metric)
         if best is None or best.folder.name == self._best:
             return
-        for path in sorted(best.folder.iterdir(), key=lambda path: path.name == store.COMMIT):
+        for path in store.files_of(best.folder):
             obstore.copy(self._store, f"checkpoints/{best.folder.name}/{path.name}", f"{_BEST}/{path.name}")
         self._best = best.folder.name
 
@@ -168,7 +169,7 @@ class Results:
         import obstore
 
         old = [name for name in self._there if name.startswith("checkpoints/") and name.split("/")[1] not in saves]
-        for name in sorted(old, key=lambda name: not name.endswith(store.COMMIT)):  # without it none counts
+        for name in sorted(old, key=lambda name: not name.endswith(COMMIT)):  # without it none counts
             if name in self._there:
                 obstore.delete(self._store, name)
                 del self._there[name]
@@ -196,7 +197,7 @@ def _first_start(environment: bytes) -> object:
     """What tells a run from others: when and where it began."""
     try:
         return json.loads(environment)["starts"][0]
-    except (ValueError, KeyError, IndexError, TypeError):
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         return None
 
 
@@ -215,12 +216,14 @@ def bring(place: str, runs: Path) -> Path:
         ) from None
     if not any(entry["path"] == "recipe.yaml" for entry in found):
         raise UserError(f"{shown(place)} holds no run: there is no recipe.yaml")
-    there = {entry["path"].split("/")[1] for entry in found if entry["path"].endswith(f"/{store.COMMIT}")}
+    there = {entry["path"].split("/")[1] for entry in found if entry["path"].endswith(f"/{COMMIT}")}
     newest = next(store.committed(target / "checkpoints"), None)
     if newest and newest.name >= max(there - {"best"}, default=""):
         return target  # what is here is as new
-    for entry in sorted(found, key=lambda entry: entry["path"].endswith(store.COMMIT)):
+    for entry in sorted(found, key=lambda entry: entry["path"].endswith(COMMIT)):
         path = target / entry["path"]
+        if ".." in path.parts or not path.is_relative_to(target):
+            raise UserError(f"{shown(place)} {entry['path']!r} leads out of the run folder; remove it there")
         if entry["path"].startswith(_BEST) or (path.is_file() and path.stat().st_size == entry["size"]):
             continue
         make_folder(path.parent)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.checkpoint.store import Save
+from paceline.checkpoint.verified import Save
 from paceline.distributed.world import World
 
 Read = TypeVar("Read", tuple[Save, dict[str, Any]], tuple[Save, dict[str, Any]] | None)
@@ -14,8 +14,12 @@ def read_on_leader(world: World, read: Callable[[], Read]) -> Read:
     """What the leader reads."""
 
     def plain() -> list[Any] | None:
-        found = read()
-        return [str(found[0].folder), found[0].step, found[0].metrics, found[1]] if found else None
+        if found := read():
+            save, parts = found
+            return [str(save.folder), save.step, save.metrics, save.recipe, parts]
+        return None
 
-    told = world.on_leader(plain)
-    return (Save(Path(told[0]), told[1], told[2]), told[3]) if told else None  # type: ignore[return-value]
+    if not (told := world.on_leader(plain)):
+        return None  # type: ignore[return-value]
+    folder, step, metrics, recipe, parts = told
+    return Save(Path(folder), step, metrics, recipe), parts

@@ -9,14 +9,12 @@
 `last` and `best` are found by reading committed saves, never by trusting a name.
 """
 
-import hashlib
 import json
 import math
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +24,24 @@ import torch
 
 from paceline.base.files import make_folder, replacing, sha256, sync, write_json, write_text
 from paceline.base.logs import log
-from paceline.base.trees import flatten, unflatten
+from paceline.base.trees import flatten
+from paceline.checkpoint.verified import (
+    COMMIT,
+    FORMAT,
+    MANIFEST,
+    STATE,
+    DamagedCheckpoint,
+    Save,
+    describe,
+    digest,
+    manifest_of,
+    read,
+)
 from paceline.errors import UserError
 
-_MANIFEST, COMMIT, _STATE = "manifest.json", "COMMIT", "state.json"
-_FORMAT = 2
+_NAME = re.compile(r"step-\d{8,12}")
 USE = ("classes", "preprocessing", "model")
 """Parts of `progress` that say how the weights are used; an export has them as JSON in its header."""
-
-
-class DamagedCheckpoint(UserError):
-    """A save that does not match its own checksums."""
-
-
-@dataclass(frozen=True)
-class Save:
-    """A committed save whose description has been verified; tensors are verified when they are read."""
-
-    folder: Path
-    step: int
-    metrics: dict[str, float]
 
 
 def write(
@@ -68,14 +64,14 @@ def write(
             skeletons[name], tensors = flatten(part)
             if tensors:
                 _write_tensors(tensors, temporary / f"{name}.safetensors")
-        write_json(temporary / _STATE, {"format": _FORMAT, "step": step, "metrics": metrics, "parts": skeletons})
-        files = sorted(path for path in temporary.iterdir())
+        write_json(temporary / STATE, {"format": FORMAT, "step": step, "metrics": metrics, "parts": skeletons})
+        files = sorted(path for path in temporary.iterdir() if not path.name.startswith("."))
         for path in files:
             sync(path)
         entries = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
-        write_json(temporary / _MANIFEST, entries)
+        write_json(temporary / MANIFEST, entries)
         before_commit()
-        write_text(temporary / COMMIT, _digest(temporary / _MANIFEST))
+        write_text(temporary / COMMIT, digest(temporary / MANIFEST))
         replaced = _hide(folder)
         temporary.rename(folder)
         sync(folder.parent)
@@ -130,14 +126,24 @@ def _put_aside(folder: Path) -> None:
     folder.rename(next(path for name in names if not (path := folder.with_name(name)).exists()))
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() + "\n"
-
-
 def committed(folder: Path) -> Iterator[Path]:
-    """Folders of saves that claim to be complete, newest first."""
+    """Folders of saves that claim to be complete, newest first; copies by other names do not count."""
     if folder.is_dir():
-        yield from sorted((path for path in folder.glob("step-*") if (path / COMMIT).exists()), reverse=True)
+        found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and not path.is_symlink()]
+        yield from sorted((path for path in found if (path / COMMIT).exists()), key=step_of, reverse=True)
+
+
+def step_of(folder: Path) -> int:
+    """Of a committed save, by its name."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of a save, the marker last, without what file managers left there; none of a damaged one."""
+    try:
+        return [folder / name for name in (*manifest_of(folder), MANIFEST, COMMIT)]
+    except DamagedCheckpoint:
+        return []
 
 
 def export_weights(folder: Path, target: Path, raw: bool) -> str:
@@ -152,56 +158,6 @@ def export_weights(folder: Path, target: Path, raw: bool) -> str:
         file.write(safetensors.torch.save(weights, {"format": "pt", "paceline": use}))
     kind = "averaged weights" if averaged else "weights"
     return f"{target}: {kind} of step {save.step} ({len(weights)} tensors) from {folder}"
-
-
-def read(folder: Path) -> tuple[Save, dict[str, Any]]:
-    """Read and verify one save; DamagedCheckpoint names the file that does not match."""
-    manifest = _verified_manifest(folder)
-    for name, entry in manifest.items():
-        path = folder / name
-        if not path.is_file():
-            raise DamagedCheckpoint(f"{path} is missing")
-        if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
-            raise DamagedCheckpoint(f"{path} does not match its checksum")
-    if extra := {path.name for path in folder.iterdir()} - set(manifest) - {_MANIFEST, COMMIT}:
-        raise DamagedCheckpoint(f"{folder} holds files that its manifest does not name: {', '.join(sorted(extra))}")
-    state = json.loads((folder / _STATE).read_text())
-    if state["format"] != _FORMAT:
-        raise UserError(
-            f"{folder} has checkpoint format {state['format']}; this version of paceline reads format {_FORMAT}: use "
-            "the version that wrote it"
-        )
-    parts = {}
-    for name, skeleton in state["parts"].items():
-        path = folder / f"{name}.safetensors"
-        parts[name] = unflatten(skeleton, safetensors.torch.load_file(path) if path.exists() else {})
-    return Save(folder, state["step"], state["metrics"]), parts
-
-
-def describe(folder: Path) -> Save:
-    """Step and metrics of a save, without reading its tensors."""
-    manifest = _verified_manifest(folder)
-    path = folder / _STATE
-    if not path.is_file() or sha256(path) != manifest.get(_STATE, {}).get("sha256"):
-        raise DamagedCheckpoint(f"{path} does not match its checksum")
-    state = json.loads(path.read_text())
-    return Save(folder, state["step"], state["metrics"])
-
-
-def _verified_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / _MANIFEST
-    try:
-        if (folder / COMMIT).read_bytes() != _digest(path).encode():
-            raise DamagedCheckpoint(f"{path} does not match its commit marker")
-    except FileNotFoundError as error:
-        raise DamagedCheckpoint(f"{folder} is not a complete save: {Path(error.filename).name} is missing") from None
-    except OSError as error:
-        raise DamagedCheckpoint(f"{folder} cannot be read ({error})") from None
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise DamagedCheckpoint(f"{path} is not readable ({error})") from None
-    return manifest
 
 
 def last(folder: Path) -> tuple[Save, dict[str, Any]] | None:

@@ -4,6 +4,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from paceline.base.files import printable
+
 
 def terminal_width() -> int | None:
     """Columns of the terminal; None: the output goes elsewhere, and may be as wide as it likes."""
@@ -15,7 +17,7 @@ def lines_of(
 ) -> list[str]:
     """Aligned lines under their heads. Where they are too wide, columns of `droppable` go first, in that order; then
     the first column is cut."""
-    columns = {head: [head, *cells] for head, *cells in zip(heads, *rows, strict=True)}
+    columns = {head: [head, *map(printable, cells)] for head, *cells in zip(heads, *rows, strict=True)}
     widths = {head: max(map(len, cells)) for head, cells in columns.items()}
     gone = list(droppable)
     while width and gone and sum(widths[head] + 2 for head in columns) - 2 > width:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.base.files import say
 from paceline.cli.options import count, make_parser
 from paceline.errors import UserError
 
@@ -162,7 +163,7 @@ def data(arguments: list[str]) -> int:
     dataset = Dataset.open(folder)
     if options.variant:
         dataset.choose(options.variant)
-    print("\n".join(describe.summary(dataset)))
+    say("\n".join(describe.summary(dataset)))
     if options.check:
         fetched = str(folder) != str(Path(options.folder))
         cure = "remove those files; the same command then fetches them again"

@@ -1,11 +1,11 @@
 """The verbs that read runs: compare, logbook, report, and doctor RUN."""
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.base.files import say
 from paceline.cli.options import make_parser, positive
 from paceline.errors import UserError
 
@@ -72,11 +72,11 @@ def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[Run], in
             else:
                 complaints.append(str(error))
     if skipped:
-        print(f"paceline: skipped: {', '.join(skipped)}", file=sys.stderr)
+        say(f"paceline: skipped: {', '.join(skipped)}", error=True)
     if not runs:
         raise UserError("; ".join(complaints) or "none of these is a run; give run folders, or logs of other programs")
     for complaint in complaints:
-        print(f"paceline: left out: {complaint}", file=sys.stderr)
+        say(f"paceline: left out: {complaint}", error=True)
     return named_apart(runs), 1 if complaints else 0
 
 
@@ -105,13 +105,13 @@ def compare(arguments: list[str]) -> int:
 
 def _show(comparison: "Comparison") -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from paceline.base.logs import Screen
     from paceline.logbook.tables import listing, page_table
 
-    screen = Console()
+    screen = Screen()
     if len(comparison.runs) > 1:
         screen.print(comparison.sentence, style="bold", highlight=False, soft_wrap=True, markup=False)
         for line in listing(comparison.fairness):
@@ -170,7 +170,7 @@ def _write(comparison: "Comparison", out: Path) -> None:
     texts |= {name: drawn for name, chart in charts_of(comparison.runs) if (drawn := svg(chart))}
     for name, text in texts.items():
         write_text(out / name, text)
-    print(", ".join(str(out / name) for name in texts))
+    say(", ".join(str(out / name) for name in texts))
 
 
 def doctor_of_runs(paths: Sequence[Path]) -> int:
@@ -180,9 +180,9 @@ def doctor_of_runs(paths: Sequence[Path]) -> int:
     runs, status = _read(paths)
     for run in runs:
         if len(runs) > 1:
-            print(f"{run.name}:")
+            say(f"{run.name}:")
         for line in [*run.notes, *(finding.text for finding in verdict(run))]:
-            print(f"- {line}")
+            say(f"- {line}")
     return status
 
 
@@ -194,7 +194,7 @@ def logbook(arguments: list[str]) -> int:
 
     runs, status = _read(options.runs)
     for path in write_logbook(runs, options.out):
-        print(path)
+        say(str(path))
     return status
 
 
@@ -214,5 +214,5 @@ def report(arguments: list[str]) -> int:
     title = options.title or " and ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else "")
     make_folder(options.out.parent)
     write_text(options.out, page(compared(runs, options.to, options.price), title))
-    print(f"{options.out} ({options.out.stat().st_size / 1e6:.2f} MB)")
+    say(f"{options.out} ({options.out.stat().st_size / 1e6:.2f} MB)")
     return status

@@ -5,6 +5,7 @@ import sys
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from paceline.base.files import say
 from paceline.cli.options import make_parser, positive
 from paceline.errors import NoRunFolder, UserError
 
@@ -148,10 +149,10 @@ def status(arguments: list[str]) -> int:
     parts = backend_of(job).status(job)
     print(job.id)
     for name, state in parts:
-        print(f"  {name}: {described(state)}")
+        say(f"  {name}: {described(state)}")
     for now in runs_of(job, [name for name, state in parts if kind_of(state) in HAS_RUN]):
         told = ", ".join(f"{label} {value}" for label, value in figures(now)[1:])
-        print(f"  run {now.name}: {told or 'no step yet'}")
+        say(f"  run {now.name}: {told or 'no step yet'}")
     if (state := overall(job, parts)) != RUNNING:
         print(_sentence(job, state))
     return 0

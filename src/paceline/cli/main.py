@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib import import_module
 
 from paceline import __version__
-from paceline.base.files import disk_error, is_disk_error
+from paceline.base.files import disk_error, is_disk_error, say
 from paceline.base.lifetime import end_with_parent
 from paceline.config.launched import AGENT, under_launcher
 from paceline.errors import Stopped, UserError
@@ -75,7 +75,7 @@ def _complain(message: str) -> None:
         if report(message):
             return
     with suppress(OSError):  # the status still tells
-        print(f"paceline: {message}", file=sys.stderr)
+        say(f"paceline: {message}", error=True)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -4,17 +4,23 @@ import argparse
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from paceline.base.files import printable_lines
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
     from paceline.config.recipe import Recipe
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(printable_lines(message))  # it repeats arguments, and `*` gives names of strangers
+
+
 def make_parser(verb: str, usage: str, description: str) -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=f"paceline {verb}",
         usage=f"paceline {verb} {usage}",
         description=description,

@@ -1,10 +1,10 @@
 """The verb plan: what a recipe would do, before it does it."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.base.files import say
 from paceline.cli.options import add_scaling, count, make_parser, positive, with_recipe
 from paceline.errors import UserError
 
@@ -67,7 +67,7 @@ def plan(arguments: list[str]) -> int:
     shown = sorted({*range(0, timeline.total, stride), *edges})
     rates = [lr_at(step, lr_plan) for step in shown]
     what = f"{recipe.model.name} on {recipe.data.name or recipe.data.path} ({samples:,} images)"
-    print(f"{recipe.name}: {what}, {ranks} rank{'s' * (ranks > 1)}\n")
+    say(f"{recipe.name}: {what}, {ranks} rank{'s' * (ranks > 1)}\n")
     print(
         "\n".join(columns(phase_table(timeline, ranks, recipe.train.accumulation, lambda step: lr_at(step, lr_plan))))
     )
@@ -137,8 +137,10 @@ def _print_times(options: argparse.Namespace, recipe: "Recipe", timeline: "Timel
 
 
 def _learnt(run: Path) -> tuple[float, str]:
+    from paceline.track.records import RunFolder
+
     try:
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        summary = RunFolder(run).read_summary()
         seconds = summary["seconds"]
         if summary["status"] != "finished":
             raise UserError(f"--learn-from {run}: it is not finished ({summary['status']})")
@@ -146,9 +148,12 @@ def _learnt(run: Path) -> tuple[float, str]:
             raise UserError(f"--learn-from {run}: its exchange was not measured (FSDP); learn from a run under DDP")
         total = summary["train_seconds"]
         busy = (total - seconds.get("sync", 0.0)) / total
-        return summary["images_per_second"] / summary["ranks"] / busy, str(run)
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
-        raise UserError(f"--learn-from {run}: no finished run (its summary.json has no speed)") from None
+        speed = float(summary["images_per_second"] / summary["ranks"] / busy)
+        if speed > 0:
+            return speed, str(run)
+    except (KeyError, TypeError, ZeroDivisionError):
+        pass
+    raise UserError(f"--learn-from {run}: no finished run (its summary.json has no speed)")
 
 
 def _parameters(recipe: "Recipe") -> int:

@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.base.files import say
 from paceline.cli.columns import lines_of, terminal_width
 from paceline.cli.options import make_parser
 from paceline.errors import UserError
@@ -38,11 +39,11 @@ def runs(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps([asdict(row) for row in found], indent=1))
     elif not found:
-        print(f"no runs in {folder}; `paceline train digits` makes one, `paceline runs DIR` looks elsewhere")
+        say(f"no runs in {folder}; `paceline train digits` makes one, `paceline runs DIR` looks elsewhere")
     else:
         heads = ("name", "status", "progress", "best top-1", "time", "model", "data", "started")
         for line in lines_of(heads, [_cells(row) for row in found], _DROPPED_FIRST, terminal_width()):
-            print(line)
+            say(line)
     return 0
 
 

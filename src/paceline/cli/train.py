@@ -5,14 +5,19 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from paceline.base.files import say
 from paceline.base.host import bind_openmp, limit_openmp_spinning
 from paceline.base.remote import is_remote
 from paceline.base.signals import interrupts_end
 from paceline.cli.options import add_scaling, count, make_parser, plain_name, results_place, split_source
 from paceline.cli.ranks import start_ranks
 from paceline.config.launched import under_launcher
-from paceline.errors import UserError
+from paceline.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from paceline.config.recipe import Recipe
 
 _TRAIN = """Train a recipe.
 
@@ -61,7 +66,7 @@ def _add_launch_options(parser: argparse.ArgumentParser) -> None:
 
 def train(arguments: list[str]) -> int:
     from paceline.config.batch import layouts
-    from paceline.config.io import load_recipe
+    from paceline.config.io import load_recipe, split_overrides
     from paceline.config.scaling import scaled
 
     parser = make_parser("train", "RECIPE [--procs N] [--name NAME] [--dotted.field VALUE ...]", _TRAIN)
@@ -81,8 +86,6 @@ def train(arguments: list[str]) -> int:
     options, overrides = parser.parse_known_args(rest)
     if options.resume:
         options.resume = _brought(options.resume, options.runs)
-        if not (options.resume / "recipe.yaml").is_file():
-            raise UserError(f"--resume {options.resume}: no run folder (it has no recipe.yaml)")
         if source:
             raise UserError(f"--resume goes on with the run's own recipe; leave {source!r} out")
         if options.name:
@@ -92,7 +95,7 @@ def train(arguments: list[str]) -> int:
         return _help_with_fields(parser, source or "digits", overrides)
     if not source:
         raise UserError("which recipe? `paceline recipes` lists them; `paceline train digits` needs no data of its own")
-    recipe = load_recipe(source, overrides)
+    recipe = _recipe_of(options.resume, overrides) if options.resume else load_recipe(source, overrides)
     if options.scale_batch:
         if options.resume:
             raise UserError("--scale-batch: a resumed run keeps its batch; leave it out")
@@ -116,8 +119,29 @@ def train(arguments: list[str]) -> int:
             bind_openmp()
         from paceline.engine.session import train_recipe
 
-    train_recipe(recipe, options.runs, name, options.resume, options.results)
+    asked = [key.replace("-", "_") for key, _ in split_overrides(overrides)]
+    train_recipe(recipe, options.runs, name, options.resume, options.results, asked)
     return 0
+
+
+def _recipe_of(run: Path, overrides: list[str]) -> "Recipe":
+    """The recipe of a run to resume: its recipe.yaml, or the copy in its newest checkpoint if that is lost."""
+    from paceline.config.io import load_recipe, recipe_from_tree, to_tree
+    from paceline.track.records import RunFolder
+
+    folder = RunFolder(run)
+    if not folder.recipe_is_lost:
+        try:
+            load_recipe(str(folder.recipe))
+        except ConfigError as error:
+            raise UserError(f"{error}\nDelete it to continue with the copy in the newest checkpoint, if any") from None
+        return load_recipe(str(folder.recipe), overrides)
+    from paceline.engine.resume import saved_recipe
+
+    if not (saved := saved_recipe(folder)):
+        raise UserError(f"--resume {run}: no run folder (it has no recipe.yaml, nor a checkpoint with a copy of it)")
+    say(f"paceline: {folder.recipe} is missing or empty; using the copy in {saved[1]}", error=True)
+    return recipe_from_tree(to_tree(saved[0]), str(saved[1]), overrides)
 
 
 def _brought(place: str, runs: Path) -> Path:
@@ -152,7 +176,7 @@ def export(arguments: list[str]) -> int:
     from paceline.engine.saved import find_save
 
     save = find_save(options.source, "last" if options.last else "best")
-    print(export_weights(save, options.to, options.raw))
+    say(export_weights(save, options.to, options.raw))
     return 0
 
 
@@ -182,9 +206,7 @@ def evaluate(arguments: list[str]) -> int:
     label, metrics = evaluate_path(Path(source), "last" if options.last else "best", overrides)
     if metrics:
         counts = f"{metrics['correct']} of {metrics['samples']}"
-        print(
-            f"{label}: top-1 {metrics['top1']:.2%} ({counts}), top-5 {metrics['top5']:.2%}, loss {metrics['loss']:.4f}"
-        )
+        say(f"{label}: top-1 {metrics['top1']:.2%} ({counts}), top-5 {metrics['top5']:.2%}, loss {metrics['loss']:.4f}")
     return 0
 
 
@@ -233,7 +255,7 @@ def _start_ranks(command: list[str], options: argparse.Namespace) -> int:
 def _help_with_fields(
     parser: argparse.ArgumentParser, source: str, overrides: list[str], only: Sequence[str] = ()
 ) -> int:
-    from paceline.config.help import print_fields
+    from paceline.cli.help import print_fields
     from paceline.config.io import load_recipe
 
     parser.print_help()
@@ -247,7 +269,7 @@ def recipes(arguments: list[str]) -> int:
     )
     parser.add_argument("-h", "--help", action="help", help="show this help")
     parser.parse_args(arguments)
-    from paceline.config.help import print_recipes
+    from paceline.cli.help import print_recipes
 
     print_recipes()
     return 0

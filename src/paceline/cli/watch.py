@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.base.files import say
 from paceline.cli.options import make_parser, positive
 from paceline.errors import UserError
 
@@ -34,16 +35,16 @@ def watch(arguments: list[str]) -> int:
 
 
 def _follow(options: argparse.Namespace) -> None:
-    from rich.console import Console
     from rich.live import Live
 
+    from paceline.base.logs import Screen
     from paceline.logbook.live import snapshot
 
-    screen = Console()
+    screen = Screen()
     now = snapshot(options.run)
     if options.once or not screen.is_terminal:
         while True:
-            print(_plain(now), flush=True)
+            say(_plain(now))
             if options.once or now.status not in ("running", "starting"):
                 return
             time.sleep(options.every or 30)

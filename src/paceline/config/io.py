@@ -6,43 +6,22 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from paceline.config import yamls
 from paceline.config.hints import FieldRow, Given, describe, value_missing
 from paceline.config.problems import problems
 from paceline.config.recipe import Recipe
 from paceline.errors import ConfigError, UserError
 
 _ADAPTER = TypeAdapter(Recipe)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML without its traps: a key given twice is refused (plain YAML takes the last one), 010 is ten and 1:30 a text
-    (plain YAML: eight and ninety)."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)  # merge keys
-    seen = []
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-        seen.append(key)
-    return loader.construct_mapping(node, deep=True)
-
-
-_INT = "tag:yaml.org,2002:int"
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != _INT]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(_INT, re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_MOST_BASES = 20
+_MOST_PROBLEMS = 50  # a close field is looked for each
 
 
 def shipped() -> dict[str, Path]:
@@ -58,13 +37,15 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
 
 def _read(path: Path, above: list[Path]) -> dict[str, Any]:
     """The tree in a file, laid over that of the recipe it names as its `base`."""
-    if path in above:
+    if path.resolve() in (other.resolve() for other in above):
         raise ConfigError(str(path), [f"base: {' -> '.join(map(str, [*above, path]))} goes round in a circle"])
+    if len(above) > _MOST_BASES:
+        raise ConfigError(str(path), [f"base: more than {_MOST_BASES} recipes build on one another; merge some"])
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        tree = yamls.read(path)
     except yaml.MarkedYAMLError as error:
         raise ConfigError(str(path), [f"not readable as YAML: {_yaml_problem(error)}"]) from None
-    except (yaml.YAMLError, ValueError, KeyError) as error:
+    except yaml.YAMLError as error:
         raise ConfigError(str(path), [f"not readable as YAML: {' '.join(str(error).split())}"]) from None
     if not isinstance(tree, dict):
         raise ConfigError(str(path), ["not a recipe; it should hold `key: value` lines, beginning with `name: ...`"])
@@ -110,6 +91,8 @@ def _find(source: str) -> Path:
     path = Path(source)
     if path.is_file():
         return path
+    if path.exists():
+        raise UserError(f"{source} is not a regular file; give a YAML file, or a name that `paceline recipes` lists")
     if path.suffix in (".yaml", ".yml") or path.parent != Path("."):
         raise UserError(f"{source}: no such file; `paceline recipes` lists the shipped recipes")
     close = difflib.get_close_matches(source, known, n=1, cutoff=0.4)
@@ -150,8 +133,8 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tupl
             yield value_missing(dotted, option, fields())
             continue
         try:
-            values = [yaml.load(word, _Loader) if word else "" for word in words]
-        except (yaml.YAMLError, ValueError, KeyError):
+            values = [yamls.parse(word) if word else "" for word in words]
+        except yaml.YAMLError:
             yield f"--{dotted} {' '.join(words)}: not readable as a YAML value"
             continue
         node = _parent(tree, dotted)
@@ -195,7 +178,10 @@ def _validated(tree: dict[str, Any], mistakes: list[str], given: Given) -> Recip
         recipe = _ADAPTER.validate_python(tree)
     except ValidationError as error:
         rows = fields()
-        mistakes += [text for item in error.errors() for text in describe(item, rows, given)]
+        found = (text for item in error.errors() for text in describe(item, rows, given))
+        mistakes += islice(found, _MOST_PROBLEMS)
+        if next(found, None):
+            mistakes.append("and more; is this a recipe?")
         return None
     mistakes += problems(recipe)
     return recipe

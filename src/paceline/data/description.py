@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from paceline.base.files import printable, size_text
-from paceline.data.files import read_regular
 from paceline.errors import UserError
+from paceline.untrusted import read_regular
 
 DESCRIPTION = "dataset.json"
 FORMAT = 2
@@ -37,7 +37,7 @@ def shard_name(number: int) -> str:
 
 def read_json(folder: Path) -> Any:
     """What dataset.json of a folder holds, unchecked; OSError or ValueError where that cannot be told."""
-    return parse_json(read_regular(folder / DESCRIPTION, MOST_BYTES))
+    return parse_json(read_regular(folder / DESCRIPTION, MOST_BYTES, folder))
 
 
 def parse_json(content: bytes) -> Any:

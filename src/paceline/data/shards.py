@@ -23,10 +23,11 @@ from paceline.base.files import printable
 from paceline.data import codec
 from paceline.data.classes import Class
 from paceline.data.description import ANEW, DESCRIPTION, MOST_BYTES, checked, parse_json, shard_name
-from paceline.data.files import leads_out, open_regular, read_regular, wrong_size
+from paceline.data.files import wrong_size
 from paceline.data.index import read_index
 from paceline.data.photographs import Choose
 from paceline.errors import UserError
+from paceline.untrusted import leads_out, open_regular, read_regular
 
 _CURE = "prepare it with `paceline prepare`, or set data.path"
 
@@ -51,7 +52,7 @@ class Dataset:
     @classmethod
     def open(cls, folder: Path) -> "Dataset":
         try:
-            return cls.parse(read_regular(folder / DESCRIPTION, MOST_BYTES), str(folder))
+            return cls.parse(read_regular(folder / DESCRIPTION, MOST_BYTES, folder), str(folder))
         except FileNotFoundError:
             raise UserError(f"{folder}: no prepared data here (it has no {DESCRIPTION}); {_CURE}") from None
         except OSError as error:
@@ -123,7 +124,7 @@ class Split:
     def _shard(self, number: int) -> BinaryIO:
         path, entry = self.folder / shard_name(number), self._files["shards"][number]
         try:
-            file = open_regular(path)
+            file = open_regular(path, inside=self.folder)
         except OSError as error:
             raise UserError(f"{path} is missing or not readable ({error.strerror}); {ANEW}") from None
         if wrong := wrong_size(file, entry["bytes"]):
@@ -169,7 +170,7 @@ class Split:
     def names(self) -> list[str]:
         path, entry = self.folder / "names.txt", self._files["lists"][1]
         try:
-            content = read_regular(path, entry["bytes"])
+            content = read_regular(path, entry["bytes"], self.folder)
             names = content.decode().splitlines()
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is missing or corrupt ({error}); {ANEW}") from None

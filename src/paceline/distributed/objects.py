@@ -36,12 +36,12 @@ def broadcast_object(value: Any, src: int, rank: int) -> Any:
         for own in tensors.values():
             dist.broadcast(own.contiguous().cpu(), src)
         return value
-    skeleton, forms = _parsed(content, src)
+    skeleton, announced = _skeleton_and_forms(content, src)
     received = {}
-    for name, dtype, shape in forms:
+    for name, dtype, shape in announced:
         received[name] = _empty(dtype, shape, src)
         dist.broadcast(received[name], src)
-    return unflatten(skeleton, received)
+    return _rebuilt(skeleton, received, src)
 
 
 def all_gather_object(value: Any, size: int) -> list[Any]:
@@ -52,7 +52,7 @@ def all_gather_object(value: Any, size: int) -> list[Any]:
     checked = [_checked(int(length), rank) for rank, length in enumerate(lengths)]
     contents = [torch.empty(max(checked), dtype=torch.uint8) for _ in range(size)]
     dist.all_gather(contents, _bytes(text.ljust(max(checked))))
-    return [unflatten(_parsed(contents[rank][:length], rank), {}) for rank, length in enumerate(checked)]
+    return [_rebuilt(_parsed(contents[rank][:length], rank), {}, rank) for rank, length in enumerate(checked)]
 
 
 def _bytes(text: bytes) -> torch.Tensor:
@@ -68,6 +68,27 @@ def _checked(length: int, rank: int) -> int:
 def _parsed(content: torch.Tensor, rank: int) -> Any:
     try:
         return json.loads(content.numpy().tobytes())
+    except (ValueError, RecursionError) as error:
+        raise _stranger(rank, str(error)) from None
+
+
+def _skeleton_and_forms(content: torch.Tensor, rank: int) -> tuple[Any, list[Any]]:
+    match _parsed(content, rank):
+        case [skeleton, list(forms)] if all(map(_is_form, forms)):
+            return skeleton, forms
+    raise _stranger(rank, "neither a value nor tensors")
+
+
+def _is_form(form: Any) -> bool:
+    match form:
+        case [str(), str(), list()]:
+            return True
+    return False
+
+
+def _rebuilt(skeleton: Any, tensors: dict[str, torch.Tensor], rank: int) -> Any:
+    try:
+        return unflatten(skeleton, tensors)
     except (ValueError, RecursionError) as error:
         raise _stranger(rank, str(error)) from None
 

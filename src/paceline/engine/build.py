@@ -117,18 +117,18 @@ class Setup:
 
     def load(self, parts: dict[str, Any], origin: str) -> int:
         """Take over a saved state; the step to go on from."""
-        load_weights(self.replica.module, parts["model"], origin)
-        if self.ema:
-            load_weights(self.ema.model, parts["ema"] or parts["model"], origin)
-        groups.load_state(self.optimizer, parts["optimizer"])
-        if parts["progress"]["scaler"] and self.scaler.is_enabled():
-            self.scaler.load_state_dict(parts["progress"]["scaler"])
+        step: int = parts["progress"]["step"]
         if parts["progress"]["data"] != self.source.fingerprint:
             raise UserError(
                 f"{origin} was trained on other data (fingerprint {parts['progress']['data']}, here "
                 f"{self.source.fingerprint}); start a new run with --name"
             )
-        step: int = parts["progress"]["step"]
+        load_weights(self.replica.module, parts["model"], origin)
+        if self.ema:
+            load_weights(self.ema.model, parts["ema"] or parts["model"], origin)
+        groups.load_state(self.optimizer, parts["optimizer"], step, origin)
+        if parts["progress"]["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(parts["progress"]["scaler"])
         return step
 
 
@@ -211,17 +211,37 @@ def build_model(recipe: Recipe, source: Source, num_classes: int, timeline: Time
 
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) -> None:
+    """Take over the weights of a save, which may be a stranger's, after all of them have been checked."""
     own = model.state_dict()
-    wrong = [name for name in own.keys() | weights.keys() if name not in own or name not in weights]
-    wrong += [name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape]
+    wrong = sorted(own.keys() ^ weights.keys())
+    wrong += [name for name in weights if name in own and _kind(own[name]) != _kind(weights[name])]
     if wrong:
         raise UserError(
-            f"{origin} is a save of another model: {len(wrong)} tensors differ ({', '.join(sorted(wrong)[:3])} ...); "
+            f"{origin} is a save of another model: {len(wrong)} tensors differ ({', '.join(wrong[:3])} ...); "
             "use the recipe it was trained with"
         )
+    parameters = {name for name, _ in model.named_parameters()}
+    for name, tensor in weights.items():
+        if problem := _odd_values(tensor, None if name in parameters else own[name]):
+            raise UserError(f"{origin}: {name} {problem}; use an earlier checkpoint")
     if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
         from paceline.engine.sharded import load_whole
 
         load_whole(model, weights)
     else:
         model.load_state_dict(weights)
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
+
+
+def _odd_values(tensor: torch.Tensor, buffer: torch.Tensor | None) -> str:
+    """Why a model cannot compute with these values; `buffer`: what a new model has there, None for a parameter."""
+    if tensor.is_floating_point():
+        masks = buffer is not None and not buffer.isfinite().all()  # minus infinity hides what is not to be seen
+        return "" if masks or tensor.isfinite().all() else "holds numbers that are not finite"
+    if buffer is None or not tensor.ndim:
+        return "" if tensor.min() >= 0 else "counts below zero"
+    # tables of places, which training leaves alone: another one would be read beyond its end
+    return "" if torch.equal(tensor, buffer.to(tensor.device)) else "is not what this model has"

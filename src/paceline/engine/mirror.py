@@ -103,7 +103,7 @@ class Mirror:
         root = self._folder.path
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root).as_posix()
-            if path.is_file() and not name.startswith(_OF_A_MACHINE):
+            if path.is_file() and not path.is_symlink() and not name.startswith(_OF_A_MACHINE):
                 size, sent = path.stat().st_size, self._sent.get(name, 0)
                 if path.suffix in _REWRITTEN or size < sent:
                     sent = 0
@@ -112,7 +112,7 @@ class Mirror:
                 self._sent[name] = size
         for save in store.committed(self._folder.checkpoints):
             if save.name not in known:
-                for path in sorted(save.iterdir(), key=lambda path: path.name == store.COMMIT):
+                for path in store.files_of(save):
                     yield path.relative_to(root).as_posix(), 0, path.stat().st_size
 
     def _copy_file(self, giver: int, path: Path, begin: int, end: int, writes: bool) -> Path:
@@ -173,4 +173,4 @@ class Mirror:
 def newest_step(checkpoints: Path) -> int:
     """Of the saves that are complete; -1 without any."""
     newest = next(store.committed(checkpoints), None)
-    return int(newest.name.removeprefix("step-")) if newest else -1
+    return store.step_of(newest) if newest else -1

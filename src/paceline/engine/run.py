@@ -15,7 +15,7 @@ import torch
 
 from paceline.base import logs
 from paceline.base.device import peak_memory
-from paceline.base.files import disk_error, write_json
+from paceline.base.files import disk_error
 from paceline.base.logs import log
 from paceline.checkpoint import store
 from paceline.checkpoint.writer import NoWriter, Writer
@@ -28,6 +28,7 @@ from paceline.engine.window import SPLIT, Window
 from paceline.errors import UserError
 from paceline.track.progress import Display
 from paceline.track.records import RunFolder
+from paceline.track.sealed import write_sealed
 from paceline.track.sinks import DiskWarning, Sink
 
 
@@ -239,7 +240,7 @@ class Run:
         if status != "running":  # adding up a long run's records takes time
             summary |= totals(self.folder, self.setup)
         try:
-            write_json(self.folder.summary, summary)
+            write_sealed(self.folder.summary, summary)
         except OSError as error:
             if status == "finished":
                 raise UserError(f"{disk_error(error)}. All steps are done; start the same command again") from None

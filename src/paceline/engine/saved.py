@@ -11,7 +11,8 @@ import torch
 from paceline.base import logs
 from paceline.checkpoint import store
 from paceline.checkpoint.shared import read_on_leader
-from paceline.config.io import load_recipe, recipe_from_tree, split_overrides
+from paceline.checkpoint.verified import describe, read
+from paceline.config.io import recipe_from_tree, split_overrides
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
 from paceline.data import kinds
@@ -40,8 +41,8 @@ def find_save(path: Path, which: str) -> Path:
         raise UserError(f"{path} has no complete checkpoint; let it train to its first save")
     if which == "last":
         return newest
-    metric = load_recipe(str(folder.recipe)).checkpoint.best
-    best = store.best(folder.checkpoints, metric)
+    # by the checkpoint's own copy: recipe.yaml is not covered by a checksum
+    best = store.best(folder.checkpoints, str(describe(newest).recipe["checkpoint"].get("best")))
     return best.folder if best else newest
 
 
@@ -52,7 +53,7 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
     with world.connected():
         logs.set_up(world.rank, world.size)
         # the run may be going on, and replace its saves: the leader's choice counts
-        save, parts = read_on_leader(world, lambda: store.read(find_save(path, which)))
+        save, parts = read_on_leader(world, lambda: read(find_save(path, which)))
         folder = save.folder
         recipe = kinds.resolve(_saved_recipe(parts, str(folder), overrides))
         source = open_source(recipe, only_evaluate=True)

@@ -2,31 +2,34 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from paceline.base import logs
-from paceline.base.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, make_folder, write_text
+from paceline.base.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, make_folder
 from paceline.base.logs import console, log
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
 from paceline.checkpoint.shared import read_on_leader
+from paceline.checkpoint.verified import Save
 from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.config.batch import memory_key, strategy
-from paceline.config.io import dump_recipe, fingerprint, leaves, load_recipe, to_tree
-from paceline.config.recipe import PLACE_FIELDS, Recipe
+from paceline.config.io import dump_recipe, fingerprint, leaves, to_tree
+from paceline.config.recipe import Recipe
 from paceline.data import kinds
 from paceline.data.load.source import fetch
 from paceline.distributed.world import World
 from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
+from paceline.engine.covered import newest_covered
 from paceline.engine.examples import examples
 from paceline.engine.mirror import Mirror
-from paceline.engine.resume import newest_covered
+from paceline.engine.resume import check_recipe_file, check_same_experiment, choose_folder, experiment
 from paceline.engine.run import Run
 from paceline.engine.train import train
-from paceline.errors import ConfigError, UserError
+from paceline.errors import UserError
 from paceline.logbook.read import read
 from paceline.logbook.verdict import verdict
 from paceline.track import environment
@@ -50,9 +53,17 @@ _ENDING = 5.0  # seconds that ranks of a killed launcher may need to end: they h
 
 
 def train_recipe(
-    recipe: Recipe, root: Path, name: str, resume: Path | None = None, results: str = ""
+    recipe: Recipe,
+    root: Path,
+    name: str,
+    resume: Path | None = None,
+    results: str = "",
+    asked: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Train a recipe in a new run folder below `root`, or go on in an unfinished one; its summary."""
+    """Train a recipe in a new run folder below `root`, or go on in an unfinished one; its summary.
+
+    `asked`: fields of a resumed run that the user gave, which may differ from what its recipe.yaml says.
+    """
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
     recipe = kinds.resolve(recipe)
@@ -62,7 +73,7 @@ def train_recipe(
         _check_same_recipe(recipe, world)
         again = any(world.from_all(_is_started_again()))
         path = Path(
-            world.on_leader(lambda: str(_claim_folder(_choose_folder(recipe, root, name, resume, again), cleanup)))
+            world.on_leader(lambda: str(_claim_folder(resume or choose_folder(recipe, root, name, again), cleanup)))
         )
         folder = RunFolder(path)
         mirror = Mirror(world, folder)
@@ -72,11 +83,11 @@ def train_recipe(
             if results and world.is_leader:
                 at_last.callback(Results(path, results, recipe.checkpoint.best).close)
             return folder.read_summary()
-        if folder.exists and not resume:
+        if folder.is_taken and not resume:
             log.info("%s is not finished; going on with it", path)
+        saved = read_on_leader(world, lambda: _last_of_this_experiment(folder, recipe, asked if resume else None))
         setup = build(recipe, world)
         _check_same_data(setup)
-        saved = read_on_leader(world, lambda: newest_covered(folder))
         announce(setup, path, saved[0].folder if saved else None)
         run = _open_run(folder, setup, saved, mirror)
         if results and world.local_rank == 0:
@@ -97,6 +108,20 @@ def train_recipe(
             _say_verdict(path)
             _say_finished(folder, setup, summary)
         return summary
+
+
+def _last_of_this_experiment(
+    folder: RunFolder, recipe: Recipe, asked: Sequence[str] | None
+) -> tuple[Save, dict[str, Any]] | None:
+    """The checkpoint to resume from, whose recipe must be this one but for what may change."""
+    saved = newest_covered(folder)
+    kept = saved[0] if saved else None
+    if asked is not None:
+        check_recipe_file(folder, kept, asked)
+    if kept:
+        check_same_experiment(folder, recipe, kept)
+        store.put_aside_from(folder.checkpoints, kept.step + 1)  # only now: a start that was refused changes nothing
+    return saved
 
 
 def _say_finished(folder: RunFolder, setup: Setup, summary: dict[str, Any]) -> None:
@@ -125,19 +150,13 @@ def _say_verdict(path: Path) -> None:
 
 def _check_same_recipe(recipe: Recipe, world: World) -> None:
     """Machines started by hand may have been given different options, which would train what no recipe says."""
-    trees = [dict(leaves(_experiment(tree))) for tree in world.from_all(to_tree(recipe))]
+    trees = [dict(leaves(experiment(tree))) for tree in world.from_all(to_tree(recipe))]
     for rank, tree in enumerate(trees):
         if differing := sorted(key for key in trees[0].keys() | tree.keys() if trees[0].get(key) != tree.get(key)):
             values = "; ".join(f"{key} is {trees[0].get(key)!r} there, {tree.get(key)!r} here" for key in differing)
             raise UserError(
                 f"rank {rank} was started with another recipe than rank 0: {values}; give all the same options"
             )
-
-
-def _experiment(tree: dict[str, Any]) -> dict[str, Any]:
-    """What a recipe says of the experiment; the data's own identity is compared by its fingerprint."""
-    data = {key: value for key, value in tree["data"].items() if key not in PLACE_FIELDS}
-    return {key: value for key, value in tree.items() if key != "about"} | {"data": data}
 
 
 def _check_same_data(setup: Setup) -> None:
@@ -151,23 +170,6 @@ def _check_same_data(setup: Setup) -> None:
             )
 
 
-def _choose_folder(recipe: Recipe, root: Path, name: str, resume: Path | None, again: bool) -> Path:
-    """The folder to resume, the unfinished run of this name and recipe, or a new one."""
-    if resume:
-        folder = RunFolder(resume)
-        _check_same_experiment(folder, recipe)
-        return resume
-    if again and RunFolder(root / name).finished:
-        return root / name
-    numbered = [root / name, *(root / f"{name}-{number}" for number in range(2, 10_000))]
-    free = next(number for number, path in enumerate(numbered) if not RunFolder(path).exists)
-    for path in reversed(numbered[:free]):
-        folder = RunFolder(path)
-        if not folder.finished and _recorded_fingerprint(folder) == fingerprint(recipe):
-            return path
-    return numbered[free]
-
-
 def _is_started_again() -> bool:
     """By an agent, after a failure, here or on another machine: what was finished before is not trained anew."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -177,6 +179,8 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
     """Be the folder's only writer, and copy the log there, until the clean-up."""
     folder = RunFolder(path)
     new = not path.exists()
+    if refused := list(folder.refused()):
+        raise UserError(f"{path}: {'; '.join(refused)}")
     try:
         make_folder(path)
         cleanup.callback(FolderLock(path, grace=_ENDING).release)
@@ -196,26 +200,7 @@ def _remove_if_unused(folder: RunFolder) -> None:
         shutil.rmtree(folder.path)
 
 
-def _recorded_fingerprint(folder: RunFolder) -> str:
-    try:
-        return fingerprint(load_recipe(str(folder.recipe)))
-    except ConfigError:
-        return ""  # written by another version: not the same experiment
-
-
-def _check_same_experiment(folder: RunFolder, recipe: Recipe) -> None:
-    """Overrides of a resumed run must not change what its position in the data means."""
-    old, new = _experiment(to_tree(load_recipe(str(folder.recipe)))), _experiment(to_tree(recipe))
-    changed = [key for key in ("seed", "data", "model", "phases", "ramp") if old[key] != new[key]]
-    changed += [f"train.{key}" for key in ("global_batch",) if old["train"][key] != new["train"][key]]
-    changed += [f"optim.{key}" for key in ("name",) if old["optim"][key] != new["optim"][key]]
-    if changed:
-        raise UserError(
-            f"{folder.path}: {', '.join(changed)} cannot change in a resumed run; start a new one with --name"
-        )
-
-
-def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str, Any]] | None, mirror: Mirror) -> Run:
+def _open_run(folder: RunFolder, setup: Setup, saved: tuple[Save, dict[str, Any]] | None, mirror: Mirror) -> Run:
     world, recipe = setup.world, setup.recipe
     first_step = 0
     if saved:
@@ -228,11 +213,11 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[store.Save, dict[str
     hosts = world.hosts()
     start = environment.collect(hosts, world.device)
     if world.is_leader:
-        write_text(folder.recipe, dump_recipe(recipe))  # only now: a start that was refused changes nothing
+        checksum = folder.write_recipe(dump_recipe(recipe))  # only now: a start that was refused changes nothing
         folder.append_environment(
             start
             | {"ranks": world.size, "host_of_rank": hosts, "precision": setup.precision, "first_step": first_step}
-            | {"recipe": fingerprint(recipe), "data": setup.source.fingerprint}
+            | {"recipe": fingerprint(recipe), "recipe_sha256": checksum, "data": setup.source.fingerprint}
             | {"strategy": strategy(recipe, world.size), "threads_chosen": "PACELINE_THREADS" in os.environ}
             | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
         )

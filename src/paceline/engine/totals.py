@@ -24,7 +24,8 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
     """Results and times of a run, added up from its records."""
     records = folder.records()
     trained = [record for record in records if record["kind"] == "train"]
-    evaluated = [record for record in records if record["kind"] == "eval" and record["loss"] is not None]
+    evals = [record for record in records if record["kind"] == "eval"]
+    evaluated = [record for record in evals if None not in (record["loss"], record["top1"])]
     seconds = split_seconds(trained)
     train_seconds = sum(seconds.values())
     seconds["evaluate"] = sum(record["seconds"] for record in evaluated)

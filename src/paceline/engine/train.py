@@ -8,9 +8,9 @@
     paceline train RECIPE --nodes 2 --node-rank 1 --rendezvous HOST:29400      on the second
     paceline train --resume runs/digits                           go on after a stop or a crash
 
-In the order the data passes them: config/recipe.py (what to do), base/world.py (who am I), data/load/order.py (which
-samples when), data/load/source.py (batches, from memory or from photographs), model/zoo.py, engine/objective.py (the
-loss), engine/parallel.py and engine/exchange.py (DDP) or engine/sharded.py (FSDP2), optim/, engine/evaluate.py,
+In the order the data passes them: config/recipe.py (what to do), distributed/world.py (who am I), data/load/order.py
+(which samples when), data/load/source.py (batches, from memory or from photographs), model/zoo.py, engine/objective.py
+(the loss), engine/parallel.py and engine/exchange.py (DDP) or engine/sharded.py (FSDP2), optim/, engine/evaluate.py,
 checkpoint/store.py, track/ (the evidence).
 engine/build.py puts them together; engine/run.py opens the run folder and keeps the books.
 """

@@ -23,7 +23,10 @@ from paceline.logbook.entry import page_of
 from paceline.logbook.read import LOGBOOK_MARK, Run
 from paceline.logbook.tables import duration, markdown, plain
 from paceline.logbook.verdict import verdict
+from paceline.track.checks import Count, NotNegative
+from paceline.untrusted import read_regular
 
+_MOST_BYTES = 1 << 26
 _OPEN, _CLOSE = "<!-- notes: yours; kept when this page is written again -->", "<!-- end of notes -->"
 _NOTES = re.compile(re.escape(_OPEN) + r"[ \t\r]*\n(.*)" + re.escape(_CLOSE), re.DOTALL)
 
@@ -34,7 +37,7 @@ def write_logbook(runs: Sequence[Run], out: Path) -> list[Path]:
     for run in runs:
         folders.append(_folder_of(run, out, {folder.name for folder in folders}))
     for path in (*(folder / "README.md" for folder in folders), out / "comparison.md", out / "index.md"):
-        if path.exists() and LOGBOOK_MARK.encode() not in path.read_bytes():
+        if path.exists() and LOGBOOK_MARK.encode() not in read_regular(path, _MOST_BYTES):
             raise UserError(f"{path} is not a page of a logbook, and would be overwritten; choose another --out")
     pages = [page for run, folder in zip(runs, folders, strict=True) for page in _write_page(run, folder)]
     if len(runs) > 1:
@@ -51,15 +54,15 @@ class _Entry(TypedDict, total=False):
     run: Required[str]
     origin: str
     model: str | None
-    best_top1: float | None
-    best_epoch: float | None
+    best_top1: NotNegative | None
+    best_epoch: NotNegative | None
     started: str | None
     status: str
-    ranks: int | None
-    top1: float | None
-    top5: float | None
-    train_seconds: float | None
-    images_per_second: float | None
+    ranks: Count | None
+    top1: NotNegative | None
+    top5: NotNegative | None
+    train_seconds: NotNegative | None
+    images_per_second: NotNegative | None
 
 
 _CHECK = TypeAdapter(_Entry)
@@ -68,7 +71,7 @@ _CHECK = TypeAdapter(_Entry)
 def _entries(out: Path) -> Iterator[dict[str, Any]]:
     for path in out.glob("*/facts.json"):
         with suppress(OSError, ValueError):  # somebody else's file
-            yield dict(_CHECK.validate_json(path.read_bytes())) | {"folder": path.parent.name}
+            yield dict(_CHECK.validate_json(read_regular(path, _MOST_BYTES, out))) | {"folder": path.parent.name}
 
 
 def _when(entry: dict[str, Any]) -> str:
@@ -95,7 +98,7 @@ def _write_page(run: Run, folder: Path) -> Iterator[Path]:
 def _notes(page: Path) -> str | None:
     """What the reader wrote; None if it cannot be told where."""
     try:
-        found = _NOTES.search(page.read_text(encoding="utf-8"))
+        found = _NOTES.search(read_regular(page, _MOST_BYTES).decode())
     except ValueError:
         return None
     return found[1] if found else None

@@ -2,14 +2,18 @@
 
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
+from paceline.base.files import printable, printable_lines
 from paceline.logbook.compare import compare
 from paceline.logbook.read import PARTS, Run
 from paceline.logbook.settings import settings
 from paceline.logbook.tables import duration, plain, table
 from paceline.logbook.verdict import verdict
+from paceline.untrusted import read_regular
 
+_MOST_DUMP = 1 << 20
 _WORDS = {
     "data": "input wait",
     "compute": "forward and backward",
@@ -107,23 +111,26 @@ def _times(run: Run) -> Iterator[str]:
 
 
 def _use(run: Run) -> Iterator[str]:
-    dumps = sorted(path for path in (run.origin / "telemetry").glob("*.txt") if path.is_file())
+    dumps = []
+    for path in sorted((run.origin / "telemetry").glob("[!.]*.txt")):
+        with suppress(OSError):
+            dumps.append(read_regular(path, _MOST_DUMP, run.origin).decode(errors="replace"))
     if dumps:
         yield "## Devices\n"
-        for path in dumps:
-            text = path.read_text(encoding="utf-8", errors="replace").rstrip().replace("`", "'")
+        for dump in dumps:
+            text = printable_lines(dump.rstrip()).replace("`", "'")
             yield f"```\n{text}\n```\n"
 
 
 def _again(run: Run) -> Iterator[str]:
     if not run.recipe:
         return
-    words = ["train", str(run.origin.resolve() / "recipe.yaml"), "--name", f"{run.name}-again"]
+    words = ["train", printable(str(run.origin.resolve() / "recipe.yaml")), "--name", f"{run.name}-again"]
     start = run.starts[-1] if run.starts else {}
     if len(run.hosts) == 1 and (run.ranks or 1) > 1:
         words += ["--procs", str(run.ranks)]
-    if start.get("threads_chosen"):
-        words += ["--threads", str(start["hardware"]["threads_per_process"])]
+    if start.get("threads_chosen") and (threads := start.get("hardware", {}).get("threads_per_process")):
+        words += ["--threads", str(threads)]
     yield f"## Again\n\n```\npaceline {shlex.join(words)}\n```\n"
     if len(run.hosts) > 1:
         yield f"It ran on {len(run.hosts)} hosts: give it the same places, or launch it on as many.\n"

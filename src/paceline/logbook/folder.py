@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from paceline.base.files import printable
+from paceline.base.files import printable, printable_tree
+from paceline.config import yamls
 from paceline.config.io import leaves
 from paceline.logbook.read import Run
 from paceline.track.checks import Recipe, is_sound
@@ -19,22 +20,24 @@ _PER_RANK_RECORDS = 2000
 def read_folder(path: Path) -> Run:
     folder = RunFolder(path)
     name = printable(path.resolve().name)
-    run = Run(name, path, starts=folder.read_starts(), summary=folder.read_summary(), telemetry_of=folder.telemetry)
+    starts, summary = printable_tree(folder.read_starts()), printable_tree(folder.read_summary())
+    run = Run(name, path, starts=starts, summary=summary, folder=folder)
+    run.notes += (f"not read: {reason}" for reason in folder.refused())
     run.recipe = _recipe(folder, run.notes)
     run.records = folder.records(_PER_RANK_RECORDS)
-    run.status = printable(run.summary.get("status", "unknown"))
+    run.status = run.summary.get("status", "unknown")
     if run.status == "running" and not folder.in_use:
         run.status = "killed"
     for file, found in (("environment.json", run.starts), ("summary.json", run.summary)):
         if not found:
             run.notes.append(f"{file} is missing or damaged: what it tells is unknown")
     run.notes += _partial(run)
-    for lacking in (*_missing_steps(run, folder.damaged), *_changed_on_the_way(run)):
+    for lacking in (*_missing_steps(run, folder), *_changed_on_the_way(run)):
         run.complete = False
         run.notes.append(lacking)
     if not run.evaluated:
         run.notes.append("no evaluation was recorded")
-    if not any(file.stat().st_size for file in run.telemetry_files):
+    if not any(run.telemetry.values()):
         run.notes.append("no telemetry: use of devices is unknown")
     if run.disturbance:
         run.notes.append(run.disturbance)
@@ -44,11 +47,13 @@ def read_folder(path: Path) -> Run:
 
 def _recipe(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
     try:
-        recipe = yaml.safe_load(folder.recipe.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        recipe = printable_tree(yamls.read(folder.recipe, folder.path, fast=True))
+    except (OSError, yaml.YAMLError):
         recipe = None
-    if isinstance(recipe, dict) and recipe and is_sound(recipe, Recipe):
-        return recipe
+    if recipe and is_sound(recipe, Recipe):
+        if folder.recipe_is_as_written is False:
+            notes.append("recipe.yaml was changed after the run was started: what it tells may be wrong")
+        return dict(recipe)
     notes.append("recipe.yaml is damaged: what was trained is unknown")
     return {}
 
@@ -63,13 +68,15 @@ _PARTIAL = {
 
 def _partial(run: Run) -> Iterator[str]:
     if run.status in _PARTIAL:
-        reason = f" ({printable(run.summary['message'])})" if run.summary.get("message") else ""
+        reason = f" ({run.summary['message']})" if run.summary.get("message") else ""
         yield f"partial: the run {_PARTIAL[run.status]}{reason}"
 
 
-def _missing_steps(run: Run, damaged: int) -> Iterator[str]:
-    if damaged:
+def _missing_steps(run: Run, folder: RunFolder) -> Iterator[str]:
+    if damaged := folder.damaged:
         yield f"{damaged} damaged line{'s were' if damaged > 1 else ' was'} left out of metrics.jsonl"
+    if folder.cut_off and run.status == "finished":
+        yield "partial: metrics.jsonl ends within a line"
     if not run.trained:
         yield "no training step was recorded"
         return

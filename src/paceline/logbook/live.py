@@ -1,12 +1,13 @@
 """A run as it stands now, from the ends of its files: cheap enough to ask every second, also over a mounted folder."""
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.base.files import printable
-from paceline.logbook.read import samples_of
-from paceline.track.records import RunFolder, records_of, without_undone
+from paceline.track.records import RunFolder, records_of, samples_of, without_undone
+from paceline.untrusted import open_regular
 
 _TAIL = 1 << 18
 
@@ -43,10 +44,10 @@ def standing(folder: RunFolder, summary: dict[str, Any]) -> str:
 def snapshot(path: Path) -> Snapshot:
     folder = RunFolder(path)
     summary, starts = folder.read_summary(), folder.read_starts()
-    found = of_records(path.resolve().name, standing(folder, summary), summary, _tail(folder.metrics))
+    found = of_records(path.resolve().name, standing(folder, summary), summary, _tail(folder.metrics, path))
     found.ranks = starts[-1].get("ranks", 0) if starts else 0
-    for file in sorted(folder.telemetry.glob("*.jsonl")):
-        if samples := samples_of(_tail(file)):
+    for file in folder.telemetry_files:
+        if samples := samples_of(_tail(file, path)):
             found.hosts[printable(file.stem)] = samples[-1]
     return found
 
@@ -60,10 +61,10 @@ def of_records(name: str, status: str, summary: dict[str, Any], lines: list[byte
     return found
 
 
-def _tail(path: Path) -> list[bytes]:
-    """Whole lines at the end of a file."""
+def _tail(path: Path, inside: Path) -> list[bytes]:
+    """Whole lines at the end of a file, whatever its size."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, sys.maxsize, inside) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL))
             lines = file.read().splitlines()

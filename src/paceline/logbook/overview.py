@@ -1,6 +1,5 @@
 """Many runs at a glance. Finished ones are read from their summaries alone, so that hundreds take a moment."""
 
-import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,10 +8,12 @@ from typing import Any
 import yaml
 
 from paceline.base.files import printable
+from paceline.config import yamls
 from paceline.logbook.live import standing
 from paceline.track.records import RunFolder, split_seconds
+from paceline.untrusted import is_plain
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # many times faster, and in every wheel
+_LARGEST = 1e15
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,11 @@ def _row(path: Path) -> Row:
 
 def _recipe(run: RunFolder) -> dict[str, Any]:
     try:
-        tree = yaml.load(run.recipe.read_text(encoding="utf-8"), _LOADER)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        tree = yamls.read(run.recipe, run.path, fast=True)
+    except (OSError, yaml.YAMLError):
         return {}
-    return {key: value for key, value in tree.items() if isinstance(value, dict)} if isinstance(tree, dict) else {}
+    sound = isinstance(tree, dict) and is_plain(tree) and run.recipe_is_as_written is not False
+    return {key: value for key, value in tree.items() if isinstance(value, dict)} if sound else {}
 
 
 def _added_up(run: RunFolder, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +105,10 @@ def _started(run: RunFolder) -> str:
     try:
         began = datetime.fromisoformat(starts[0]["started"]).astimezone(UTC)
     except (IndexError, KeyError, ValueError, OverflowError):
-        began = datetime.fromtimestamp(run.recipe.stat().st_mtime, UTC)
+        try:
+            began = datetime.fromtimestamp(run.recipe.stat().st_mtime, UTC)
+        except (OSError, ValueError, OverflowError):
+            return ""
     return began.isoformat(timespec="seconds")
 
 
@@ -113,4 +118,4 @@ def _text(value: Any) -> str | None:
 
 def _number(value: Any) -> float | None:
     """Of a file that somebody else may have written."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | float) and 0 <= value <= _LARGEST else None

@@ -1,7 +1,6 @@
 """A run as its readers see it: from a run folder, or from somebody else's log. No torch, nothing written."""
 
 import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, count, pairwise
@@ -10,11 +9,13 @@ from typing import Any
 
 from paceline.base.files import printable
 from paceline.errors import UserError
-from paceline.track.checks import Sample, sound
 from paceline.track.other_work import is_disturbed
-from paceline.track.records import RunFolder, json_lines, split_seconds
+from paceline.track.records import RunFolder, lines_of, samples_of, split_seconds
+from paceline.untrusted import read_regular
 
 _MOST_SAMPLES = 20_000
+_MOST_PAGE = 1 << 26
+_MOST_NOTES = 100
 _FEWEST_SAMPLES, _DISTURBED = 3, 0.2
 """Samples of a host that tell something, and the share of them with other work that makes a run a disturbed one."""
 PARTS = ("data", "compute", "sync", "optimizer", "evaluate", "checkpoint")
@@ -34,21 +35,18 @@ class Run:
     records: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     """What identifies the experiment, by name."""
-    telemetry_of: Path | None = None
-    """Folder with the samples of each host."""
+    folder: RunFolder | None = None
+    """Where its telemetry is, if it is a run of paceline."""
     complete: bool = True
     """Whether its times are those of one whole training on the same ranks."""
     notes: list[str] = field(default_factory=list)
     """What a reader has to know: what is missing, odd or partial."""
 
-    @property
-    def telemetry_files(self) -> list[Path]:
-        return sorted(path for path in self.telemetry_of.glob("*.jsonl") if path.is_file()) if self.telemetry_of else []
-
     @cached_property
     def telemetry(self) -> dict[str, list[dict[str, Any]]]:
         """Samples of each host; of long runs evenly thinned ones."""
-        return {printable(path.stem): _samples(path) for path in self.telemetry_files}
+        files = self.folder.telemetry_files if self.folder else []
+        return {printable(path.stem): _samples(path) for path in files}
 
     @cached_property
     def trained(self) -> list[dict[str, Any]]:
@@ -216,12 +214,8 @@ class Run:
 
 
 def _samples(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_bytes().splitlines()
+    lines = list(lines_of(path, path.parent.parent))
     return samples_of(lines[:: max(1, len(lines) // _MOST_SAMPLES)])
-
-
-def samples_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    return sound((line for line in json_lines(lines) if line.get("kind") == "sample"), Sample)
 
 
 def _duration(record: dict[str, Any]) -> float:
@@ -239,6 +233,13 @@ class NotARun(UserError):
 
 def read(path: Path) -> Run:
     """A run folder, or a log or folder of another program."""
+    run = _read(path)
+    more = len(run.notes) - _MOST_NOTES
+    run.notes = [printable(note) for note in run.notes[:_MOST_NOTES]] + [f"and {more:,} more notes"] * (more > 0)
+    return run
+
+
+def _read(path: Path) -> Run:
     folder = RunFolder(path)
     if reason := _written_beside_runs(folder):
         raise NotARun(path, reason)
@@ -248,6 +249,8 @@ def read(path: Path) -> Run:
         return read_folder(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such run; give run folders, or logs of other programs")
+    if not path.is_dir() and not path.is_file():
+        raise NotARun(path, "neither a regular file nor a folder")
     if inside := sorted(recipe.parent.name for recipe in path.glob("*/recipe.yaml")):
         raise UserError(f"{path} holds runs ({', '.join(inside[:5])}{' ...' if inside[5:] else ''}); give them by name")
     from paceline.logbook.importers import read_foreign
@@ -279,7 +282,10 @@ def _written_beside_runs(folder: RunFolder) -> str:
 
 
 def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and text.encode() in path.read_bytes()
+    try:
+        return text.encode() in read_regular(path, _MOST_PAGE)
+    except OSError:
+        return False
 
 
 def named_apart(runs: list[Run]) -> list[Run]:

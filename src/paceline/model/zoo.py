@@ -17,9 +17,14 @@ from paceline.config.recipe import Model
 from paceline.errors import UserError
 from paceline.model.airbench import AirbenchNet
 
+_NOT_OPTIONS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
+"""Arguments of timm that name files of weights: some versions of it would unpickle them, which can run code."""
+
 
 def create(config: Model, num_classes: int, channels: int) -> nn.Module:
     """Build the model with the weights the recipe asks for."""
+    if refused := [name for name in _NOT_OPTIONS if name in config.options]:
+        raise UserError(f"model.options.{refused[0]} is not an option here; set model.weights to the file instead")
     pretrained = config.weights == "pretrained"
     if config.name == "airbench":
         if pretrained:
@@ -122,6 +127,9 @@ def _load_file(model: nn.Module, path: Path) -> None:
                 "these are the weights of another model"
             )
         del weights[name]
+    for name in weights.keys() & own.keys():
+        if problem := _odd(weights[name], own[name]):
+            raise UserError(f"model.weights={path}: {name} {problem}; use a file of weights as they were trained")
     missing, unknown = model.load_state_dict(weights, strict=False)
     lacking = [name for name in missing if name not in misfits]
     if lacking or unknown:
@@ -150,9 +158,20 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         raise UserError(f"model.weights={path} is not readable: {_one_line(error)}") from None
     for key in ("state_dict", "model"):
         state = state.get(key, state) if isinstance(state, dict) else state
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    named = isinstance(state, dict) and all(isinstance(name, str) for name in state)
+    if not named or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise UserError(f"model.weights={path} holds no weights by name")
     return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+
+
+def _odd(tensor: torch.Tensor, own: torch.Tensor) -> str:
+    """Why a tensor of the right shape cannot be the model's; other widths of floating point are converted."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+        return "is not a plain tensor"
+    if tensor.dtype != own.dtype and not (tensor.is_floating_point() and own.is_floating_point()):
+        return f"is {tensor.dtype} there, {own.dtype} here"
+    finite = not tensor.is_floating_point() or tensor.float().isfinite().all() or not own.isfinite().all()
+    return "" if finite else "holds numbers that are not finite"
 
 
 def _head_names(model: nn.Module) -> list[str]:

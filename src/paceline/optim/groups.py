@@ -1,12 +1,15 @@
 """Optimizers, and which parameters get which treatment."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn, optim
 
 from paceline.base.compat import allow_torchvision
+from paceline.base.logs import log
 from paceline.config.recipe import Optim
+from paceline.errors import UserError
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
@@ -52,20 +55,87 @@ def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group["scale"]
 
 
-def load_state(optimizer: optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take over a saved state, with each tensor laid out in memory as its parameter is.
+def load_state(optimizer: optim.Optimizer, state: dict[str, Any], step: int, origin: str) -> None:
+    """Take over the state that was saved after `step` steps, with each tensor laid out in memory as its parameter is.
 
     Saves hold plain tensors. Fused optimizers walk through parameter and momentum side by side, so a momentum in
-    another order than a channels_last filter would be applied to the wrong weights.
+    another order than a channels_last filter would be applied to the wrong weights, and one of another shape would be
+    written beyond its end: nothing is taken over before all of it has been checked.
     """
-    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, wanted in zip(optimizer.param_groups, settings, strict=True):
-        group.update(wanted)  # the recipe's, which may have been overridden since
+    if problem := next(_misfits(optimizer, state, step), None):
+        raise UserError(f"{origin}: {problem}; it belongs to another model, or paceline has not written it")
+    own = optimizer.state_dict()["param_groups"]  # the recipe's, which may have been overridden since
+    kept = [{"step": group["step"]} if "step" in group else {} for group in state["param_groups"]]
+    groups = [mine | theirs for mine, theirs in zip(own, kept, strict=True)]
+    optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 values[name] = _like(parameter, value)
+    _complete(optimizer, origin)
+
+
+def _complete(optimizer: optim.Optimizer, origin: str) -> None:
+    """Parameters without a state start from zero: those of unused layers, which never had one."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    lacking = [parameter for parameter in parameters if not any(_held(optimizer, parameter))]
+    if not lacking or len(lacking) == len(parameters):
+        return
+    log.warning("%s: the optimizer has no state of %d of %d parameters", origin, len(lacking), len(parameters))
+    if isinstance(optimizer, optim.SGD):  # fused SGD wants the momentum of all or of none
+        for parameter in lacking:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def _held(optimizer: optim.Optimizer, parameter: torch.Tensor) -> list[bool]:
+    return [value is not None for value in optimizer.state.get(parameter, {}).values()]
+
+
+_TENSORS = {"SGD": {"momentum_buffer"}, "AdamW": {"step", "exp_avg", "exp_avg_sq"}, "Lamb": {"exp_avg", "exp_avg_sq"}}
+"""What an optimizer keeps of each parameter."""
+
+
+def _misfits(optimizer: optim.Optimizer, state: dict[str, Any], step: int) -> Iterator[str]:
+    """What of a saved state the optimizer could not work with, in words."""
+    numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
+    if [group.get("params") for group in state["param_groups"]] != numbers:
+        yield "the optimizer's groups of parameters are others"
+        return
+    for group in state["param_groups"]:
+        if "step" in group and not _is_count(group["step"], step):
+            yield f"the optimizer's step is not a whole number from 0 to {step}"
+    parameters = dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
+    wanted = _TENSORS[type(optimizer).__name__]
+    for number, tensors in state["state"].items():
+        where = f"state {number} of the optimizer"
+        if number not in parameters:
+            yield f"{where} belongs to no parameter"
+        elif tensors and set(tensors) != wanted:
+            yield f"{where} has {', '.join(map(str, tensors))} instead of {', '.join(sorted(wanted))}"
+        else:
+            for name, value in tensors.items():
+                if problem := _unlike(parameters[number], name, value, step):
+                    yield f"{where}: {name} {problem}"
+
+
+def _is_count(value: Any, most: int) -> bool:
+    if not isinstance(value, torch.Tensor) or value.ndim or value.dtype != torch.float32:
+        return False
+    return value.item() in range(most + 1)
+
+
+def _unlike(parameter: torch.Tensor, name: str, value: Any, step: int) -> str:
+    """Why a value cannot stand beside its parameter; empty if it can."""
+    if name == "step":
+        return "" if _is_count(value, step) else f"is not a whole number from 0 to {step}"
+    if value is None and name == "momentum_buffer":
+        return ""  # SGD without momentum
+    if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+        found = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:60]
+        return f"is {found}, its parameter {parameter.dtype} {tuple(parameter.shape)}"
+    if not value.isfinite().all():
+        return "holds numbers that are not finite"
+    return "holds negative numbers" if name == "exp_avg_sq" and (value < 0).any() else ""
 
 
 def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -6,13 +6,17 @@ from typing import Annotated, Any, Required
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
+from paceline.untrusted import HUGE, is_plain
+
 _FAR = 1e15
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False, ge=-HUGE, le=HUGE)]
 Percent = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1000)]
 Share = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=10**18)]
 Positive = Annotated[int, Field(ge=1, le=10**12)]
 NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0, le=_FAR)]
+Part = Annotated[str, Field(pattern=r"^\w{1,32}$")]
+"""Of a step: data, compute, sync, optimizer."""
 
 
 def _as_many_of_each(split: dict[str, list[float]]) -> dict[str, list[float]]:
@@ -30,8 +34,8 @@ class _Place(TypedDict, total=False):
 class _Train(_Place, total=False):
     steps: Required[Positive]
     images: Required[Count]
-    seconds: Required[dict[str, NotNegative]]
-    seconds_per_rank: Annotated[dict[str, list[NotNegative]], AfterValidator(_as_many_of_each)]
+    seconds: Required[dict[Part, NotNegative]]
+    seconds_per_rank: Annotated[dict[Part, list[NotNegative]], AfterValidator(_as_many_of_each)]
     memory_per_rank: Annotated[list[Count], Field(min_length=1)]
     images_per_second: NotNegative
     top1: Share
@@ -71,6 +75,7 @@ class _LargestBatch(TypedDict):
 
 class Start(TypedDict, total=False):
     started: str
+    recipe_sha256: str
     ranks: Positive
     first_step: Count
     hosts: dict[str, Any]
@@ -112,14 +117,14 @@ class Recipe(TypedDict, total=False):
 
 
 class _Gpu(TypedDict, total=False):
-    use_percent: Finite | None
+    use_percent: Percent | None
     memory_bytes: Count | None
-    watts: Finite | None
+    watts: NotNegative | None
     celsius: Finite | None
 
 
 class Sample(TypedDict, total=False):
-    time: Required[Finite]
+    time: Required[NotNegative]
     cpu_percent: Required[Percent]
     memory_bytes: Required[Count]
     other_cpu_percent: Percent
@@ -127,10 +132,29 @@ class Sample(TypedDict, total=False):
     gpus: list[_Gpu]
 
 
+class Imported(TypedDict, total=False):
+    """A record of another program's log."""
+
+    kind: Required[str]
+    step: Required[Count]
+    epoch: NotNegative | None
+    steps: Positive
+    images: Count
+    seconds: dict[Part, NotNegative]
+    images_per_second: NotNegative
+    top1: Share | None
+    top5: Share | None
+    loss: Finite | None
+    lr: Finite
+
+
 _RECORDS: dict[str, type] = {"train": _Train, "eval": _Eval, "save": _Save, "resume": _Place}
 _CHECKS: dict[type, TypeAdapter[Any]] = {
-    kind: TypeAdapter(kind) for kind in (*_RECORDS.values(), Start, Summary, Recipe, Sample)
+    kind: TypeAdapter(kind) for kind in (*_RECORDS.values(), Start, Summary, Recipe, Sample, Imported)
 }
+
+_READ_AS_A_WHOLE = (Start, Summary, Recipe)
+"""Of the others only what is checked is read."""
 
 
 def is_sound(value: object, kind: type) -> bool:
@@ -138,7 +162,7 @@ def is_sound(value: object, kind: type) -> bool:
         _CHECKS[kind].validate_python(value, strict=True)
     except (ValidationError, RecursionError):
         return False
-    return True
+    return kind not in _READ_AS_A_WHOLE or is_plain(value)
 
 
 def is_sound_record(record: dict[str, Any]) -> bool:

@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from paceline.base.logs import Screen
 from paceline.config.io import fields, load_recipe, shipped, to_tree
 from paceline.config.recipe import Recipe
 
@@ -15,7 +15,7 @@ from paceline.config.recipe import Recipe
 def print_fields(recipe: Recipe, source: str, only: Sequence[str] = ()) -> None:
     """Every field with this recipe's own value and a sentence; `only`: of these groups."""
     tree = to_tree(recipe)
-    table = Table(box=box.SIMPLE, title=f"fields of {source}", title_justify="left", pad_edge=False)
+    table = Table(box=box.SIMPLE, title=Text(f"fields of {source}"), title_justify="left", pad_edge=False)
     table.add_column("option", no_wrap=True)
     table.add_column("value", overflow="fold", max_width=28)
     table.add_column("what it is", overflow="fold")
@@ -29,7 +29,7 @@ def print_fields(recipe: Recipe, source: str, only: Sequence[str] = ()) -> None:
         text = value if isinstance(value, str) else json.dumps(value)
         choices = f" [{row.kind}]" if "|" in row.kind else ""
         table.add_row(f"--{row.path}", Text(text or '""'), Text(row.help + choices))
-    Console().print(table)
+    Screen().print(table)
 
 
 def print_recipes() -> None:
@@ -45,4 +45,4 @@ def print_recipes() -> None:
         grid.add_row("  source", Text(about.source))
         grid.add_row("  published", Text(about.published or "-"))
         grid.add_row("  measured here", Text(about.measured or "not measured"))
-    Console().print(grid)
+    Screen().print(grid)

@@ -1,0 +1,31 @@
+"""Where a run resumes: at a checkpoint whose steps are all in the records."""
+
+from typing import Any
+
+from paceline.base.logs import log
+from paceline.checkpoint import store
+from paceline.checkpoint.verified import DamagedCheckpoint, Save, describe, read
+from paceline.track.records import RunFolder
+
+
+def newest_covered(folder: RunFolder) -> tuple[Save, dict[str, Any]] | None:
+    """The newest sound checkpoint that the records reach; without one, the newest, and what is missing is said.
+
+    Records reach every checkpoint, unless the disk or the user has lost some of them.
+    """
+    saved = store.last(folder.checkpoints)
+    end = folder.last_recorded_step
+    if saved is None or saved[0].step <= end:
+        return saved
+    lost = f"{folder.metrics} ends at step {end}, before the checkpoint of step {saved[0].step}"
+    for path in store.committed(folder.checkpoints):
+        try:
+            if describe(path).step > end:
+                continue
+            covered = read(path)
+        except DamagedCheckpoint:
+            continue
+        log.warning("%s; resuming from step %d, so that no record is missing", lost, covered[0].step)
+        return covered
+    log.warning("%s: records of %d steps are missing, and are marked as missing", lost, saved[0].step - end)
+    return saved

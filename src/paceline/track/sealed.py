@@ -1,0 +1,33 @@
+"""JSON that ends with a checksum of itself, so that a flipped bit is noticed, not believed.
+
+{"kind": "train", "step": 10, "loss": 2.1, "crc": "5f3b1c02"}    CRC-32 of what stands before the comma
+"""
+
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+from paceline.base.files import replacing
+
+_CRC = re.compile(rb', "crc": "([0-9a-f]{8})"\}\s*$')
+
+
+def seal(value: dict[str, Any], indent: int | None = None) -> bytes:
+    """A line, or a text of several, without its end of line."""
+    # file names need not be Unicode; JSON reads such escapes
+    text = json.dumps(value, indent=indent, ensure_ascii=indent is None).encode(errors="backslashreplace")
+    body = text.removesuffix(b"}").rstrip()
+    return body + b', "crc": "%08x"}' % zlib.crc32(body)
+
+
+def is_intact(text: bytes) -> bool:
+    """Whether it matches its checksum; what other versions wrote has none."""
+    found = _CRC.search(text, max(0, len(text) - 64))
+    return found is None or zlib.crc32(text[: found.start()]) == int(found[1], 16)
+
+
+def write_sealed(path: Path, value: dict[str, Any]) -> None:
+    with replacing(path) as file:
+        file.write(seal(value, indent=1) + b"\n")
