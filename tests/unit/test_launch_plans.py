@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.base.files import private_folder
 from paceline.launch import job as jobs
 from paceline.launch.hosts import tracked_files
 
@@ -36,12 +37,13 @@ def test_containers(here) -> None:
     plan = _plan(here, "ssh", "--hosts", "a,b", "--container", "me/paceline:1", "--pass", "TOKEN", "digits")
     assert "docker run --rm --init" in plan
     assert "--network host --ipc host" in plan
-    assert "-e TOKEN me/paceline:1 paceline train recipe.yaml" in plan
+    assert 'me/paceline:1 sh -c \'umask 077; eval "$(cat)"; exec paceline "$@"\' paceline train recipe.yaml' in plan
+    assert "-e TOKEN" not in plan  # `docker inspect` would show it
     assert "-m venv" not in plan
     apptainer = _plan(here, "slurm", "--container", "me.sif", "digits")
-    assert 'srun --wait=60 apptainer exec --nv --bind "$PWD" --pwd "$PWD" me.sif paceline train' in apptainer
+    assert 'srun --wait=60 --export=ALL apptainer exec --nv --bind "$PWD" --pwd "$PWD" me.sif paceline' in apptainer
     pyxis = _plan(here, "slurm", "--container", "me/paceline:1", "--container-runtime", "pyxis", "digits")
-    assert 'srun --wait=60 --container-image=me/paceline:1 --container-mounts="$PWD":"$PWD"' in pyxis
+    assert 'srun --wait=60 --export=ALL --container-image=me/paceline:1 --container-mounts="$PWD":"$PWD"' in pyxis
 
 
 def test_ec2(here, tmp_path: Path) -> None:
@@ -63,8 +65,8 @@ def test_ec2(here, tmp_path: Path) -> None:
     own = ("--efs", "fs-1:/here", "--data", "s3://bucket/data", "--mount", "/photos", "--region", "eu-west-1")
     plan = _plan(here, "ec2", *words, *own, "imagenet-rn18-2ep")
     assert "nvme-Amazon_Elastic_Block_Store_" in plan
-    assert 'mount "$device" /photos' in plan
-    assert "fs-1.efs.eu-west-1.amazonaws.com:/here /efs" in plan
+    assert "place=/photos" in plan
+    assert "server=fs-1.efs.eu-west-1.amazonaws.com\n    path=/here\n    place=/efs" in plan
     assert "paceline data s3://bucket/data" in plan
     assert "[s3]" in plan  # what it needs to fetch is installed
     (tmp_path / "plan.sh").write_text(plan)
@@ -89,6 +91,16 @@ def test_mistakes(here) -> None:
         (("local", "--procs", 2, "digits"), "--procs: there is no such option; did you mean --procs-per-node?"),
         (("local", "--results", "/here", "digits"), "--results /here: write s3://BUCKET/PREFIX"),
         (("local", "--resume", "runs/x"), "--resume runs/x: write s3://BUCKET/PREFIX/RUN"),
+        (
+            ("local", "--results", "https://me:canary@host/x", "digits"),
+            "--results https://host/x: addresses cannot hold",
+        ),
+        (("ssh", "--hosts", "a,user@-oProxyCommand=x", "digits"), "'user@-oProxyCommand=x' is not a host name"),
+        (("ssh", "--hosts", "a,..", "digits"), "'..' is not a host name"),
+        (("ssh", "--hosts", "a,here", "digits"), "which may not be 'here'"),
+        (("local", "--pass", "A B", "digits"), "--pass 'A B' is not the name of a variable"),
+        (("slurm", "--partition", "a\nb", "digits"), "--partition 'a\\nb' contains a control character"),
+        (("slurm", "--sbatch", "comment='a", "digits"), "no closing quotation; close its quotes"),
     ):
         answer = here("launch", *words)
         assert answer.returncode == 1
@@ -101,7 +113,8 @@ def test_mistakes(here) -> None:
 
 def test_a_damaged_job_file_is_named(here, tmp_path: Path) -> None:
     folder = jobs.folder_of("broken")
-    folder.mkdir(parents=True)
+    for own in (folder.parents[1], folder.parent, folder):
+        private_folder(own)
     (folder / "job.json").write_text("{")
     answer = here("status", "broken")
     assert answer.returncode == 1

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import sys
 import threading
 import time
@@ -67,21 +68,34 @@ def sync_tree(folder: Path) -> None:
         sync(path)
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, mode: int = 0o777) -> None:
     """Make a folder and those above it, if they are missing, so that they survive a power cut."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode, exist_ok=True)
     for folder in missing:
         sync(folder.parent)
 
 
+def private_folder(folder: Path) -> None:
+    """Make a folder that is its user's alone; refuse one that others could have put something into."""
+    make_folder(folder, 0o700)
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        cure = f"remove it, or run: chown {os.geteuid()} {folder}"
+        raise UserError(f"{folder} belongs to another user (number {found.st_uid}); {cure}")
+    if found.st_mode & 0o022:
+        mode = stat.filemode(found.st_mode)
+        raise UserError(f"{folder} can be written to by others ({mode}); run: chmod go-w {folder}")
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A file to write to, which takes the place of `path` only when everything is on disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with _naming(path, temporary):
-            with temporary.open("wb") as file:
+            with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -92,13 +106,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    with replacing(path) as file:
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    with replacing(path, mode) as file:
         file.write(text.encode(errors="backslashreplace"))  # file names need not be Unicode; JSON reads such escapes
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+def write_json(path: Path, value: Any, mode: int = 0o666) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", mode)
 
 
 class GrowingFile:

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import IO, Any
 
+from paceline.base.files import printable
 from paceline.errors import UserError
 
 _ATTEMPTS = 8  # a minute in all
@@ -35,6 +36,12 @@ def shown(place: str) -> str:
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
+def refuse_password(what: str, place: str) -> None:
+    """An address becomes part of command lines, which others can read."""
+    if "@" in place.partition("://")[2].partition("/")[0]:
+        raise UserError(f"{what} {shown(place)}: addresses cannot hold a password; keys of s3:// are AWS_* variables")
+
+
 @contextlib.contextmanager
 def opened(place: str, offset: int = 0) -> Iterator[IO[bytes]]:
     """A remote file as a stream of bytes from `offset` on."""
@@ -51,6 +58,7 @@ def size(place: str) -> int:
 
 class _Http(io.RawIOBase):
     def __init__(self, place: str, offset: int):
+        refuse_password("address", place)
         self._place, self._position, self._failures = place, offset, 0
         self.size = 0
         self._version: str | None = None
@@ -152,5 +160,5 @@ class _S3(io.RawIOBase):
 
 
 def _unreadable(place: str, error: Exception, cure: str = "check the address and the network") -> UserError:
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    reason = printable(" ".join(str(error).split())[:200]) or type(error).__name__
     return UserError(f"{shown(place)} cannot be read ({reason}); {cure}")

@@ -1,7 +1,9 @@
 """What EC2 adds to launching, and the verb ec2, which looks after what is rented."""
 
 import argparse
+import ipaddress
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,8 @@ def add_ec2_options(parser: argparse.ArgumentParser) -> None:
 
 
 def ec2_wish(options: argparse.Namespace) -> dict[str, Any]:
+    from paceline.launch.values import user_name
+
     if not options.instance_type:
         raise UserError(
             "launch ec2 needs --instance-type, e.g. g4dn.2xlarge; `paceline ec2 prices TYPE` asks what it costs"
@@ -80,6 +84,9 @@ def ec2_wish(options: argparse.Namespace) -> dict[str, Any]:
         raise UserError("--attach-volume and --from-snapshot: a machine gets one volume; leave one of them out")
     if not options.mount.startswith("/") or options.mount == "/":
         raise UserError(f"--mount {options.mount}: write a folder of the machines, e.g. /data")
+    user_name("--user", options.user)
+    if options.efs and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*(:/.*)?", options.efs):
+        raise UserError(f"--efs {options.efs!r}: write fs-ID or fs-ID:/DIR")
     if options.user_data:
         _check_script(options.user_data)
     wish = {name: getattr(options, name) for name in _PLAIN}
@@ -144,17 +151,20 @@ def _ls(cloud: Any, options: argparse.Namespace) -> int:
 def _ssh(cloud: Any, options: argparse.Namespace) -> int:
     from paceline.launch.cloud import JOB, tag
     from paceline.launch.job import load
+    from paceline.launch.values import user_name
 
     wanted, *command = options.words or [""]
     machine = _machine(cloud, wanted)
     address = machine.get("PublicIpAddress") or machine.get("PrivateIpAddress")
+    user_name("--user", options.user)
     if not address:
         raise UserError(f"{wanted} has no address now; is it {machine['State']['Name']}?")
     try:
         own = load(tag(machine, JOB) or "-").extra["ssh"]
     except (UserError, KeyError):  # rented from another machine: the user's own key may be the one that it has
         own = ["-l", options.user]
-    os.execvp("ssh", ["ssh", *own, "-o", f"HostKeyAlias={machine['InstanceId']}", address, *command])
+    where = ["-o", f"HostKeyAlias={machine['InstanceId']}", str(ipaddress.ip_address(address))]
+    os.execvp("ssh", ["ssh", *own, *where, *(["--", *command] if command else [])])
     return 0
 
 

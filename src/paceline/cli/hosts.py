@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 
+from paceline.base.files import printable
 from paceline.cli.options import count, make_parser, positive
 from paceline.cli.ranks import start_ranks
 from paceline.config.launched import under_launcher
@@ -13,15 +14,19 @@ from paceline.errors import UserError
 
 def hosts_from(text: str) -> list[str]:
     """Names of machines, or a file with one a line."""
+    from paceline.launch.nodes import HERE
+    from paceline.launch.values import host_name
+
     if not text:
         raise UserError("which machines? --hosts a,b, or a file with a name a line")
-    if Path(text).is_file():
-        lines = (line.partition("#")[0].strip() for line in Path(text).read_text(encoding="utf-8").splitlines())
-        names = [line for line in lines if line]
+    if os.path.isfile(text):
+        content = Path(text).read_text(encoding="utf-8", errors="replace")
+        names = [name for line in content.splitlines() if (name := line.partition("#")[0].strip())]
     else:
         names = [name.strip() for name in text.split(",") if name.strip()]
-    if len(set(names)) != len(names) or any(name.startswith("-") for name in names) or not names:
-        raise UserError(f"--hosts {text}: give each machine once, by its name in ssh")
+    names = [host_name("--hosts", name) for name in names]
+    if len(set(names)) != len(names) or not names or HERE in names:
+        raise UserError(f"--hosts {text[:100]}: give each machine once, by its name in ssh, which may not be {HERE!r}")
     return names
 
 
@@ -37,13 +42,14 @@ def doctor_of_hosts(options: argparse.Namespace) -> int:
     """Of the verb doctor: machines instead of runs."""
     from paceline.launch.doctor import check
     from paceline.launch.hosts import SshHost
+    from paceline.launch.values import operand, plain
 
+    operand("--python", options.python)
+    plain("--data", options.data)
     words = ("-F", str(options.ssh_config.resolve())) if options.ssh_config else ()
     found = check([SshHost(name, "$HOME", words) for name in hosts_from(options.hosts)], options.python, options.data)
-    for line in found.lines:
-        print(line)
-    for finding in found.findings:
-        print(f"! {finding}")
+    for line in (*found.lines, *(f"! {finding}" for finding in found.findings)):
+        print(printable(line))
     count = len(found.findings)
     print(f"{count} problem{'s' * (count > 1)} found" if count else "no problems found")
     return 1 if count else 0

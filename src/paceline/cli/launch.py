@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.cli.ec2 import add_ec2_options, ec2_wish
 from paceline.cli.hosts import hosts_from
 from paceline.cli.jobs import backend_of, follow_to_the_end
-from paceline.cli.options import count, make_parser, plain_name, positive, results_place, split_source
+from paceline.cli.options import check_words, count, make_parser, plain_name, positive, results_place, split_source
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.config.recipe import Recipe
     from paceline.launch.job import Job
 
+_MOST = 1 << 20  # bytes of a recipe or summary
 _BACKENDS = ("local", "ssh", "slurm", "ec2", "manifest")
 
 _LAUNCH = """Train a recipe on several machines, and follow it.
@@ -99,6 +99,7 @@ def launch(arguments: list[str]) -> int:
     source, words = _find_source(parser, rest)
     options, overrides = parser.parse_known_args(words)
     _refuse_options_of_others(parser, backend, options)
+    check_words(options)
     job = _job(backend, source, options, overrides)
     if backend == "manifest":
         from paceline.launch.manifests import manifest as made
@@ -108,10 +109,11 @@ def launch(arguments: list[str]) -> int:
     from paceline.launch import job as jobs
 
     back = backend_of(job)
-    if options.dry_run:
-        print("\n\n".join(map(str, back.plan(job))))
-        return 0
     try:
+        plan = back.plan(job)  # refuses what no script can hold, before anything starts or costs money
+        if options.dry_run:
+            print("\n\n".join(map(str, plan)))
+            return 0
         job = back.submit(job)
     except BaseException:
         if not jobs.is_known(job):
@@ -177,7 +179,9 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
     if options.resume:
         recipe = _brought_recipe(backend, source, overrides, options)
     elif source:
-        recipe = load_recipe(source, [*overrides, *(["--data.path", options.data] if options.data else [])])
+        # as it is, where an override would be read as YAML
+        place = ["--data.path", json.dumps(options.data, ensure_ascii=False)] if options.data else []
+        recipe = load_recipe(source, [*overrides, *place])
     else:
         raise UserError("launch which recipe? `paceline recipes` lists them")
     recipe = replace(recipe, data=_reachable(recipe.data, backend))
@@ -231,12 +235,13 @@ def _refuse_options_of_others(parser: argparse.ArgumentParser, backend: str, opt
 
 def _check_places(options: argparse.Namespace) -> None:
     """Where the run folder will be, here and in an object store."""
+    from paceline.launch.values import run_name
+
     if options.results:
         results_place(options.results)
     if not options.name:
         return
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", plain_name(options.name)):
-        raise UserError(f"--name {options.name!r}: use letters, digits, dots and dashes")
+    run_name("--name", plain_name(options.name))
     if (folder := options.runs / options.name).exists():
         cure = "move it away" if options.resume else "choose another --name"
         raise UserError(f"{folder} exists already; {cure}")
@@ -253,6 +258,7 @@ def _brought_recipe(backend: str, source: str, overrides: Sequence[str], options
     import yaml
 
     from paceline.base import remote
+    from paceline.base.files import printable
     from paceline.config.io import recipe_from_tree
 
     place = options.resume.rstrip("/")
@@ -260,11 +266,16 @@ def _brought_recipe(backend: str, source: str, overrides: Sequence[str], options
         raise UserError(f"--resume {place}: write s3://BUCKET/PREFIX/RUN, for local, ssh or ec2")
     if source or overrides or options.name or options.data:
         raise UserError("--resume goes on with the run's own recipe, data and name; leave others out")
-    with remote.opened(remote.join(place, "recipe.yaml")) as stream:
-        tree = yaml.safe_load(stream)
-    with remote.opened(remote.join(place, "summary.json")) as stream:
-        if json.load(stream).get("status") == "finished":
-            raise UserError(f"--resume {place}: that run is finished")
+    try:
+        with remote.opened(remote.join(place, "recipe.yaml")) as stream:
+            tree = dict(yaml.safe_load(stream.read(_MOST)))
+        with remote.opened(remote.join(place, "summary.json")) as stream:
+            summary = dict(json.loads(stream.read(_MOST)))
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        reason = printable(" ".join(str(error).split())[:200])
+        raise UserError(f"--resume {place}: its recipe.yaml or summary.json is corrupt ({reason})") from None
+    if summary.get("status") == "finished":
+        raise UserError(f"--resume {place}: that run is finished")
     options.results, _, options.name = place.rpartition("/")
     return recipe_from_tree(tree, place)
 

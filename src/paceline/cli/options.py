@@ -48,9 +48,26 @@ def positive(text: str) -> float:
 
 def results_place(text: str) -> str:
     """Of --results; whether it can be written to is found out when the run begins."""
+    from paceline.base.remote import refuse_password
+
+    refuse_password("--results", text)
     if not text or re.match(r"(s3|gs|az|https?)://[^/]+", text):
         return text
     raise UserError(f"--results {text}: write s3://BUCKET/PREFIX")
+
+
+def check_words(options: argparse.Namespace) -> None:
+    """Of a launch, before anything is done: values become parts of scripts, some of which no quotes can hold."""
+    from paceline.launch.values import operand, plain, variable
+
+    named = {"passed": "pass", "engine": "for"}
+    for name, value in vars(options).items():
+        if isinstance(value, str | Path):
+            plain(f"--{named.get(name, name).replace('_', '-')}", str(value))
+    for name in filter(None, options.passed.split(",")):
+        variable("--pass", name)
+    for name in ("python", "container", "image"):
+        operand(f"--{name}", getattr(options, name))
 
 
 def plain_name(name: str) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.base.files import make_folder, sync
+from paceline.base.files import make_folder, printable, write_text
 from paceline.errors import UserError
 
 JOB = "paceline-job"
@@ -50,7 +50,7 @@ def told_clearly(what: str) -> Iterator[None]:
     except aws.ClientError as error:
         told = error.response["Error"]
         cure = _TROUBLES.get(told["Code"], "see AWS's message")
-        raise UserError(f"{what} failed: {told['Message']} ({told['Code']}); {cure}") from None
+        raise UserError(printable(f"{what} failed: {told['Message']} ({told['Code']}); {cure}")) from None
     except aws.ParamValidationError as error:
         raise UserError(f"{what}: {' '.join(str(error).split())}") from None
     except (aws.BotoCoreError, ResponseParserError) as error:
@@ -150,10 +150,7 @@ class Cloud:
                 return
             made = self.ec2.create_key_pair(KeyName=name, KeyType="ed25519", TagSpecifications=tags)
         make_folder(private.parent)
-        private.touch(mode=0o600)
-        private.write_text(made["KeyMaterial"])
-        sync(private)  # nobody else has it
-        sync(private.parent)
+        write_text(private, made["KeyMaterial"], 0o600)  # nobody else has it
 
     def firewall(self, job: str, network: str, ssh_from: str) -> str:
         """Open between its machines, and to one address for ssh."""
@@ -267,7 +264,8 @@ def _named(name: str, *values: str) -> dict[str, Any]:
 
 
 def tag(thing: Any, key: str) -> str:
-    return next((str(own["Value"]) for own in thing.get("Tags", []) if own["Key"] == key), "")
+    """Anybody of the account may have written it."""
+    return next((printable(str(own["Value"])) for own in thing.get("Tags", []) if own["Key"] == key), "")
 
 
 def tagged(kind: str, job: str, name: str) -> list[dict[str, Any]]:

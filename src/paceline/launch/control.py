@@ -14,24 +14,27 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from paceline.base.files import make_folder, sync, sync_tree, write_text
+from paceline.base.files import make_folder, printable, sync, sync_tree, write_text
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
 from paceline.launch import nodes, sessions
 from paceline.launch.doctor import refuse_different_code
-from paceline.launch.hosts import Host, HostError, SshHost, addresses, free_port, quoted
+from paceline.launch.hosts import Host, HostError, SshHost, addresses, free_port
 from paceline.launch.job import Job
 from paceline.launch.nodes import HERE
 from paceline.launch.sessions import Progress
+from paceline.launch.values import quoted
 
 STOPPED = "stopped"
 """File in the folder of a job that its user ended."""
 _OVER = "over"  # file in the folder of a job that holds how it ended
+_CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3).close()"
 _MARK = ".job"  # in a run folder that was fetched: of which job
 
 
 def say(line: str) -> None:
-    print(line, flush=True)
+    """One line, whatever a machine put into it."""
+    print(printable(line), flush=True)
 
 
 def hosts_of(job: Job) -> dict[str, Host]:
@@ -93,8 +96,8 @@ def _can_reach(host: Host, python: str, address: str) -> bool:
         return False
     with listener:
         port = listener.getsockname()[1]
-        attempt = f'import socket; socket.create_connection(("{address}", {port}), 3).close()'
-        return host.call(f"{quoted(python)} -c '{attempt}'", timeout=30).status == 0
+        attempt = shlex.join(["-c", _CONNECT, address, str(port)])
+        return host.call(f"{quoted(python)} {attempt}", timeout=30).status == 0
 
 
 @contextmanager
@@ -125,15 +128,12 @@ def is_stopped(job: Job) -> bool:
 def conclude(job: Job, state: str) -> None:
     """Remember how it ended, so that nobody has to ask its machines again."""
     with suppress(FileNotFoundError):  # stopped before it began, and forgotten
-        write_text(jobs.folder_of(job.id) / _OVER, state)
+        write_text(jobs.folder_of(job.id) / _OVER, state, 0o600)
 
 
 def concluded(job: Job) -> str:
     """How it ended, if that is known here."""
-    try:
-        return (jobs.folder_of(job.id) / _OVER).read_text(encoding="utf-8")
-    except OSError:
-        return ""
+    return _text(jobs.folder_of(job.id) / _OVER)
 
 
 def reopen(job: Job) -> None:
@@ -198,7 +198,7 @@ def fetch(job: Job) -> Path:
     if not found:
         raise NoRunFolder(f"no machine of {job.id} has a run folder; `paceline logs {job.id}` shows why")
     furthest = max(found, key=lambda name: found[name])  # of several the leader's, which has the log
-    if target.exists() and (here := _reached((target / "summary.json").read_text())) > found[furthest][:2]:
+    if target.exists() and (here := _reached(_text(target / "summary.json"))) > found[furthest][:2]:
         raise UserError(
             f"{target} has got further meanwhile (step {here[1]}; on {furthest} step {found[furthest][1]}); "
             "move it away to fetch again"
@@ -210,6 +210,8 @@ def fetch(job: Job) -> Path:
                 hosts[name].fetch([f"runs/{job.name}/telemetry"], Path(scratch))
         hosts[furthest].fetch([f"runs/{job.name}"], Path(scratch))
         brought = Path(scratch) / "runs" / job.name
+        if not brought.is_dir():
+            raise HostError(f"{furthest}: runs/{job.name} is no folder there; look at what it runs")
         (brought / _MARK).write_text(job.id)
         sync_tree(brought)
         if target.exists():
@@ -222,10 +224,14 @@ def fetch(job: Job) -> Path:
 def fetched(job: Job) -> Path | None:
     """The run folder here, if it was brought."""
     target = Path(job.runs) / job.name
+    return target if _text(target / _MARK) == job.id else None
+
+
+def _text(path: Path) -> str:
     try:
-        return target if (target / _MARK).read_text(encoding="utf-8") == job.id else None
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
+        return ""
 
 
 def _reached(summary: str) -> tuple[bool, int]:
@@ -233,13 +239,13 @@ def _reached(summary: str) -> tuple[bool, int]:
     try:
         told = json.loads(summary)
         return told.get("status") == "finished", int(told.get("step", -1))
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
         return False, -1
 
 
 def stop(job: Job, grace: float) -> list[str]:
     """End it; whoever follows it knows that this was wanted."""
-    (jobs.folder_of(job.id) / STOPPED).touch()
+    (jobs.folder_of(job.id) / STOPPED).touch(0o600)
     return end_sessions(job, grace)
 
 

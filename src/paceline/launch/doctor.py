@@ -1,16 +1,20 @@
 """Before anything costs money: whether machines can train together, and what is wrong with each, with a cure."""
 
-import json
+import shlex
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import permutations
+from threading import Timer
 from typing import Any
 
 from paceline.distributed.channel import TOKEN, new_token
-from paceline.launch.hosts import Host, HostError, addresses, free_port, last_line, quoted
+from paceline.launch.facts import Facts, Link, Rate, believed
+from paceline.launch.hosts import Host, HostError, addresses, free_port, last_line, port_of
+from paceline.launch.values import quoted
 
 _SAME = {
     "code": ("the code of paceline", "install the same version everywhere, or leave --python out: then it is copied"),
@@ -19,6 +23,7 @@ _SAME = {
     "driver": ("the NVIDIA driver", "install the same version everywhere"),
     "data": ("the data", "bring the same prepared data to every machine"),
 }
+_SOON = 60.0  # seconds, for a program to begin
 LEAST_DISK, LEAST_SHARED, _LEAST_CORES, _MOST_SKEW = 10e9, 1e9, 4, 1.0
 
 
@@ -48,7 +53,10 @@ def check(hosts: Sequence[Host], python: str, data: str) -> Checked:
     for one, other in permutations(reached, 2):
         _between(one, other, python, found)
     if len(reached) > 1 and not found.findings:
-        _together(reached, python, found)
+        try:
+            _together(reached, python, found)
+        except HostError as error:
+            found.findings.append(str(error))
     return found
 
 
@@ -67,7 +75,7 @@ def refuse_different_code(hosts: Sequence[Host], python: str) -> None:
 def _ask(host: Host, python: str, data: str) -> dict[str, Any] | str:
     begin = time.time()
     try:
-        words = f"{quoted(python)} -m paceline facts" + (f" --data {quoted(data)}" if data else "")
+        words = f"{quoted(python)} -m paceline facts" + (f" --data={quoted(data)}" if data else "")
         answer = host.call(words, timeout=60)
     except HostError as error:
         return str(error)
@@ -76,7 +84,10 @@ def _ask(host: Host, python: str, data: str) -> dict[str, Any] | str:
             f"{host.name}: {python} cannot run paceline there ({last_line(answer)}); install it, or say --python PATH"
         )
     end = time.time()
-    facts: dict[str, Any] = json.loads(answer.text.splitlines()[-1])
+    try:
+        facts = believed(answer.text, Facts)
+    except ValueError as error:
+        return f"{host.name}: `{python} -m paceline facts` is not understood ({error}); install the same version there"
     # it told its time somewhere between the two
     facts["skew"] = max(begin - facts["time"], facts["time"] - end, 0.0)
     return facts
@@ -120,29 +131,44 @@ def _differences(facts: dict[str, dict[str, Any]], keys: Iterable[str] = _SAME) 
 
 def _between(one: Host, other: Host, python: str, found: Checked) -> None:
     """Whether one can connect to the other, how quickly and how fast."""
-    address = addresses(other)[1]
     answering = other.start(f"{quoted(python)} -m paceline probe --serve")
     try:
-        port = (answering.stdout.readline() if answering.stdout else b"").decode().strip()
-        answer = one.call(f"{quoted(python)} -m paceline probe --call {address}:{port}", timeout=60)
+        address = addresses(other)[1]
+        place = shlex.quote(f"{address}:{port_of(other, _first_line(answering))}")
+        answer = one.call(f"{quoted(python)} -m paceline probe --call {place}", timeout=60)
+        if not answer.status:
+            told = believed(answer.text, Link)
+    except (HostError, ValueError) as error:
+        found.findings.append(f"{one.name} -> {other.name} was not measured: {error}")
+        return
     finally:
         answering.kill()
         answering.wait()
-    if answer.status or not port:
+    if answer.status:
         found.findings.append(
-            f"{one.name} cannot connect to {other.name} ({address}:{port or '?'}): {last_line(answer)}; "
+            f"{one.name} cannot connect to {other.name} ({place}): {last_line(answer)}; "
             "machines need all TCP ports between each other: open the firewall or security group"
         )
         return
-    told = json.loads(answer.text.splitlines()[-1])
     rate, trip = 8 * told["bytes_per_second"] / 1e9, 1000 * told["seconds"]
     found.lines.append(f"{one.name} -> {other.name}: {rate:.2g} Gbit/s, {trip:.2g} ms there and back")
+
+
+def _first_line(process: "subprocess.Popen[bytes]") -> str:
+    """Of what it prints; a short one, and soon."""
+    ending = Timer(_SOON, process.kill)
+    ending.start()
+    try:
+        return (process.stdout.readline(100) if process.stdout else b"").decode(errors="replace").strip()
+    finally:
+        ending.cancel()
 
 
 def _together(hosts: Sequence[Host], python: str, found: Checked) -> None:
     """Ranks on all of them exchange for three seconds."""
     place = f"{addresses(hosts[0])[1]}:{free_port(hosts[0], python)}"
-    words = f"{quoted(python)} -m paceline try-exchange --nodes {len(hosts)} --rendezvous {place} --node-rank"
+    nodes = f"--nodes {len(hosts)} --rendezvous {shlex.quote(place)}"
+    words = f"{quoted(python)} -m paceline try-exchange {nodes} --node-rank"
     # through standard input: command lines are for everybody to read
     secret = f"export {TOKEN}={new_token()}\nexec"
     with ThreadPoolExecutor(len(hosts)) as pool:
@@ -150,9 +176,12 @@ def _together(hosts: Sequence[Host], python: str, found: Checked) -> None:
         calls = [pool.submit(host.call, "sh -s", script, 120) for host, script in zip(hosts, scripts, strict=True)]
         answers = [call.result() for call in calls]
     told = [line for answer in answers for line in answer.text.splitlines() if line.startswith("{")]
-    if any(answer.status for answer in answers) or not told:
-        reasons = {last_line(answer) for answer in answers if answer.status}
+    reasons = {last_line(answer) for answer in answers if answer.status}
+    try:
+        rate = 8 * believed(told[0] if told else "", Rate)["bytes_per_second"] / 1e9
+    except ValueError as error:
+        reasons = reasons or {str(error)}
+    if reasons:
         found.findings.append(f"exchanging between all machines failed: {'; '.join(sorted(reasons))}")
         return
-    rate = 8 * json.loads(told[0])["bytes_per_second"] / 1e9
     found.lines.append(f"all machines together exchange gradients at {rate:.2g} Gbit/s")

@@ -9,16 +9,67 @@ import socket
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 import psutil
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 import paceline
-from paceline.base.files import sha256
+from paceline.base.files import printable, sha256
 from paceline.base.host import cores
+from paceline.track.checks import Count, NotNegative, Positive
 from paceline.track.devices import Gpus
 
 _PING, _PINGS, _SECONDS = b"x", 20, 1.0
+_Text = Annotated[str, Field(max_length=200), AfterValidator(printable)]
+
+
+class _Gpu(TypedDict):
+    name: _Text
+
+
+class Facts(TypedDict):
+    """What is believed of a machine's answer."""
+
+    time: NotNegative
+    python: _Text
+    code: _Text
+    torch: _Text | None
+    cores: Positive
+    memory_bytes: Count
+    shared_memory_bytes: Count | None
+    disk_bytes: Count | None
+    gpus: Annotated[list[_Gpu], Field(max_length=1000)]
+    gpu_processes: Annotated[list[Count], Field(max_length=1000)]
+    driver: _Text | None
+    data: NotRequired[_Text]
+
+
+class Link(TypedDict):
+    """Of a connection to another machine."""
+
+    seconds: NotNegative
+    bytes_per_second: NotNegative
+
+
+class Rate(TypedDict):
+    bytes_per_second: NotNegative
+
+
+_CHECKS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Facts, Link, Rate)}
+
+
+def believed(text: str, kind: type) -> dict[str, Any]:
+    """The last line of what another machine printed, as JSON of this kind; a ValueError says what is wrong with it."""
+    lines = text.splitlines()
+    try:
+        found: dict[str, Any] = _CHECKS[kind].validate_json(lines[-1] if lines else "", strict=True)
+        return found
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(printable(f"{place}: {first['msg']}" if place else first["msg"])[:200]) from None
 
 
 def facts(data: str = "") -> dict[str, Any]:
@@ -79,7 +130,7 @@ def _fingerprint(folder: Path) -> str:
 
 
 def serve(seconds: float = 60.0) -> None:
-    """Tell a free port, then answer one caller: echo its pings, swallow the rest."""
+    """Tell a free port, then answer one caller for some seconds: echo its pings, swallow the rest."""
     # where the doctor's own connection came in, and nowhere else
     address = (os.environ.get("SSH_CONNECTION", "").split() or ["", "", "127.0.0.1"])[2]
     with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
@@ -90,7 +141,8 @@ def serve(seconds: float = 60.0) -> None:
             caller.settimeout(seconds)
             for _ in range(_PINGS):
                 caller.sendall(caller.recv(1))
-            while caller.recv(1 << 20):
+            end = time.monotonic() + seconds
+            while caller.recv(1 << 20) and time.monotonic() < end:
                 pass
 
 

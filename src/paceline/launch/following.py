@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from paceline.base.files import FolderLock, printable
+from paceline.base.files import FolderLock
 from paceline.errors import UserError
 from paceline.launch import job as jobs
 from paceline.launch import nodes, sessions
@@ -82,15 +82,17 @@ def follow(
     progress = {name: Progress(hosts[name]) for name in job.hosts}
     states, width = dict.fromkeys(job.hosts, ""), max(map(len, job.hosts))
     with _Returns(job, revive if bring_back else None) as returns:
-        while not until():
+        while any(own.behind for own in progress.values()) or not until():
             for name, own in progress.items():
                 for line in own.look():
-                    say(f"{name:<{width}} | {printable(line)}")
+                    say(f"{name:<{width}} | {line}")
                 if own.state.startswith("unreachable") and is_gone(job, name):
                     own.state = GONE
                 if own.state != states[name] and not own.state.startswith(("running", "ended")):
                     say(f"{name:<{width}} | ({described(own.state)})")
                 states[name] = own.state
+            if any(own.behind for own in progress.values()):
+                continue
             stopped = is_stopped(job)
             if _is_over(progress, stopped) and (stopped or not returns.hope(job, progress)):
                 break

@@ -2,6 +2,8 @@
 
 import atexit
 import io
+import ipaddress
+import os
 import re
 import shlex
 import shutil
@@ -15,8 +17,24 @@ from pathlib import Path
 
 from paceline.base.files import printable
 from paceline.errors import UserError
+from paceline.launch.answers import TooMuch, communicate, unpack
+from paceline.launch.values import in_ssh_option, quoted
 
 _FREE_PORT = "import socket; s = socket.socket(); s.bind((str(), 0)); print(s.getsockname()[1])"
+_MOST = 16 << 20  # bytes of an answer
+_MOST_PADDING = 1 << 20
+_LONGEST_LINE = 500  # of one that is shown
+
+# every folder from ~/.paceline down to the job's own: others could put scripts into one that they may write to
+_FOLDERS = """umask 077
+fail() {{ echo "$*" >&2; exit 1; }}
+for folder in {folders}; do
+    mkdir -p "$folder" || exit 1
+    [ -O "$folder" ] || fail "$folder belongs to another user; remove it, or run: chown $(id -u) $folder"
+    case $(ls -ld "$folder/.") in
+        ?????w* | ????????w*) fail "others may write to $folder; run: chmod go-w $folder" ;;
+    esac
+done"""
 
 
 @dataclass(frozen=True)
@@ -46,11 +64,17 @@ class Host:
         return ["sh", "-c", command]
 
     def call(self, command: str, data: bytes = b"", timeout: float = 120) -> Answer:
-        try:
-            done = subprocess.run(self.argv(command), input=data, capture_output=True, timeout=timeout, check=False)
-        except subprocess.TimeoutExpired:
-            raise HostError(f"{self.name} did not answer within {timeout:g} s") from None
-        return Answer(done.returncode, done.stdout, done.stderr.decode(errors="replace"))
+        pipe = subprocess.PIPE
+        with subprocess.Popen(self.argv(command), bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+            try:
+                out, errors = communicate(process, data, timeout, _MOST)
+            except subprocess.TimeoutExpired:
+                raise HostError(f"{self.name} did not answer within {timeout:g} s") from None
+            except TooMuch:
+                raise HostError(f"{self.name} answered with more than {_MOST >> 20} MB; look at what it runs") from None
+            finally:
+                process.kill()  # nothing, once it has ended
+        return Answer(process.returncode, out, errors.decode(errors="replace"))
 
     def start(self, command: str) -> subprocess.Popen[bytes]:
         """Begin a command there, and leave it to the caller."""
@@ -59,8 +83,8 @@ class Host:
         )
 
     def run(self, script: str, timeout: float = 120) -> Answer:
-        """Run a script, which goes in through standard input, in the job's folder."""
-        return self.call("sh -s", f"cd {quoted(self.folder)} || exit 97\n{script}\n".encode(), timeout)
+        """Run a script, which goes in through standard input, in the job's folder; what it writes is its user's."""
+        return self.call("sh -s", f"umask 077; cd {quoted(self.folder)} || exit 97\n{script}\n".encode(), timeout)
 
     def must(self, script: str, what: str, timeout: float = 120) -> str:
         answer = self.run(script, timeout)
@@ -77,22 +101,34 @@ class Host:
                 entry.size, entry.mode = len(content), 0o600
                 tar.addfile(entry, io.BytesIO(content))
             for path in tracked_files(tree) if tree else ():
-                tar.add(path, f"code/{path.relative_to(tree or path)}", recursive=False)
-        folder = quoted(self.folder)
-        answer = self.call(f"umask 077; mkdir -p {folder} && tar -C {folder} -xzf -", packed.getvalue(), timeout=600)
+                tar.add(path, f"code/{path.relative_to(tree or path)}", recursive=False, filter=_private)
+        folders = " ".join(map(quoted, self._folders))
+        answer = self.call("sh -s", _FOLDERS.format(folders=folders).encode())
+        if not answer.status:
+            words = f"umask 077; tar -C {quoted(self.folder)} -xzf -"
+            answer = self.call(words, packed.getvalue(), timeout=600)
         if answer.status:
             raise HostError(f"{self.name}: files could not be copied to {self.folder}: {last_line(answer)}")
 
+    @property
+    def _folders(self) -> list[str]:
+        """The job's own, after those above it up to ~/.paceline, and that of environments."""
+        found = [self.folder]
+        while "/.paceline/" in found[0]:
+            found.insert(0, found[0].rpartition("/")[0])
+        return [found[0], f"{found[0]}/envs", *found[1:]] if len(found) > 1 else found
+
     def fetch(self, names: Sequence[str], target: Path) -> None:
         """Bring files and folders of the job's folder here."""
-        with self.start(f"tar -C {quoted(self.folder)} -cf - {shlex.join(names)}") as sending:
+        with self.start(f"tar -C {quoted(self.folder)} -cf - -- {shlex.join(names)}") as sending:
             assert sending.stdout
             try:
-                with tarfile.open(fileobj=sending.stdout, mode="r|") as tar:
-                    tar.extractall(target, filter="data")
-                sending.stdout.read()  # the padding: tar would fail if nobody took it
-            except tarfile.TarError as error:
-                raise HostError(f"{self.name}: {', '.join(names)} could not be fetched: {error}") from None
+                unpack(sending.stdout, names, target)
+                sending.stdout.read(_MOST_PADDING)  # tar would fail if nobody took it
+            except (tarfile.TarError, OSError) as error:
+                sending.kill()
+                reason = printable(str(error))
+                raise HostError(f"{self.name}: {', '.join(names)} could not be fetched: {reason}") from None
         if sending.returncode not in (0, 1):  # 1: a file changed while it was read
             raise HostError(
                 f"{self.name}: {', '.join(names)} could not be fetched: tar ended with {sending.returncode}"
@@ -108,7 +144,7 @@ class SshHost(Host):
 
     def argv(self, command: str) -> list[str]:
         # one connection for all calls of this process; never a question, since nobody may be there to answer
-        control = _sockets() / "%C"
+        control = f'"{in_ssh_option(_sockets())}/%C"'
         settings = ["BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=10", "ServerAliveCountMax=3"]
         settings += ["ControlMaster=auto", f"ControlPath={control}", "ControlPersist=15"]
         given = (word for setting in settings for word in ("-o", setting))
@@ -146,7 +182,11 @@ def _ssh_trouble(host: str, errors: str) -> str:
     for pattern, cure in _TROUBLES.items():
         if re.search(pattern, errors):
             return cure.format(host=host)
-    return f"ssh failed: {printable(errors.strip().splitlines()[-1]) if errors.strip() else 'it says nothing'}"
+    return f"ssh failed: {_shown(errors.strip().splitlines()[-1]) if errors.strip() else 'it says nothing'}"
+
+
+def _shown(line: str) -> str:
+    return printable(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ...")
 
 
 def addresses(host: Host) -> tuple[str, str]:
@@ -156,33 +196,66 @@ def addresses(host: Host) -> tuple[str, str]:
         raise HostError(
             f"{host.name}: SSH_CONNECTION is not set there, which tells addresses; look at its sshd's settings"
         )
-    return answer[0], answer[2]
+    return _address(host, answer[0]), _address(host, answer[2])
+
+
+def _address(host: Host, text: str) -> str:
+    """What one machine says becomes part of commands of others."""
+    try:
+        if "%" not in text:  # an interface of that machine, which means nothing to others
+            return str(ipaddress.ip_address(text))
+    except ValueError:
+        pass
+    raise HostError(
+        f"{host.name}: SSH_CONNECTION holds {_shown(text)!r} there, where an IP address is expected; "
+        "set HostName in ~/.ssh/config to one"
+    )
+
+
+def port_of(host: Host, text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
+        raise HostError(f"{host.name}: it told {_shown(text)!r} where a port was expected; look at what it runs")
+    return int(text)
 
 
 def free_port(host: Host, python: str) -> int:
     answer = host.call(f"{quoted(python)} -c '{_FREE_PORT}'")
     if answer.status:
         raise HostError(f"{host.name}: looking for a free port failed: {last_line(answer)}")
-    return int(answer.text)
+    return port_of(host, answer.text)
 
 
 def last_line(answer: Answer) -> str:
     lines = [line for line in (answer.err.strip() or answer.text).splitlines() if not line.startswith("tar: Exiting")]
     telling = [line for line in lines if re.match(r"\s*(error|fatal)\b", line, re.IGNORECASE)]
-    return printable((telling or lines)[-1]) if lines else f"status {answer.status}"
+    return _shown((telling or lines)[-1]) if lines else f"status {answer.status}"
 
 
-def quoted(path: str) -> str:
-    """For a shell; $HOME is that of the machine."""
-    return '"$HOME"' + shlex.quote(path.removeprefix("$HOME")) if path.startswith("$HOME") else shlex.quote(path)
+def _private(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The user's own there: root's tar would give files to whoever has the same number on that machine."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mode = 0o700 if entry.mode & 0o100 else 0o600
+    return entry
 
 
 def tracked_files(folder: Path) -> list[Path]:
     """Files of a project, without those that its .gitignore names; without git, without what is clearly made."""
-    asked = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    asked = [
+        "git",
+        "-c",
+        "core.fsmonitor=false",
+        "-C",
+        str(folder),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
     try:
-        found = subprocess.run(asked, capture_output=True, check=True).stdout.decode().split("\0")
-        return [path for name in found if name and (path := folder / name).is_file()]
+        found = subprocess.run(asked, capture_output=True, check=True).stdout.split(b"\0")
+        return [path for name in found if name and (path := folder / os.fsdecode(name)).is_file()]
     except (OSError, subprocess.CalledProcessError):
         skipped = {".git", ".venv", "venv", "runs", "__pycache__", "node_modules"}
         return [path for path in folder.rglob("*") if path.is_file() and not skipped & set(path.parts)]

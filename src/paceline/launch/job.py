@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.base.files import make_folder, sync, write_json, write_text
+from paceline.base.files import LOCK_NAME, private_folder, sync, write_json, write_text
 from paceline.distributed.channel import new_token
 from paceline.errors import UserError
+from paceline.launch.values import host_name, run_name, variable
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,15 @@ class Job:
     extra: dict[str, Any] = field(default_factory=dict)
     """What a back end has to remember."""
 
+    def __post_init__(self) -> None:
+        """What becomes a folder, or stands in a script without quotes; the command line has refused others before."""
+        run_name("job", self.id)
+        run_name("--name", self.name)
+        for host in self.hosts:
+            host_name("--hosts", host)
+        for name in (*self.passed, *self.variables):
+            variable("--pass", name)
+
 
 class Backend(Protocol):
     """What a kind of place can do with jobs: modules of this package do."""
@@ -90,17 +100,23 @@ class Backend(Protocol):
 
 
 def home() -> Path:
-    return Path(os.environ.get("PACELINE_HOME") or Path.home() / ".paceline")
+    return Path(os.environ.get("PACELINE_HOME") or Path.home() / ".paceline").absolute()
 
 
 def folder_of(job_id: str) -> Path:
     return home() / "jobs" / job_id
 
 
+def _check_home() -> None:
+    """Who can write there can make this user run anything."""
+    for folder in (home(), home() / "jobs"):
+        private_folder(folder)
+
+
 def new_id(name: str, reserve: bool) -> str:
     """Readable, in order of time, and free."""
     stamp = datetime.now().strftime("%m%d-%H%M%S")
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.") or "job"
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name)[:100].strip("-.") or "job"
     names = (f"{plain}-{stamp}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
     return next(name for name in names if _is_free(name, reserve))
 
@@ -109,9 +125,9 @@ def _is_free(name: str, reserve: bool) -> bool:
     """Two launches in one second must not get the same."""
     if not reserve:
         return not folder_of(name).exists()
+    _check_home()
     try:
-        make_folder(folder_of(name).parent)
-        folder_of(name).mkdir()
+        folder_of(name).mkdir(mode=0o700)
         return True
     except FileExistsError:
         return False
@@ -119,10 +135,13 @@ def _is_free(name: str, reserve: bool) -> bool:
 
 def save(job: Job) -> None:
     folder = folder_of(job.id)
-    make_folder(folder)
+    _check_home()
+    private_folder(folder)
     sync(folder.parent)  # a new id has made the folder already
-    write_text(folder / "recipe.yaml", job.recipe)
-    write_json(folder / "job.json", {key: value for key, value in dataclasses.asdict(job).items() if key != "recipe"})
+    (folder / LOCK_NAME).touch(0o600)
+    write_text(folder / "recipe.yaml", job.recipe, 0o600)
+    fields = {key: value for key, value in dataclasses.asdict(job).items() if key != "recipe"}
+    write_json(folder / "job.json", fields, 0o600)
 
 
 def load(job_id: str) -> Job:
@@ -135,18 +154,21 @@ def load(job_id: str) -> Job:
         which = f"{job_id!r} is {'no job' if not found else 'the beginning of several jobs'}"
         raise UserError(f"{which}; there are {', '.join(known[-5:])}")
     folder = folder_of(found[-1])
+    _check_home()
+    private_folder(folder)
     try:
         content = json.loads((folder / "job.json").read_text(encoding="utf-8"))
         lists = {key: tuple(content[key]) for key in ("hosts", "passed")}
         return Job(**(content | lists), recipe=(folder / "recipe.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, UserError) as error:
         raise UserError(f"{folder / 'job.json'} is damaged ({error}); remove the folder to forget the job") from None
 
 
 def token_of(job: Job) -> str:
     """The secret of its nodes, made when it is first asked for; any terminal of the user can start a node again."""
     folder = folder_of(job.id)
-    folder.mkdir(parents=True, exist_ok=True)
+    _check_home()
+    private_folder(folder)
     path = folder / "token"
     with suppress(FileExistsError), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(new_token())

@@ -9,9 +9,11 @@ from paceline.distributed.channel import TOKEN, new_token
 from paceline.errors import UserError
 from paceline.launch.job import Job
 from paceline.launch.nodes import extras_of
+from paceline.launch.values import operand
 
 _PORT = 29400
-_RECIPE = "/tmp/recipe.yaml"
+# a folder of its own: /tmp may be shared with others
+_WRITE = 'folder=$(mktemp -d) && printf "%s" "$PACELINE_RECIPE" > "$folder/recipe.yaml"'
 
 
 def manifest(job: Job, engine: str, image: str, gpus: int) -> str:
@@ -23,17 +25,19 @@ def manifest(job: Job, engine: str, image: str, gpus: int) -> str:
 
 
 def _train(job: Job, *place: str) -> str:
-    """The command of one machine; words with a variable in them are for the shell to fill in."""
-    words = ["paceline", *_what(job), "--procs", str(job.procs), "--nodes", str(len(job.hosts))]
-    return " ".join([*map(shlex.quote, words), *place])
+    """The command of one machine; `place` is for its shell to fill in."""
+    words = ["--procs", str(job.procs), "--nodes", str(len(job.hosts))]
+    return " ".join(["paceline", _what(job), *words, *place])
 
 
-def _what(job: Job) -> list[str]:
-    return ["train", _RECIPE, "--name", job.name, *(["--results", job.results] if job.results else [])]
+def _what(job: Job) -> str:
+    words = ["--name", job.name, *(["--results", job.results] if job.results else [])]
+    return f'train "$folder/recipe.yaml" {shlex.join(words)}'
 
 
-def _write_recipe() -> str:
-    return f'printf "%s" "$PACELINE_RECIPE" > {_RECIPE}'
+def _kept(text: str) -> str:
+    """In commands and variables Kubernetes fills in $(NAME), and takes $$ for one $."""
+    return text.replace("$", "$$")
 
 
 def _skypilot(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
@@ -41,7 +45,7 @@ def _skypilot(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
     place = f'--node-rank "$SKYPILOT_NODE_RANK" --rendezvous {first}:{_PORT}"'
     resources: dict[str, Any] = {"use_spot": True, "job_recovery": "failover"}
     if image:
-        resources["image_id"] = f"docker:{image}"
+        resources["image_id"] = f"docker:{operand('--image', image)}"
     if gpus:
         if not job.extra.get("gpu_type"):
             raise UserError("--gpu-type is needed with --gpus-per-node, as SkyPilot names it: A100, L4 ...")
@@ -57,21 +61,21 @@ def _skypilot(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
     task["envs"] = {"PACELINE_RECIPE": job.recipe}
     if len(job.hosts) > 1:
         task["secrets"] = {TOKEN: new_token()}
-    task["run"] = f"{_write_recipe()}\n{_train(job, place)}\n"
+    task["run"] = f"{_WRITE} &&\n{_train(job, place)}\n"
     return [task]
 
 
 def _kubeflow(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
     """A node's place comes from the runtime, in the variables that it has for torchrun."""
     place = '--node-rank "$PET_NODE_RANK" --rendezvous "$PET_MASTER_ADDR:$PET_MASTER_PORT"'
-    command = f"{_write_recipe()} && exec {_train(job, place)}"
+    command = f"{_WRITE} && exec {_train(job, place)}"
     name = _name(job)
     trainer: dict[str, Any] = {
         "numNodes": len(job.hosts),
         "numProcPerNode": job.procs,
         "image": _image(image),
-        "command": ["sh", "-c", command],
-        "env": [{"name": "PACELINE_RECIPE", "value": job.recipe}, *_token_variable(job)],
+        "command": ["sh", "-c", _kept(command)],
+        "env": [{"name": "PACELINE_RECIPE", "value": _kept(job.recipe)}, *_token_variable(job)],
     }
     if gpus:
         trainer["resourcesPerNode"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
@@ -87,7 +91,7 @@ def _kubernetes(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
     container: dict[str, Any] = {
         "name": "train",
         "image": _image(image),
-        "command": ["sh", "-c", f"{_write_recipe()} && exec {_train(job, place)}"],
+        "command": ["sh", "-c", _kept(f"{_WRITE} && exec {_train(job, place)}")],
         "env": [
             {"name": "PACELINE_RECIPE", "valueFrom": {"configMapKeyRef": {"name": name, "key": "recipe.yaml"}}},
             *_token_variable(job),
@@ -141,4 +145,4 @@ def _name(job: Job) -> str:
 def _image(image: str) -> str:
     if not image:
         raise UserError("--image IMAGE is needed: one with paceline in it, e.g. built from the Dockerfile")
-    return image
+    return operand("--image", image)

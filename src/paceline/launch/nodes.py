@@ -19,14 +19,17 @@ import yaml
 
 import paceline
 from paceline.base.host import cores
-from paceline.base.remote import is_remote
+from paceline.base.remote import is_remote, refuse_password
 from paceline.distributed.channel import TOKEN
 from paceline.errors import UserError
-from paceline.launch.hosts import Host, HostError, quoted, tracked_files
+from paceline.launch.hosts import Host, HostError, tracked_files
 from paceline.launch.job import Job, token_of
 from paceline.launch.sessions import detached
+from paceline.launch.values import operand, plain, quoted, variable
 
 HERE, MEETING = "here", "keep the meeting place"
+SECRETS = "secrets"
+"""File in the folder of a job, with what must be in no command line and in no plan; removed as soon as it is read."""
 _LONGEST = 24 * 3600.0  # fetching all of ImageNet over a slow line
 
 
@@ -54,30 +57,32 @@ def plan(job: Job) -> list[Step]:
     steps = [step for host in job.hosts for step in node_steps(job, host)]
     starts = [step for step in steps if step.title == "start"]
     ready = [step for step in steps if step.title != "start"]
-    return [*ready, _meeting(job), *starts]
+    here = [] if job.meeting_host else [Step(HERE, "files", files={SECRETS: ""})]
+    return [*here, *ready, _meeting(job), *starts]
 
 
 def _meeting(job: Job) -> Step:
-    program = _program(job, "meet") if job.meeting_host else f"{shlex.quote(sys.executable)} -m paceline"
     address, _, port = job.meeting.rpartition(":")
-    meet = f"{program} meet --address {shlex.quote(address)} --port {shlex.quote(port)}"
-    script = f"{_SECRETS}\n{detached('meet', meet)}"
-    return Step(job.meeting_host or HERE, MEETING, script if job.meeting_host else f"{script}\nrm -f secrets")
+    words = f"meet --address {shlex.quote(address)} --port {shlex.quote(port)}"
+    if job.meeting_host:
+        return Step(job.meeting_host, MEETING, detached("meet", _program(job, "meet", words), _read_secrets(job)))
+    program = f"{shlex.quote(sys.executable)} -m paceline {words}"
+    return Step(HERE, MEETING, detached("meet", program, f". ./{SECRETS}; rm -f {SECRETS}"))
 
 
 def node_steps(job: Job, host: str) -> Iterator[Step]:
     """Of one machine; also when it takes the place of a lost one."""
     makes = not job.python and not job.container
     tree = Path(job.code) if job.code and makes else None
-    files = {"recipe.yaml": job.recipe, "node.sh": _node_script(job, host)}
+    files = {"recipe.yaml": job.recipe, "node.sh": _node_script(job, host), SECRETS: ""}
     yield Step(host, "files", _CHECK, files, tree)
     if job.before.get(host):
         yield Step(host, "disks", job.before[host])
     if makes:
         yield Step(host, "environment", _environment(job))
     if fetched := remote_data(job):
-        prepared = f"rm -f data.cid\n{_SECRETS}\n{_exports(job, host)}"
-        yield Step(host, "data", f"{prepared}\n{_program(job, 'data')} data {fetched}")
+        prepared = f"rm -f data.cid\n{_read_secrets(job)}\n{_DISKS}\n{_exports(job, host)}"
+        yield Step(host, "data", f"{prepared}\n{_program(job, 'data', f'data {fetched}')}")
     yield Step(host, "start", detached("node", 'sh "$PWD/node.sh"'))
 
 
@@ -85,20 +90,28 @@ _CHECK = """for program in setsid ps pkill flock; do
     command -v $program > /dev/null || { echo "it has no $program: install procps and util-linux" >&2; exit 1; }
 done"""
 
-# what must be in no command line and in no plan; and where the machine has room for data
-_SECRETS = """if [ -f secrets ]; then . ./secrets; fi
-if [ -f disks ]; then . ./disks; fi"""
+# where the machine has room for data
+_DISKS = "if [ -f disks ]; then . ./disks; fi"
+
+
+def _read_secrets(job: Job) -> str:
+    """Before `_program`. A container gets them through a pipe: `docker inspect` shows what -e gives it."""
+    return f"exec 3< {SECRETS}" if job.container else f". ./{SECRETS}"
 
 
 def _exports(job: Job, host: str) -> str:
     named = job.variables | {"PACELINE_JOB": job.id, "PACELINE_HOST": host, "PACELINE_PATIENCE": str(job.patience)}
-    return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in named.items())
+    return "export " + " ".join(f"{variable('variable', name)}={shlex.quote(value)}" for name, value in named.items())
 
 
 def data_folders(job: Job) -> list[str]:
     """Outside of the job's own folder, which a container has to see."""
-    path = yaml.safe_load(job.recipe)["data"].get("path") or ""
-    return [path] if path.startswith("/") else []
+    path = plain("data.path", yaml.safe_load(job.recipe)["data"].get("path") or "")
+    if not path.startswith("/"):
+        return []
+    if {":", ","} & set(path):
+        raise UserError(f"data.path={path!r}: containers take : and , as separators; rename the folder")
+    return [path]
 
 
 def remote_data(job: Job) -> str:
@@ -106,23 +119,26 @@ def remote_data(job: Job) -> str:
     data = yaml.safe_load(job.recipe)["data"]
     if not is_remote(data.get("path") or ""):
         return ""
-    return shlex.join([data["path"], *(["--variant", data["variant"]] if data.get("variant") else [])])
+    refuse_password("data.path", data["path"])
+    variant = [f"--variant={plain('data.variant', data['variant'])}"] if data.get("variant") else []
+    return shlex.join([plain("data.path", data["path"]), *variant])
 
 
-def _program(job: Job, name: str) -> str:
-    """What starts paceline on a machine, for a shell; a container's id goes to NAME.cid."""
+def _program(job: Job, name: str, words: str) -> str:
+    """What runs paceline with these words on a machine, for a shell; a container's id goes to NAME.cid."""
     if job.container:
         # the host's network and shared memory, and its GPUs if it has some; variables by name only
-        own_names = ("PACELINE_JOB", "PACELINE_HOST", "PACELINE_PATIENCE", "PACELINE_CACHE", TOKEN)
-        names = (*own_names, *job.variables, *job.passed)
-        given = " ".join(f"-e {own}" for own in names)
+        names = ("PACELINE_JOB", "PACELINE_HOST", "PACELINE_PATIENCE", "PACELINE_CACHE", *job.variables)
+        given = " ".join(f"-e {variable('variable', own)}" for own in names)
         gpus = "$(command -v nvidia-smi > /dev/null && echo --gpus all)"
         place = f'--cidfile {name}.cid --network host --ipc host -v "$PWD:$PWD" -w "$PWD"'
         place += "".join(f" -v {shlex.quote(f'{own}:{own}')}" for own in data_folders(job))
         place += ' ${PACELINE_CACHE:+-v "$PACELINE_CACHE:$PACELINE_CACHE"}'
-        return f"docker run --rm --init {gpus} {place} {given} {shlex.quote(job.container)} paceline"
-    python = quoted(job.python) if job.python else f'"{_environment_folder(job)}/bin/python"'
-    return f"{python} -m paceline"
+        image = shlex.quote(operand("--container", job.container))
+        inside = """sh -c 'umask 077; eval "$(cat)"; exec paceline "$@"' paceline"""
+        return f"docker run --rm --init -i {gpus} {place} {given} {image} {inside} {words} <&3"
+    python = quoted(operand("--python", job.python)) if job.python else f'"{_environment_folder(job)}/bin/python"'
+    return f"{python} -m paceline {words}"
 
 
 def _environment_folder(job: Job) -> str:
@@ -172,10 +188,11 @@ def _node_script(job: Job, host: str) -> str:
     if job.backend == "local":  # its nodes share the processors
         words += ["--threads", str(max(1, cores() // (job.procs * len(job.hosts))))]
     return f"""cd "$(dirname "$0")" || exit 1
-{_SECRETS}
-rm -f secrets
+{_read_secrets(job)}
+rm -f {SECRETS}
+{_DISKS}
 {_exports(job, host)}
-PACELINE_PARENT=$$ {_program(job, "node")} {shlex.join(words)}
+PACELINE_PARENT=$$ {_program(job, "node", shlex.join(words))}
 status=$?
 # ranks whose agent was killed
 for pid in $(ps -s $$ -o pid=); do [ $pid = $$ ] || kill -KILL $pid 2> /dev/null; done
@@ -202,7 +219,7 @@ def carry_out(
         except BaseException:
             for name in {step.host for step in steps}:
                 with suppress(HostError):
-                    hosts[name].run("rm -f secrets")
+                    hosts[name].run(f"rm -f {SECRETS}")
             raise
 
 
@@ -213,16 +230,27 @@ def _end_children() -> None:
 
 
 def _carry_out(step: Step, host: Host, secrets: dict[str, str]) -> None:
-    if step.files or step.title == MEETING:
-        lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items())
-        content = {name: text.encode() for name, text in step.files.items()} | {"secrets": lines.encode()}
+    if step.files:
+        content = {name: text.encode() for name, text in step.files.items()} | {SECRETS: secrets_text(secrets)}
         host.send(content, step.tree)
     if step.script:
         host.must(step.script, step.title, timeout=_LONGEST)
 
 
-def secrets_of(job: Job) -> dict[str, str]:
+def secrets_text(secrets: dict[str, str]) -> bytes:
+    """For a shell to read; a variable need not be Unicode."""
+    lines = (f"export {variable('--pass', name)}={shlex.quote(value)}\n" for name, value in secrets.items())
+    return os.fsencode("".join(lines))
+
+
+def passed_of(job: Job) -> dict[str, str]:
+    """Variables of this environment that the user wants the ranks to have."""
     missing = [name for name in job.passed if name not in os.environ]
     if missing:
         raise UserError(f"--pass {', '.join(missing)}: not set in this environment; export it first")
-    return {name: os.environ[name] for name in job.passed} | {TOKEN: token_of(job)}
+    return {name: os.environ[name] for name in job.passed}
+
+
+def secrets_of(job: Job) -> dict[str, str]:
+    """What ranks get in their environment, and nobody else is to see."""
+    return passed_of(job) | {TOKEN: token_of(job)}

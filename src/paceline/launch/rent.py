@@ -1,6 +1,7 @@
 """What a job rents from EC2: wishes into requests, machines and their volumes into hosts."""
 
 import base64
+import ipaddress
 import time
 import urllib.request
 from dataclasses import replace
@@ -15,6 +16,7 @@ from paceline.launch.control import hosts_of, say
 from paceline.launch.hosts import HostError
 from paceline.launch.job import Job
 from paceline.launch.nodes import remote_data
+from paceline.launch.values import in_ssh_option
 
 _MY_ADDRESS = "https://checkip.amazonaws.com"
 _SSH_WITHIN = 300.0
@@ -33,9 +35,9 @@ _USER_DATA = """(
 ) > /dev/null 2>&1 &
 """
 
-# images come without it
+# images come without it; packages are for all users
 _VENV = """python3 -c 'import ensurepip' 2> /dev/null ||
-    { sudo -n apt-get -qq update && sudo -n apt-get -qq install -y python3-venv > /dev/null; }"""
+    (umask 022; sudo -n apt-get -qq update && sudo -n apt-get -qq install -y python3-venv > /dev/null)"""
 
 
 def rent(job: Job, cloud: Cloud) -> Job:
@@ -52,9 +54,10 @@ def rent(job: Job, cloud: Cloud) -> Job:
     group = cloud.firewall(job.id, subnet["VpcId"], wish["ssh_from"] or f"{_my_address()}/32")
     close = count > 1 and "cluster" in kind.get("PlacementGroupInfo", {}).get("SupportedStrategies", [])
     placement = cloud.placement(job.id) if close else ""
-    known = [f"UserKnownHostsFile={jobs.folder_of(job.id) / 'known_hosts'}", "StrictHostKeyChecking=accept-new"]
-    identity = [] if wish["public_key"] else ["-i", str(private)]
-    ssh = [*job.extra.get("ssh", []), "-l", wish["user"], *identity, *(word for own in known for word in ("-o", own))]
+    hosts = in_ssh_option(jobs.folder_of(job.id) / "known_hosts")
+    settings = [f'UserKnownHostsFile="{hosts}"', "StrictHostKeyChecking=accept-new"]
+    settings += [] if wish["public_key"] else [f'IdentityFile="{in_ssh_option(private)}"']
+    ssh = [*job.extra.get("ssh", []), "-l", wish["user"], *(word for own in settings for word in ("-o", own))]
     where: dict[str, Any] = {
         "Image": image["ImageId"],
         "Root": image.get("RootDeviceName", "/dev/sda1"),
@@ -108,7 +111,7 @@ def _settled(job: Job, cloud: Cloud, number: int, machine: str) -> Job:
         cloud.attach(volume, machine, ends_with_it=bool(wish["snapshot"]))
     found = next(own for own in cloud.machines(job.id) if own["InstanceId"] == machine)
     public = "" if wish["private"] else found.get("PublicIpAddress")
-    reached = {"id": machine, "address": public or found["PrivateIpAddress"]}
+    reached = {"id": machine, "address": str(ipaddress.ip_address(public or found["PrivateIpAddress"]))}
     return replace(
         job,
         before=job.before | {host: before(job, volume)},
@@ -208,9 +211,8 @@ def _price(cloud: Cloud, wish: dict[str, Any], zone: str) -> float | None:
 def _my_address() -> str:
     try:
         with urllib.request.urlopen(_MY_ADDRESS, timeout=10) as answer:
-            text: str = answer.read(100).decode().strip()
-            return text
-    except OSError as error:
+            return str(ipaddress.IPv4Address(answer.read(100).decode().strip()))
+    except (OSError, ValueError) as error:
         raise UserError(f"your own address could not be found ({error}); say --ssh-from ADDRESS/32") from None
 
 

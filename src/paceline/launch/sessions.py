@@ -3,6 +3,7 @@
 Its log, process number and exit status are files in the job's folder there, so that another terminal can go on.
 """
 
+import re
 import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +21,17 @@ alive() {{
 }}"""
 
 
-def detached(name: str, command: str) -> str:
-    """In a session of its own, without a terminal: what ends the launcher does not end it."""
-    inner = shlex.quote(f"{_STARTED}; echo $$ $(started $$) > {name}.pid; exec {command}")
+_STATE = re.compile(rb"running|lost|absent|ended [0-9]{1,3}")
+_CHUNK = 1 << 20  # bytes of a log that are asked for at once
+_LONGEST_LINE = 1 << 16
+
+
+def detached(name: str, command: str, prepare: str = ":") -> str:
+    """In a session of its own, without a terminal: what ends the launcher does not end it.
+
+    `prepare` is done before others are told that it has begun.
+    """
+    inner = shlex.quote(f"{prepare}; {_STARTED}; echo $$ $(started $$) > {name}.pid; exec {command}")
     return f"""{_ALIVE}
 if alive {name}; then pkill -KILL -s "$(cut -d' ' -f1 {name}.pid)"; fi  # of an earlier start
 rm -f {name}.exit {name}.pid {name}.cid
@@ -42,6 +51,8 @@ class Progress:
     seen: int = 0
     """Bytes of its log."""
     tail: bytes = b""
+    behind: bool = False
+    """Whether more of its log is there than was asked for."""
 
     @property
     def over(self) -> bool:
@@ -49,8 +60,10 @@ class Progress:
 
     def look(self) -> list[str]:
         """Ask once; whole new lines of its log."""
+        self.behind = False
+        tail = f"tail -c +{self.seen + 1} node.log 2> /dev/null | head -c {_CHUNK}"
         try:
-            answer = self.host.run(f"{_STATUS}\ntail -c +{self.seen + 1} node.log 2> /dev/null || true", timeout=30)
+            answer = self.host.run(f"{_STATUS}\n{tail}", timeout=30)
         except HostError as error:
             self.state = f"unreachable: {error}"
             return []
@@ -58,10 +71,14 @@ class Progress:
             self.state = "absent"
             return []
         state, _, log = answer.out.partition(b"\n")
+        if not _STATE.fullmatch(state):
+            self.state = f"unreachable: {self.host.name} tells no state but {state[:100]!r}; look at what it runs"
+            return []
         self.state = state.decode()
         self.seen += len(log)
+        self.behind = len(log) >= _CHUNK
         *lines, self.tail = (self.tail + log).split(b"\n")
-        if self.over and self.tail:
+        if self.tail and ((self.over and not self.behind) or len(self.tail) > _LONGEST_LINE):
             lines, self.tail = [*lines, self.tail], b""
         return [line.decode(errors="replace") for line in lines]
 
@@ -99,8 +116,8 @@ def stop(hosts: Sequence[Host], grace: float) -> list[str]:
             answer = host.run(_STOP.format(alive=_ALIVE, tenths=int(10 * grace)), timeout=grace + 60)
         except HostError as error:
             return [str(error)]
-        names = answer.text.split() if answer.status != 97 else []
-        return [f"{host.name}: {name} could not be ended" for name in names]
+        names = {"node", "meet"} & set(answer.text.split()) if answer.status != 97 else ()
+        return [f"{host.name}: {name} could not be ended" for name in sorted(names)]
 
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:
         return [left for found in pool.map(one, hosts) for left in found]

@@ -3,12 +3,14 @@
 The folder one launches from is shared by all machines, as it is on such clusters: recipe, log and run folder are in it.
 """
 
+import re
 import shlex
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 from paceline.base.files import make_folder, printable, write_text
@@ -16,7 +18,8 @@ from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
 from paceline.launch.control import reopen, say
 from paceline.launch.job import Job
-from paceline.launch.nodes import data_folders
+from paceline.launch.nodes import data_folders, passed_of
+from paceline.launch.values import operand, plain
 from paceline.track.records import RunFolder
 
 _EVERY = 2.0
@@ -36,13 +39,12 @@ def plan(job: Job) -> list[str]:
         "requeue": None,
         "open-mode": "append",
         "signal": f"B:USR1@{slurm['notice']}",
-        "output": f"{job.runs}/{name}{'-%a' if seeds else ''}.log",
+        "output": f"{_in_pattern(job.runs)}/{name}{'-%a' if seeds else ''}.log",
         **({"array": f"0-{len(seeds) - 1}"} if seeds else {}),
         **slurm["options"],
     }
-    given = ((key, "" if value is None else f"={shlex.quote(str(value))}") for key, value in head.items())
-    lines = [f"#SBATCH --{key}{value}" for key, value in given]
-    program = ["paceline"] if job.container else [job.python, "-m", "paceline"]
+    lines = [_directive(key, value) for key, value in head.items()]
+    program = ["paceline"] if job.container else [operand("--python", job.python), "-m", "paceline"]
     words = [*program, "train", f"{job.runs}/{name}.yaml", "--runs", job.runs]
     words += ["--results", job.results] if job.results else []
     train = list(map(shlex.quote, words))
@@ -52,6 +54,24 @@ def plan(job: Job) -> list[str]:
     else:
         train += ["--name", shlex.quote(name)]
     return ["#!/bin/bash\n" + "\n".join(lines) + _BODY.format(command=" ".join([*_step(job), *train]))]
+
+
+def _directive(key: str, value: object) -> str:
+    """A line for sbatch, in which a backslash also counts within quotes; no other line may begin in it."""
+    if not re.fullmatch("[a-z][a-z0-9-]*", key):
+        raise UserError(f"--sbatch {key!r} is not an option of sbatch; write option=value, as sbatch takes it")
+    if value is None:
+        return f"#SBATCH --{key}"
+    text = plain(f"--{key}", str(value))
+    inside = re.sub(r'(["\\])', r"\\\1", text)
+    return f"#SBATCH --{key}=" + (text if shlex.quote(text) == text else f'"{inside}"')
+
+
+def _in_pattern(path: str) -> str:
+    """SLURM fills in what follows a percent sign in names of files, unless there is a backslash, which it drops."""
+    if "\\" in path:
+        raise UserError(f"--runs {path}: SLURM cannot write to a path with a backslash; choose another folder")
+    return path.replace("%", "%%")
 
 
 _BODY = """
@@ -89,11 +109,12 @@ exit $status
 
 def _step(job: Job) -> list[str]:
     """srun, with a container if one is wanted."""
-    step = ["srun", "--wait=60"]  # a rank that hangs after the others ended does not hold the machines
+    # a rank that hangs after the others ended does not hold the machines; --sbatch export=... does not hide the token
+    step = ["srun", "--wait=60", "--export=ALL"]
     if not job.container:
         return step
     here = '"$PWD"'
-    seen, image = [here, *map(shlex.quote, data_folders(job))], shlex.quote(job.container)
+    seen, image = [here, *map(shlex.quote, data_folders(job))], shlex.quote(operand("--container", job.container))
     if job.extra["slurm"]["runtime"] == "pyxis":
         mounts = ",".join(f"{folder}:{folder}" for folder in seen)
         return [*step, f"--container-image={image}", f"--container-mounts={mounts}", f"--container-workdir={here}"]
@@ -104,13 +125,16 @@ def submit(job: Job) -> Job:
     """Hand it in; the job with SLURM's number."""
     if not shutil.which("sbatch"):
         raise UserError("there is no sbatch here; launch on a machine of the cluster, or use --dry-run > job.sbatch")
-    folder = Path(job.runs)
+    folder, text = Path(job.runs), plan(job)[0]
+    passed_of(job)  # refuses what is not set
     make_folder(folder)
     write_text(folder / f"{job.name}.yaml", job.recipe)
     script = folder / f"{job.name}.sbatch"
-    write_text(script, plan(job)[0])
+    write_text(script, text)
     # what sbatch passes on by itself is the environment, so that nothing secret has to be written
     number = _ask("sbatch", "--parsable", str(script)).split(";")[0]
+    if not number.isdecimal():
+        raise UserError(f"sbatch answered {printable(number[:100])!r}, where the number of a job was expected")
     job = replace(job, extra=job.extra | {"slurm": job.extra["slurm"] | {"number": number}})
     jobs.save(job)
     reopen(job)
@@ -121,10 +145,10 @@ resume = submit  # a run of that name that is not finished goes on
 
 
 def _ask(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         reason = (done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").splitlines()[-1]
-        raise UserError(f"{words[0]} refused: {reason}")
+        raise UserError(f"{words[0]} refused: {printable(reason)}")
     return done.stdout.strip()
 
 
@@ -132,11 +156,11 @@ def status(job: Job) -> list[tuple[str, str]]:
     number = job.extra["slurm"]["number"]
     done = subprocess.run(
         ["squeue", "--noheader", f"--jobs={number}", "--states=all", "--format=%i %T %R"],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, errors="replace", check=False,
     )  # fmt: skip
     if done.returncode and "Invalid job id" not in done.stderr:
         reason = (done.stderr.strip() or "squeue failed").splitlines()[-1]
-        raise UserError(f"SLURM does not answer: {reason}; try again")
+        raise UserError(f"SLURM does not answer: {printable(reason)}; try again")
     rows = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line.strip()]
     return [(row[0], row[1]) for row in rows if len(row) == 2] or [(number, "gone: SLURM has forgotten it")]
 
@@ -158,11 +182,9 @@ def follow(job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: b
         for path in filter(Path.exists, _logs(job)):
             with path.open("rb") as file:
                 file.seek(seen.get(path, 0))
-                text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            seen[path] = seen.get(path, 0) + len(whole)
-            for line in whole.decode(errors="replace").splitlines():
-                say(f"{path.stem} | {printable(line)}")
+                for line in takewhile(lambda line: line.endswith(b"\n"), file):
+                    seen[path] = seen.get(path, 0) + len(line)
+                    say(f"{path.stem} | {line.decode(errors='replace').rstrip()}")
         if _over(now):
             break
         time.sleep(_EVERY)
@@ -207,9 +229,11 @@ def tidy(job: Job) -> None:
 def options_of(given: dict[str, str | None], more: str) -> dict[str, str | None]:
     """For the head of the file: what the launch's own options say, and further words for sbatch."""
     found: dict[str, str | None] = {key: str(value) for key, value in given.items() if value}
-    for word in shlex.split(more):
+    try:
+        words = shlex.split(more)
+    except ValueError as error:
+        raise UserError(f"--sbatch {more!r}: {str(error).lower()}; close its quotes") from None
+    for word in words:
         key, equals, value = word.removeprefix("--").partition("=")
-        if not key or key.startswith("-"):
-            raise UserError(f"--sbatch {word!r}: write option=value, as sbatch takes it")
         found[key] = value if equals else None
     return found

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from paceline.base.files import printable
 from paceline.errors import UserError
 from paceline.launch import control, slurm
 from paceline.launch.hosts import Host, HostError
@@ -48,7 +49,7 @@ def described(state: str) -> str:
     kind, rest = kind_of(state), state.partition(" ")[2]
     if state.startswith("ended"):
         return f"failed with exit status {rest}" if kind == FAILED else kind
-    return {"lost": "lost: its processes are gone", "absent": NOT_STARTED}.get(state, state)
+    return {"lost": "lost: its processes are gone", "absent": NOT_STARTED}.get(state, printable(state))
 
 
 def overall(job: Job, parts: Sequence[tuple[str, str]]) -> str:
@@ -140,7 +141,7 @@ def _run_on(job: Job, host: Host) -> Snapshot | None:
 def _parsed(text: bytes) -> dict[str, Any]:
     try:
         summary = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return summary if isinstance(summary, dict) and is_sound(summary, Summary) else {}
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.base.files import printable
+from paceline.base.remote import is_remote, shown
 from paceline.config.data import IN_MEMORY
 from paceline.config.io import leaves
 from paceline.logbook.read import Run
@@ -36,7 +37,7 @@ def _settings(run: Run) -> Iterator[tuple[str, Any]]:
     yield "parameters", _millions(run.summary.get("parameters"))
     yield "weights", fields.get("model.weights")
     yield "data", fields.get("data.name")
-    yield "data path", fields.get("data.path")
+    yield "data path", _place(fields.get("data.path"))
     yield "classes", recorded.get("classes")
     yield "training images", recorded.get("train_images")
     yield "validation images", run.final.get("samples")
@@ -55,6 +56,11 @@ def _settings(run: Run) -> Iterator[tuple[str, Any]]:
     yield "precision", start.get("precision") or fields.get("precision")
     yield "EMA decay", _or_off(fields.get("ema.decay"))
     yield "seed", str(fields["seed"]) if "seed" in fields else None
+
+
+def _place(path: Any) -> Any:
+    """An address without its password."""
+    return shown(path) if isinstance(path, str) and is_remote(path) else path
 
 
 def _fields(run: Run) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from paceline.base.host import cpu_name
+from paceline.base.remote import is_remote, shown
 
 _PACKAGES = ("paceline", "torch", "torchvision", "timm", "numpy", "safetensors")
 
@@ -21,7 +22,7 @@ _PACKAGES = ("paceline", "torch", "torchvision", "timm", "numpy", "safetensors")
 def collect(hosts: list[str], device: torch.device) -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
+        "command": list(map(_without_password, sys.argv)),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
@@ -29,6 +30,11 @@ def collect(hosts: list[str], device: torch.device) -> dict[str, Any]:
         "hosts": dict(Counter(hosts)),
         "hardware": _hardware(device),
     } | _price()
+
+
+def _without_password(word: str) -> str:
+    name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return f"{name}{equals}{shown(value)}" if is_remote(value) else word
 
 
 def _price() -> dict[str, float]:
@@ -62,7 +68,9 @@ def _code() -> dict[str, Any]:
         return {}
 
     def ask(*words: str) -> str | None:
-        answer = subprocess.run([git, *words], capture_output=True, text=True, check=False)
+        # a repository's own settings may name programs to run
+        safe = [git, "--no-optional-locks", "-c", "core.fsmonitor=false"]
+        answer = subprocess.run([*safe, *words], capture_output=True, text=True, check=False)
         return answer.stdout.strip() if answer.returncode == 0 else None
 
     commit = ask("rev-parse", "HEAD")
