@@ -20,6 +20,7 @@ lifetime.sys = types.SimpleNamespace(platform={platform!r})
 lifetime.end_with_parent()
 print("begun", flush=True)
 time.sleep({seconds})
+print("outlived", flush=True)
 """
 _PARENT = """
 import subprocess, sys

@@ -30,7 +30,8 @@ def end_with_parent() -> None:
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     else:
-        threading.Thread(target=_watch_parent, name="parent", daemon=True).start()
+        # told its number: the parent may end before the thread first asks for it
+        threading.Thread(target=_watch_parent, args=(os.getppid(),), name="parent", daemon=True).start()
     if _is_orphan(parent):  # the parent ended before the kernel was asked
         _die()
 
@@ -52,13 +53,12 @@ def _ancestors() -> set[int]:
     return {ancestor.pid for ancestor in psutil.Process().parents()}
 
 
-def _watch_parent() -> None:
+def _watch_parent(parent: int) -> None:
     import multiprocessing
 
     if launcher := multiprocessing.parent_process():
         launcher.join()  # of a rank: its parent, the fork server, stays as long as there are ranks
     else:
-        parent = os.getppid()
         while os.getppid() == parent:
             time.sleep(0.5)
     _die()
