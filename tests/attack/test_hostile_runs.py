@@ -160,7 +160,8 @@ def test_training_does_not_write_where_a_link_leads(here, run: Path, tmp_path: P
     before = outside.read_bytes() if outside.is_file() else sorted(outside.iterdir())
     answer = here("train", "--resume", run)
     _polite(answer)
-    assert f"{name}: it leads out of" in answer.stderr
+    assert name in answer.stderr
+    assert "leads out of" in answer.stderr
     assert (outside.read_bytes() if outside.is_file() else sorted(outside.iterdir())) == before
     survived("links that lead training out of its folder", 1)
 

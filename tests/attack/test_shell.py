@@ -223,8 +223,8 @@ def test_manifests(here: Launch, programs: Stubs, recipe: Path, engine: str, tmp
         documents = list(yaml.safe_load_all(printed))
         command, text, image = _started(engine, documents)
         variables = {"PACELINE_RECIPE": text, "SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NODE_RANK": "0"}
-        programs.run(["sh", "-c", command], tmp_path, **variables, JOB_COMPLETION_INDEX="0")
-        (call,) = [call for call in programs.calls() if call[0].endswith(("/paceline", "/torchrun"))]
+        programs.run(["sh", "-c", command], tmp_path, **variables, JOB_COMPLETION_INDEX="0", PET_NODE_RANK="0")
+        (call,) = [call for call in programs.calls() if call[0].endswith("/paceline")]
         written = Path(call[call.index("train") + 1])
         assert yaml.safe_load(written.read_text())["data"] == yaml.safe_load(text)["data"]
         return {*call, image, yaml.safe_load(text)["data"]["path"]}
@@ -246,11 +246,11 @@ def _started(engine: str, documents: list[dict[str, Any]]) -> tuple[str, str, st
         (task,) = documents
         return task["run"], task["envs"]["PACELINE_RECIPE"], task["resources"]["image_id"].removeprefix("docker:")
     if engine == "kubeflow":
-        trainer = documents[0]["spec"]["trainer"]
+        trainer = documents[-1]["spec"]["trainer"]
         text = expanded(trainer["env"][0]["value"], {})
         return expanded(trainer["command"][2], {"PACELINE_RECIPE": text}), text, trainer["image"]
-    container = documents[2]["spec"]["template"]["spec"]["containers"][0]
-    text = documents[0]["data"]["recipe.yaml"]
+    container = documents[-1]["spec"]["template"]["spec"]["containers"][0]
+    (text,) = (own["data"]["recipe.yaml"] for own in documents if own["kind"] == "ConfigMap")
     return expanded(container["command"][2], {"PACELINE_RECIPE": text}), text, container["image"]
 
 

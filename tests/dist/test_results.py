@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import TINY
 
 from paceline.checkpoint import store
@@ -82,10 +83,7 @@ def _folder(run: Path, begun: str = "today") -> Path:
 
 
 def _save(run: Path, step: int) -> None:
-    folder = run / "checkpoints" / f"step-{step:08}"
-    folder.mkdir(parents=True)
-    for name in ("model.safetensors", store.COMMIT):
-        (folder / name).write_text("{}")
+    store.write(run / "checkpoints" / f"step-{step:08}", step, {"model": {"weight": torch.zeros(1)}}, {})
 
 
 def test_a_store_that_cannot_be_used_is_told_before_anything_is_trained(tmp_path: Path, bucket) -> None:

@@ -38,7 +38,7 @@ def test_kubeflow_takes_it(here) -> None:
     assert (parsed.spec.trainer.num_nodes, parsed.spec.trainer.image) == (2, "me/paceline:1")
     assert parsed.to_dict()["spec"]["trainer"] == document["spec"]["trainer"]
     assert _refers_to(secret, document["spec"]["trainer"]["env"])
-    assert '--rendezvous "$PET_MASTER_ADDR:$PET_MASTER_PORT"' in document["spec"]["trainer"]["command"][2]
+    assert '--rendezvous "$$PET_MASTER_ADDR:$$PET_MASTER_PORT"' in document["spec"]["trainer"]["command"][2]
 
 
 def _refers_to(secret: dict, env: list[dict]) -> bool:

@@ -86,6 +86,8 @@ def train(arguments: list[str]) -> int:
     options, overrides = parser.parse_known_args(rest)
     if options.resume:
         options.resume = _brought(options.resume, options.runs)
+        if not options.resume.is_dir():
+            raise UserError(f"--resume {options.resume}: no run folder; `paceline runs` lists them")
         if source:
             raise UserError(f"--resume goes on with the run's own recipe; leave {source!r} out")
         if options.name:
