@@ -56,7 +56,7 @@ def write(
     `before_commit` brings to disk what must survive a power cut if the checkpoint does.
     """
     temporary = folder.with_name(f".writing-{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    _remove(temporary)
     try:
         make_folder(temporary)
         skeletons = {}
@@ -91,12 +91,20 @@ def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
         raise
 
 
+def _remove(folder: Path) -> None:
+    """What a kill left; never what a link leads to."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _hide(folder: Path) -> Path | None:
     """Take a save out of sight before its files go, so that being killed in between leaves no half of it."""
     if not folder.exists():
         return None
     hidden = folder.with_name(f".deleting-{folder.name}")
-    shutil.rmtree(hidden, ignore_errors=True)
+    _remove(hidden)
     return folder.rename(hidden)
 
 
@@ -117,7 +125,7 @@ def clear_up(folder: Path) -> None:
             path.rename(place)
             sync(folder)
     for half in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
-        shutil.rmtree(half, ignore_errors=True)
+        _remove(half)
 
 
 def _put_aside(folder: Path) -> None:

@@ -259,6 +259,7 @@ def _brought_recipe(backend: str, source: str, overrides: Sequence[str], options
 
     from paceline.base import remote
     from paceline.base.files import printable
+    from paceline.config import yamls
     from paceline.config.io import recipe_from_tree
 
     place = options.resume.rstrip("/")
@@ -268,7 +269,7 @@ def _brought_recipe(backend: str, source: str, overrides: Sequence[str], options
         raise UserError("--resume goes on with the run's own recipe, data and name; leave others out")
     try:
         with remote.opened(remote.join(place, "recipe.yaml")) as stream:
-            tree = dict(yaml.safe_load(stream.read(_MOST)))
+            tree = dict(yamls.parse(stream.read(yamls.MOST_BYTES).decode()))
         with remote.opened(remote.join(place, "summary.json")) as stream:
             summary = dict(json.loads(stream.read(_MOST)))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:

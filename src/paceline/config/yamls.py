@@ -28,15 +28,17 @@ class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
 
 
 def _mapping(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)  # merge keys
     seen = set()
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, Hashable):
             continue  # construct_mapping complains
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
         seen.add(key)
+    loader.flatten_mapping(node)  # merge keys, whose values those of the mapping itself replace
     made: dict[Any, Any] = loader.construct_mapping(node, deep=True)
     return made
 

@@ -23,7 +23,7 @@ from paceline.config.launched import AGENT
 from paceline.distributed import notice
 from paceline.distributed.channel import ChannelError, token_of
 from paceline.distributed.forks import end_stopped_children
-from paceline.distributed.plan import Plan
+from paceline.distributed.plan import Plan, endpoint
 from paceline.distributed.ranks import Agent, Entry
 from paceline.distributed.rendezvous import ManyNodes, OneNode, Terms
 from paceline.distributed.server import Server
@@ -89,10 +89,10 @@ def _rendezvous(plan: Plan, scratch: Path) -> OneNode | ManyNodes:
     if meeting.is_alone:
         return OneNode(scratch)
     token = token_of(os.environ)
-    host, _, port = meeting.rendezvous.rpartition(":")
+    host, port = endpoint(meeting.rendezvous)
     if plan.listen:
         try:
-            Server(plan.listen, int(port), token).start()
+            Server(plan.listen, port, token).start()
         except OSError as error:
             raise UserError(
                 f"--rendezvous: port {port} of {plan.listen} cannot be used ({error.strerror}); end what uses it, or "

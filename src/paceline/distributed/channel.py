@@ -13,6 +13,7 @@ import json
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -94,6 +95,20 @@ def _number(value: int) -> bytes:
     return value.to_bytes(8)
 
 
+def connect(host: str, port: int, token: bytes, within: float = 30.0) -> "Channel":
+    """A channel; what is too busy or not there yet is tried again for so many seconds."""
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            return Channel(host, port, token)
+        except StrangerError:
+            raise
+        except ChannelError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
 class Channel:
     """The client's end of a connection."""
 
@@ -119,8 +134,8 @@ class Channel:
         stranger = f"{host}:{port} belongs to another job: {TOKEN} differs between this node and that one"
         try:
             proof = self._read(PROOF)
-        except ChannelError:
-            raise StrangerError(stranger) from None
+        except ChannelError as error:  # it has too many connections: whom it does not know gets a wrong proof
+            raise ChannelError(f"{host}:{port} is too busy ({error})") from None
         if not hmac.compare_digest(proof, session.server_proof):
             raise StrangerError(stranger)
         return session

@@ -61,7 +61,7 @@ def plan(command: list[str], procs: int, meeting: Meeting) -> Plan:
         interface = interface_of("127.0.0.1")
     else:
         token_of(os.environ)
-        host, port = _endpoint(meeting.rendezvous)
+        host, port = endpoint(meeting.rendezvous)
         own = _own_address_towards(host, port, meeting.within)
         interface = interface_of(own)
         # NCCL would ask the store every second from a thread of its own, and that store is in Python
@@ -71,13 +71,16 @@ def plan(command: list[str], procs: int, meeting: Meeting) -> Plan:
             listen = own
         else:
             _wait_for(host, port, meeting)
-    environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = interface
-    kept = {name: value for name, value in environment.items() if name not in os.environ}
+    interfaces = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    kept = {name: value for name, value in (environment | interfaces).items() if name not in os.environ}
+    if meeting.is_alone:  # whatever is set for jobs on several machines
+        kept |= interfaces
     return Plan(command, procs, meeting, listen, kept)
 
 
-def _endpoint(text: str) -> tuple[str, int]:
+def endpoint(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")  # around an IPv6 address
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UserError(f"--rendezvous {text!r}: write HOST:PORT of node 0, e.g. 10.0.0.5:29400")
     return host, int(port)

@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from paceline.base.logs import log
-from paceline.distributed.channel import Channel, ChannelError
+from paceline.distributed.channel import Channel, ChannelError, connect
 from paceline.distributed.membership import CLOSED, LOST
 from paceline.distributed.store import network_store
 
@@ -82,14 +82,14 @@ class ManyNodes(RendezvousHandler):
         self._round = 0
         self._seen = {"round": 0, "waiting": 0}
         self._is_connected, self._is_over = Event(), Event()
-        Thread(target=self._stay_alive, args=(self._arrive(),), daemon=True, name="heartbeat").start()
+        Thread(target=self._stay_alive, args=(self._arrive(terms.timeout),), daemon=True, name="heartbeat").start()
 
-    def _connect(self) -> Channel:
+    def _connect(self, within: float = _ANSWER) -> Channel:
         host, _, port = self._address.rpartition(":")
-        return Channel(host, int(port), self._token)
+        return connect(host, int(port), self._token, within)
 
-    def _arrive(self) -> Channel:
-        channel = self._connect()
+    def _arrive(self, within: float = 0.0) -> Channel:
+        channel = self._connect(within)
         channel.call({"do": "arrive", "node": self._node}, _ANSWER)
         self._is_connected.set()
         return channel

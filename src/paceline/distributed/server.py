@@ -52,14 +52,16 @@ class Server:
         self._unproven[writer] = None
         if len(self._unproven) > _MOST_UNPROVEN:
             # the oldest: who knows the token proves it at once
-            next(iter(self._unproven)).transport.abort()
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.transport.abort()
         # whatever a client does ends its own connection at most
         with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, TimeoutError):
             try:
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT):
                     session = await self._prove(reader, writer)
             finally:
-                del self._unproven[writer]
+                self._unproven.pop(writer, None)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             await self._answer(session, reader, writer)
         writer.transport.abort()
@@ -70,6 +72,9 @@ class Server:
         answer = await reader.readexactly(NONCE + PROOF)
         session = Session(self._token, server_nonce, answer[:NONCE], is_server=True)
         if not hmac.compare_digest(answer[NONCE:], session.client_proof):
+            writer.write(secrets.token_bytes(PROOF))  # tells a node with another token from one that came too often
+            await writer.drain()
+            writer.close()
             raise ChannelError("wrong token")
         writer.write(session.server_proof)
         return session

@@ -2,14 +2,13 @@
 
 import os
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from torch._C._distributed_c10d import FileStore, Store
 
 from paceline.config.launched import Place, last_host
-from paceline.distributed.channel import ChannelError, StrangerError, token_of
+from paceline.distributed.channel import ChannelError, token_of
 from paceline.distributed.plan import interface_of, is_loopback, own_address_towards
 from paceline.distributed.server import Server
 from paceline.distributed.store import network_store
@@ -41,19 +40,18 @@ def store(place: Place, environ: Mapping[str, str]) -> Store:
 
 
 def _connected(address: str, token: bytes) -> Store:
-    deadline = time.monotonic() + _JOIN_TIMEOUT
-    while True:
-        try:
-            return network_store(address, "0/ranks", token)
-        except ChannelError as error:
-            if isinstance(error, StrangerError) or time.monotonic() > deadline:
-                raise UserError(f"the rendezvous at rank 0 failed: {error}") from None
-            time.sleep(0.2)
+    try:
+        return network_store(address, "0/ranks", token, _JOIN_TIMEOUT)
+    except ChannelError as error:
+        raise UserError(f"the rendezvous at rank 0 failed: {error}") from None
 
 
 def _use_interface_of(address: str) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(name, interface_of(address))
+        if is_loopback(address):  # one machine, whatever is set for jobs on several
+            os.environ[name] = interface_of(address)
+        else:
+            os.environ.setdefault(name, interface_of(address))
 
 
 def _private_folder() -> Path:

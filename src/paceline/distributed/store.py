@@ -9,7 +9,7 @@ from typing import Any
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed import DistStoreError
 
-from paceline.distributed.channel import Channel, ChannelError, token_of
+from paceline.distributed.channel import ChannelError, connect, token_of
 
 _MARGIN = 10.0  # seconds that an answer may take beyond what was asked for
 _kept: list[Store] = []  # C++ does not keep the Python half of a store alive, and cannot call it without
@@ -21,10 +21,10 @@ class RendezvousStore(Store):
     torch calls it from C++, where a copy in another thread may use the same connection.
     """
 
-    def __init__(self, host: str, port: int, token: bytes):
+    def __init__(self, host: str, port: int, token: bytes, within: float = 30.0):
         super().__init__()
         self._lock = Lock()
-        self._channel = Channel(host, port, token)
+        self._channel = connect(host, port, token, within)
 
     def _ask(self, action: str, waits: float = 0.0, **request: Any) -> Any:
         with self._lock:
@@ -91,7 +91,7 @@ def store_at(place: str, size: int, environ: Mapping[str, str]) -> Store:
     return network_store(address, prefix, token_of(environ))
 
 
-def network_store(address: str, prefix: str, token: bytes) -> Store:
+def network_store(address: str, prefix: str, token: bytes, within: float = 30.0) -> Store:
     host, _, port = address.rpartition(":")
-    _kept.append(store := RendezvousStore(host, int(port), token))
+    _kept.append(store := RendezvousStore(host, int(port), token, within))
     return PrefixStore(prefix, store)

@@ -22,6 +22,7 @@ from paceline.base.host import confine, cores, host_name, unbind
 from paceline.config import launched
 from paceline.distributed import srun
 from paceline.distributed.objects import all_gather_object, broadcast_object
+from paceline.distributed.process_group import join
 from paceline.distributed.sockets import refuse_new_connections
 from paceline.distributed.store import store_at
 from paceline.errors import UserError
@@ -72,14 +73,11 @@ class World:
             yield self
             return
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        store = _store(self.size)
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=self.rank,
-            world_size=self.size,
-            timeout=max(patience(), _AT_FIRST),
-        )
+        timeout = max(patience(), _AT_FIRST)
+        if store := _store(self.size):
+            join(backend, store, self.rank, self.size, timeout)
+        else:
+            dist.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=timeout)
         if store:  # torch's own would be asked for further connections; NCCL's ports, which it needs, open later
             refuse_new_connections()
         try:

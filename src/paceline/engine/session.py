@@ -179,7 +179,7 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
     """Be the folder's only writer, and copy the log there, until the clean-up."""
     folder = RunFolder(path)
     new = not path.exists()
-    if refused := list(folder.refused()):
+    if refused := list(folder.unwritable()):
         raise UserError(f"{path}: {'; '.join(refused)}")
     try:
         make_folder(path)

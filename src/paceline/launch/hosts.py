@@ -23,6 +23,7 @@ from paceline.launch.values import in_ssh_option, quoted
 _FREE_PORT = "import socket; s = socket.socket(); s.bind((str(), 0)); print(s.getsockname()[1])"
 _MOST = 16 << 20  # bytes of an answer
 _MOST_PADDING = 1 << 20
+_LONGEST_SOCKET_FOLDER = 40  # a socket has 107 bytes; ssh adds 41 for its name and 17 while it makes it
 _LONGEST_LINE = 500  # of one that is shown
 
 # every folder from ~/.paceline down to the job's own: others could put scripts into one that they may write to
@@ -161,6 +162,9 @@ class SshHost(Host):
 def _sockets() -> Path:
     """A folder that nobody else can look into, for as long as this process lives."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-"))
+    if len(str(folder)) > _LONGEST_SOCKET_FOLDER:  # TMPDIR may be anywhere
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="paceline-", dir="/tmp"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

@@ -22,7 +22,7 @@ def read_folder(path: Path) -> Run:
     name = printable(path.resolve().name)
     starts, summary = printable_tree(folder.read_starts()), printable_tree(folder.read_summary())
     run = Run(name, path, starts=starts, summary=summary, folder=folder)
-    run.notes += (f"not read: {reason}" for reason in folder.refused())
+    run.notes += (f"not read: {reason}" for reason in folder.unreadable())
     run.recipe = _recipe(folder, run.notes)
     run.records = folder.records(_PER_RANK_RECORDS)
     run.status = run.summary.get("status", "unknown")

@@ -121,7 +121,8 @@ def _misfits(optimizer: optim.Optimizer, state: dict[str, Any], step: int) -> It
 def _is_count(value: Any, most: int) -> bool:
     if not isinstance(value, torch.Tensor) or value.ndim or value.dtype != torch.float32:
         return False
-    return value.item() in range(most + 1)
+    count = value.item()
+    return 0 <= count <= most and count == int(count)
 
 
 def _unlike(parameter: torch.Tensor, name: str, value: Any, step: int) -> str:

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,12 +23,12 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from paceline.base.files import GrowingFile, is_locked, sync, write_text
+from paceline.base.files import LOCK_NAME, GrowingFile, is_locked, sync, write_text
 from paceline.base.host import host_name
 from paceline.config import yamls
 from paceline.track.checks import Sample, Start, Summary, is_sound, is_sound_record, sound
 from paceline.track.sealed import is_intact, seal, write_sealed
-from paceline.untrusted import check_regular, is_plain, open_regular, read_regular
+from paceline.untrusted import check_regular, is_plain, leads_out, open_regular, read_regular
 
 _MOMENT = 60.0
 _MOST_JSON = 1 << 26
@@ -87,18 +88,29 @@ class RunFolder:
         """One of each host; what file managers leave beside them is hidden."""
         return sorted(path for path in self.telemetry.glob("*.jsonl") if not path.name.startswith("."))
 
-    def refused(self) -> Iterator[str]:
+    def unreadable(self, most_telemetry: int = _MOST_LINES) -> Iterator[str]:
         """Files that are not read, and why: FIFOs, devices, links that lead out of the folder, enormous files."""
         most = {self.recipe: yamls.MOST_BYTES, self.environment: _MOST_JSON, self.summary: _MOST_JSON}
-        for path in (*most, self.metrics, self.log, *self.telemetry_files):
+        most |= {self.metrics: _MOST_LINES} | dict.fromkeys((self.log, *self.telemetry_files), most_telemetry)
+        for path, largest in most.items():
             try:
-                open_regular(path, most.get(path, _MOST_LINES), self.path).close()
+                open_regular(path, largest, self.path).close()
             except FileNotFoundError:
-                continue
+                if path.is_symlink():
+                    yield f"{path.relative_to(self.path)} is a link that leads nowhere; remove it"
             except OSError as error:
                 yield f"{path.relative_to(self.path)}: {error.strerror}"
-        if not Path(os.path.realpath(self.telemetry)).is_relative_to(os.path.realpath(self.path)):
-            yield f"telemetry leads out of {self.path}; replace the link by a folder"
+
+    def unwritable(self) -> Iterator[str]:
+        """Why training must not write here: what cannot be read, and links that lead what it writes elsewhere."""
+        yield from self.unreadable(most_telemetry=sys.maxsize)
+        if (self.path / LOCK_NAME).is_symlink():
+            yield f"{LOCK_NAME} is a link; remove it"
+        for folder in (self.telemetry, self.checkpoints, self.tensorboard):
+            if leads_out(self.path, folder):
+                yield f"{folder.name} leads out of {self.path}; replace the link by a folder"
+            elif links := [path.name for path in folder.glob("*") if path.is_symlink()]:
+                yield f"{folder.name} holds links ({', '.join(links[:3])}); replace them by what they lead to"
 
     def read_summary(self) -> dict[str, Any]:
         summary = _read_json(self.summary, self.path)
