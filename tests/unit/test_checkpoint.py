@@ -132,7 +132,7 @@ def test_when_every_save_is_damaged_nothing_starts_anew_by_itself(tmp_path: Path
         (_write(tmp_path, step) / "model.safetensors").write_bytes(b"rubbish")
     with pytest.raises(UserError, match="all 2 saves are damaged"):
         store.last(tmp_path)
-    assert len(list(tmp_path.glob("damaged-*"))) == 2
+    assert len(list(store.committed(tmp_path))) == 2  # nothing is moved by a start that is refused
 
 
 def test_saves_from_a_step_on_are_put_aside_damaged_ones_too(tmp_path: Path) -> None:
@@ -168,10 +168,27 @@ def test_a_save_that_is_damaged_for_the_second_time_is_put_aside_too(tmp_path: P
         found = store.last(tmp_path)
         assert found
         assert found[0].step == 1
+        store.put_aside_from(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.glob("damaged-*")) == [
         "damaged-step-00000002",
         "damaged-step-00000002-2",
     ]
+
+
+def test_a_save_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch) -> None:
+    path = _write(tmp_path, 2, top1=0.5)
+
+    def rename(self: Path, target: Path, rename=Path.rename) -> Path:
+        if self.name.startswith(".writing"):
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError, match="Input/output"):
+        _write(tmp_path, 2, top1=0.75)
+    monkeypatch.undo()
+    store.clear_up(tmp_path)
+    assert store.describe(path).metrics == {"top1": 0.5}
 
 
 def test_what_was_being_written_does_not_exist(tmp_path: Path, monkeypatch) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -64,7 +65,8 @@ def set_up(rank: int = 0, ranks: int = 1) -> None:
 def announce_stop(signum: int) -> None:
     """Answer a signal at once. Not through the log: the signal may have come while a line is being written."""
     text = f"\n{signal.Signals(signum).name} received: stopping; once more to leave at once\n"
-    os.write(sys.stderr.fileno(), text.encode())
+    with suppress(OSError, ValueError):  # a closed terminal must not keep the process from stopping
+        os.write(sys.stderr.fileno(), text.encode())
 
 
 def also_to(path: Path) -> logging.Handler:

@@ -32,7 +32,9 @@ def answering(answer: Callable[[int], None], overdue: Callable[[], None], second
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     previous = signal.set_wakeup_fd(writer)
-    handlers = {signum: signal.signal(signum, lambda *_: None) for signum in STOPS}
+    # one that is ignored stays so: a script's Ctrl-C is not for what it started in the background
+    heard = [signum for signum in STOPS if signal.getsignal(signum) != signal.SIG_IGN]
+    handlers = {signum: signal.signal(signum, lambda *_: None) for signum in heard}
     threading.Thread(target=_listen, args=(reader, answer, overdue, seconds), name="signals", daemon=True).start()
     try:
         yield

@@ -73,7 +73,12 @@ def write(
         before_commit()
         write_text(temporary / COMMIT, digest(temporary / MANIFEST))
         replaced = _hide(folder)
-        temporary.rename(folder)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if replaced:
+                replaced.rename(folder)
+            raise
         sync(folder.parent)
         if replaced:
             shutil.rmtree(replaced)
@@ -169,7 +174,7 @@ def export_weights(folder: Path, target: Path, raw: bool) -> str:
 
 
 def last(folder: Path) -> tuple[Save, dict[str, Any]] | None:
-    """The newest sound save; damaged ones are named, put aside and passed over. None if nothing was ever saved."""
+    """The newest sound save; damaged ones are named and passed over. None if nothing was ever saved."""
     clear_up(folder)
     damaged = 0
     for path in committed(folder):
@@ -177,12 +182,9 @@ def last(folder: Path) -> tuple[Save, dict[str, Any]] | None:
             return read(path)
         except DamagedCheckpoint as error:
             log.warning("damaged checkpoint: %s; trying the one before it", error)
-            _put_aside(path)
             damaged += 1
     if damaged:
-        raise UserError(
-            f"{folder}: all {damaged} saves are damaged (kept as damaged-*); start anew with another --name"
-        )
+        raise UserError(f"{folder}: all {damaged} saves are damaged; start anew with another --name")
     return None
 
 

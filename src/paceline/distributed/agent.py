@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from torch.distributed import DistError
@@ -130,7 +131,8 @@ def first_failure(failures: dict[int, ProcessFailure]) -> str:
 
 def report_stop(signum: int) -> None:
     """From a rank that a signal reached, perhaps only it: let the agent end with the status that says so."""
-    (Path(os.environ[AGENT]) / "stopped").write_text(str(signum))
+    with suppress(OSError):  # a full disk: then only the status is another one
+        (Path(os.environ[AGENT]) / "stopped").write_text(str(signum))
 
 
 def report(message: str) -> bool:
@@ -138,6 +140,8 @@ def report(message: str) -> bool:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if AGENT not in os.environ or not path:
         return False
-    # whole or not at all: the agent may end this rank, and read the file, at any moment
-    write_json(Path(path), {"message": message, "timestamp": int(time.time())})
+    try:  # whole or not at all: the agent may end this rank, and read the file, at any moment
+        write_json(Path(path), {"message": message, "timestamp": int(time.time())})
+    except OSError:
+        return False
     return True

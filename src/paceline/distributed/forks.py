@@ -6,6 +6,7 @@ Ctrl-C in a terminal, or the end of a service, reaches every process. The launch
 import os
 import signal
 import sys
+import tempfile
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 
@@ -13,6 +14,7 @@ import psutil
 
 from paceline.base.lifetime import PARENT, end_with_parent
 from paceline.base.signals import STOPS
+from paceline.errors import UserError
 
 
 def start_server() -> None:
@@ -22,6 +24,11 @@ def start_server() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         forkserver.ensure_running()
+    except OSError as error:
+        if "AF_UNIX" not in str(error):
+            raise
+        folder = tempfile.gettempdir()
+        raise UserError(f"TMPDIR={folder} is too long for the name of a socket; set it to a shorter path") from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

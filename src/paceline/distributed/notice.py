@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import urllib.request
+from contextlib import suppress
 
 SPOT = "PACELINE_SPOT"
 """Set in the environment of agents on such machines."""
@@ -34,7 +35,8 @@ def heed() -> None:
 def _watch() -> None:
     while not (notice := _ask()):
         time.sleep(_EVERY)
-    print(f"this machine will be taken away ({notice}): saving and leaving", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):
+        print(f"this machine will be taken away ({notice}): saving and leaving", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,6 +1,6 @@
 """Which run folder a start belongs to, and whether its recipe is still the one that was trained there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,21 @@ def choose_folder(recipe: Recipe, root: Path, name: str, again: bool) -> Path:
     free = next(number for number, path in enumerate(numbered) if not RunFolder(path).is_taken)
     for path in reversed(numbered[:free]):
         folder = RunFolder(path)
-        if not folder.finished and _fingerprint_of(folder) == fingerprint(recipe):
+        if not folder.finished and fingerprint(recipe) in _fingerprints_of(folder):
             return path
     return numbered[free]
 
 
-def _fingerprint_of(folder: RunFolder) -> str:
-    """What the run trains: as recipe.yaml tells, or else its last start, or its newest checkpoint."""
-    if folder.recipe_is_as_written is not False:
+def _fingerprints_of(folder: RunFolder) -> Iterator[str]:
+    """What the run trains: as recipe.yaml tells, and, where that may not be as it was written, others that know."""
+    as_written = folder.recipe_is_as_written
+    if as_written is not False:
         with suppress(UserError, OSError):  # missing, damaged, or written by another version
-            return fingerprint(load_recipe(str(folder.recipe)))
-    if started := [str(start["recipe"]) for start in folder.read_starts()[-1:] if "recipe" in start]:
-        return started[0]
-    saved = saved_recipe(folder)
-    return fingerprint(saved[0]) if saved else ""
+            yield fingerprint(load_recipe(str(folder.recipe)))
+    if not as_written:
+        yield from (str(start["recipe"]) for start in folder.read_starts()[-1:] if "recipe" in start)
+        if saved := saved_recipe(folder):
+            yield fingerprint(saved[0])
 
 
 def saved_recipe(folder: RunFolder) -> tuple[Recipe, Path] | None:

@@ -223,10 +223,10 @@ class Run:
         error = self._world.from_leader(str(self.writer.error or ""))
         if error:
             newest = next(store.committed(self.folder.checkpoints), None)
-            message = (
-                f"the checkpoint of step {step} was not written: {error}. "
-                f"{f'The newest is {newest}' if newest else 'There is none yet'}; resume from it with: "
-                f"paceline train --resume {self.folder.path}"
+            message = f"the checkpoint of step {step} was not written: {error}. " + (
+                f"The newest is {newest}; resume from it with: paceline train --resume {self.folder.path}"
+                if newest
+                else "There is none yet; start the same command again"
             )
             self._summarise("failed", step, message=message)
             self.close()

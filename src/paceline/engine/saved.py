@@ -11,7 +11,7 @@ import torch
 from paceline.base import logs
 from paceline.checkpoint import store
 from paceline.checkpoint.shared import read_on_leader
-from paceline.checkpoint.verified import describe, read
+from paceline.checkpoint.verified import read
 from paceline.config.io import recipe_from_tree, split_overrides
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
@@ -23,6 +23,7 @@ from paceline.distributed.world import World
 from paceline.engine import precision
 from paceline.engine.build import build_model, load_weights
 from paceline.engine.evaluate import evaluate, refuse_damage
+from paceline.engine.resume import saved_recipe
 from paceline.engine.session import display_of
 from paceline.errors import UserError
 from paceline.model import zoo
@@ -42,7 +43,8 @@ def find_save(path: Path, which: str) -> Path:
     if which == "last":
         return newest
     # by the checkpoint's own copy: recipe.yaml is not covered by a checksum
-    best = store.best(folder.checkpoints, str(describe(newest).recipe["checkpoint"].get("best")))
+    recipe = saved_recipe(folder)
+    best = store.best(folder.checkpoints, recipe[0].checkpoint.best) if recipe else None
     return best.folder if best else newest
 
 

@@ -1,5 +1,6 @@
 """One start of the program: find the run folder, build the experiment, train or evaluate it."""
 
+import hashlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.base import logs
-from paceline.base.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, make_folder
+from paceline.base.files import LOCK_NAME, FolderLock, disk_error, ignoring_a_full_disk, make_folder, write_text
 from paceline.base.logs import console, log
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
@@ -120,7 +121,6 @@ def _last_of_this_experiment(
         check_recipe_file(folder, kept, asked)
     if kept:
         check_same_experiment(folder, recipe, kept)
-        store.put_aside_from(folder.checkpoints, kept.step + 1)  # only now: a start that was refused changes nothing
     return saved
 
 
@@ -188,7 +188,7 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
             cleanup.callback(_remove_if_unused, folder)
         handler = logs.also_to(folder.log)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --runs folder") from None
+        raise UserError(f"{disk_error(error)}; or choose another --runs folder") from None
     cleanup.callback(ignoring_a_full_disk(handler.close))
     cleanup.callback(log.removeHandler, handler)
     return path
@@ -212,8 +212,11 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[Save, dict[str, Any]
         log.info("resuming from step %d (%s)", first_step, saved[0].folder)
     hosts = world.hosts()
     start = environment.collect(hosts, world.device)
-    if world.is_leader:
-        checksum = folder.write_recipe(dump_recipe(recipe))  # only now: a start that was refused changes nothing
+    if world.is_leader:  # only now: a start that was refused changes nothing
+        if saved:
+            store.put_aside_from(folder.checkpoints, first_step + 1)
+        text = dump_recipe(recipe)
+        checksum = hashlib.sha256(text.encode()).hexdigest()
         folder.append_environment(
             start
             | {"ranks": world.size, "host_of_rank": hosts, "precision": setup.precision, "first_step": first_step}
@@ -221,6 +224,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[Save, dict[str, Any]
             | {"strategy": strategy(recipe, world.size), "threads_chosen": "PACELINE_THREADS" in os.environ}
             | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
         )
+        write_text(folder.recipe, text)
     metric = recipe.checkpoint.best
     best = world.on_leader(lambda: _best_value(folder, metric))
     disk = DiskWarning()

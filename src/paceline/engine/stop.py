@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.base.logs import announce_stop
+from paceline.base.signals import STOPS
 from paceline.config.launched import AGENT
 from paceline.distributed.world import World
 
@@ -24,7 +25,9 @@ class Signals:
         self._same_within = 2.0 if world.size > 1 else 0.0
 
     def __enter__(self) -> "Signals":
-        self._previous = {signum: signal.signal(signum, self._note) for signum in (signal.SIGINT, signal.SIGTERM)}
+        # one that is ignored stays so, but in ranks, where the launcher is to answer it first
+        heard = [own for own in STOPS if AGENT in os.environ or signal.getsignal(own) != signal.SIG_IGN]
+        self._previous = {signum: signal.signal(signum, self._note) for signum in heard}
         return self
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:

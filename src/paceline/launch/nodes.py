@@ -212,10 +212,14 @@ def carry_out(
             if is_stopped():
                 raise UserError("the job was stopped while it was started")
             with ThreadPoolExecutor(len(own)) as pool:
-                for done in as_completed([pool.submit(_carry_out, step, hosts[step.host], secrets) for step in own]):
-                    if done.exception():
-                        _end_children()  # what others do may take hours, and is of no use now
-                    done.result()
+                try:
+                    for done in as_completed(
+                        [pool.submit(_carry_out, step, hosts[step.host], secrets) for step in own]
+                    ):
+                        done.result()
+                except BaseException:
+                    _end_children()  # what others do may take hours, and is of no use now
+                    raise
         except BaseException:
             for name in {step.host for step in steps}:
                 with suppress(HostError):

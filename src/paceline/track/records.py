@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from paceline.base.files import LOCK_NAME, GrowingFile, is_locked, sync, write_text
+from paceline.base.files import LOCK_NAME, GrowingFile, is_locked, sync
 from paceline.base.host import host_name
 from paceline.config import yamls
 from paceline.track.checks import Sample, Start, Summary, is_sound, is_sound_record, sound
@@ -68,20 +68,16 @@ class RunFolder:
         """Whether recipe.yaml is missing or empty."""
         return not os.path.lexists(self.recipe) or (self.exists and not self.recipe.stat().st_size)
 
-    def write_recipe(self, text: str) -> str:
-        """Its checksum, which the entry of this start keeps."""
-        write_text(self.recipe, text)
-        return hashlib.sha256(text.encode()).hexdigest()
-
     @property
     def recipe_is_as_written(self) -> bool | None:
         """Whether recipe.yaml is what the last start wrote; None if that is not known."""
-        checksum = next((start.get("recipe_sha256") for start in self.read_starts()[-1:]), None)
+        # of the last two: a start may have been killed after its entry, and before it wrote the recipe
+        known = {start["recipe_sha256"] for start in self.read_starts()[-2:] if start.get("recipe_sha256")}
         try:
             text = read_regular(self.recipe, yamls.MOST_BYTES, self.path)
         except OSError:
             return None
-        return hashlib.sha256(text).hexdigest() == checksum if checksum else None
+        return hashlib.sha256(text).hexdigest() in known if known else None
 
     @property
     def telemetry_files(self) -> list[Path]:
@@ -154,9 +150,12 @@ class RunFolder:
 
     @property
     def last_recorded_step(self) -> int:
-        """The step that the records reach; those that a resumed run marks as missing count."""
-        steps = [record["step"] for record in self.records() if record["kind"] == "train" or "missing" in record]
-        return max(steps, default=0)
+        """The step that the records reach without a gap; steps that a resumed run marks as missing count."""
+        end = 0
+        for record in self.records():
+            if "missing" in record or (record["kind"] == "train" and record["step"] - record["steps"] <= end):
+                end = max(end, record["step"])
+        return end
 
     def records(self, per_rank: int = 0) -> list[dict[str, Any]]:
         """Records that count: what a killed run wrote beyond the save it was resumed from is left out.
