@@ -282,7 +282,7 @@ def test_folders_that_hold_no_data_are_named(here, tmp_path: Path) -> None:
     (tmp_path / "dataset.json").write_text(json.dumps({"kind": "shards", "format": 99}))
     assert "has format 99; this version reads format 2: upgrade paceline" in complaint(here("data", "."))
     (tmp_path / "dataset.json").write_text(json.dumps({"kind": "shards", "format": 1}))
-    assert "reads format 2: remove the folder and prepare the data again" in complaint(here("data", "."))
+    assert "reads format 2: restore the files from a copy, or prepare the data again" in complaint(here("data", "."))
     (tmp_path / "dataset.json").write_text("{")
     assert "is not readable" in complaint(here("data", "."))
     assert "nowhere: no such folder" in complaint(here("prepare", "folder", "nowhere", "--out", "out"))

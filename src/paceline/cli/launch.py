@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 from paceline.cli.ec2 import add_ec2_options, ec2_wish
 from paceline.cli.hosts import hosts_from
 from paceline.cli.jobs import backend_of, follow_to_the_end
-from paceline.cli.options import check_words, count, make_parser, plain_name, positive, results_place, split_source
+from paceline.cli.options import (
+    check_words,
+    count,
+    make_parser,
+    plain_name,
+    positive,
+    results_place,
+    split_source,
+    warn_of_readers,
+)
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
@@ -105,6 +114,8 @@ def launch(arguments: list[str]) -> int:
         from paceline.launch.manifests import manifest as made
 
         print(made(job, options.engine, options.image, int(options.gpus_per_node or 0)), end="")
+        if len(job.hosts) > 1:
+            warn_of_readers("the token of the job")
         return 0
     from paceline.launch import job as jobs
 

@@ -2,7 +2,11 @@
 
 import argparse
 import math
+import os
 import re
+import stat
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -101,3 +105,11 @@ def add_scaling(parser: argparse.ArgumentParser) -> None:
         choices=["linear", "sqrt"],
         help="multiply the global batch by the number of ranks, and the learning rate by it or by its square root",
     )
+
+
+def warn_of_readers(what: str) -> None:
+    """Where standard output goes to a file that others can read."""
+    with suppress(OSError, ValueError):  # no file at all
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+        if stat.S_ISREG(mode) and mode & 0o077:
+            print(f"paceline: the file holds {what}, and others can read it; run chmod 600 on it", file=sys.stderr)

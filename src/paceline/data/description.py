@@ -19,7 +19,7 @@ from paceline.untrusted import read_regular
 
 DESCRIPTION = "dataset.json"
 FORMAT = 2
-ANEW = "remove the folder and prepare the data again"
+ANEW = "restore the files from a copy, or prepare the data again into another folder"
 MOST_BYTES = 64 << 20
 """Of dataset.json: three times what ImageNet-21k in three variants takes."""
 MOST_CLASSES = (1 << 16) - 1
