@@ -205,7 +205,7 @@ def test_a_damaged_index_is_refused(tmp_path: Path) -> None:
     content[-6] ^= 1  # a label
     index.write_bytes(content)
     with pytest.raises(
-        UserError, match=r"index.npy is missing or corrupt \(it does not match its checksum in dataset.json\); remove"
+        UserError, match=r"index.npy is missing or corrupt \(it does not match its checksum in dataset.json\); restore"
     ):
         Dataset.open(tmp_path / "out").split("train")
 
