@@ -54,7 +54,7 @@ def torchvision(work: Path, size: int, threads: int, as_float: bool) -> Iterator
     import torch
     from torch.utils.data import DataLoader
 
-    from paceline.base.compat import allow_torchvision
+    from paceline.system.torchvision_compat import allow_torchvision
 
     allow_torchvision()
     from torchvision import transforms
@@ -73,7 +73,7 @@ def torchvision(work: Path, size: int, threads: int, as_float: bool) -> Iterator
 def timm(work: Path, size: int, threads: int) -> Iterator[Any]:
     import torch
 
-    from paceline.base.compat import allow_torchvision
+    from paceline.system.torchvision_compat import allow_torchvision
 
     allow_torchvision()
     from timm.data import create_dataset, create_loader  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ def webdataset(work: Path, size: int, threads: int) -> Iterator[Any]:
     import torch
     import webdataset as wds
 
-    from paceline.base.compat import allow_torchvision
+    from paceline.system.torchvision_compat import allow_torchvision
 
     allow_torchvision()
     from torchvision import transforms
@@ -270,7 +270,7 @@ def _write_ffcv(tree: Path, out: Path, jpeg_share: float) -> None:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
-    from paceline.base.compat import allow_torchvision
+    from paceline.system.torchvision_compat import allow_torchvision
 
     allow_torchvision()
     from torchvision.datasets import ImageFolder

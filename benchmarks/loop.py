@@ -25,7 +25,7 @@ from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.distributed.world import World, keep_freed_memory, threads_per_process
 from paceline.engine.build import Setup, build
-from paceline.engine.mirror import Mirror
+from paceline.engine.replicas import Mirror
 from paceline.engine.run import Run
 from paceline.engine.train import train
 from paceline.track.progress import Display

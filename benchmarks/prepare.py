@@ -19,10 +19,10 @@ from pathlib import Path
 from loader import processor_seconds
 from PIL import Image
 
-from paceline.base.logs import console
 from paceline.data.classes import Class
 from paceline.data.prepare import pack, sources, tars
 from paceline.data.prepare.convert import MAX_BYTES, Variant
+from paceline.system.logs import console
 
 
 def unpack_and_resize(archive: Path, work: Path, side: int) -> None:

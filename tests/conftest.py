@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from paceline.base.logs import log
 from paceline.cli.main import main
+from paceline.system.logs import log
 
 # a busy machine takes longer for an example, and that is no failure
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

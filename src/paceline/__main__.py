@@ -1,6 +1,6 @@
 import sys
 
-from paceline.base.signals import interrupts_end
+from paceline.system.signals import interrupts_end
 
 if __name__ == "__main__":  # ranks that fork from it import it under another name
     with interrupts_end():

@@ -16,7 +16,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from paceline.base.lifetime import tied
 from paceline.config.io import dump_recipe
 from paceline.config.io import load_recipe as _load
 from paceline.config.recipe import Recipe
@@ -27,6 +26,7 @@ from paceline.logbook import read as _reading
 from paceline.logbook.curves import charts_of
 from paceline.logbook.tables import markdown
 from paceline.logbook.verdict import verdict
+from paceline.system.lifetime import tied
 
 # ranks of a launcher, and colours that notebooks ask for: progress bars would flood a cell
 _NOT_PASSED_ON = ("RANK", "WORLD_SIZE", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from attack.stubbed import Stubs, canaries, stubs
-from paceline.base import remote
-from paceline.distributed import notice
+from paceline.distributed import preemption
 from paceline.errors import UserError
 from paceline.launch import control, doctor, sessions
 from paceline.launch.facts import facts
 from paceline.launch.hosts import Host, HostError, free_port
 from paceline.launch.job import Job
+from paceline.system import remote
 
 JOB = Job("j", "ssh", "j", "data: {}\n", ("liar", "victim"), python="python", extra={"meet": "auto"})
 ESCAPES = "\x1b]0;owned\x07\x1b[2J"
@@ -190,7 +190,7 @@ def service(monkeypatch) -> Iterator[str]:
 
 
 def test_a_metadata_service_that_lies(service: str, monkeypatch, survived) -> None:
-    monkeypatch.setattr(notice, "_SERVICE", service)
+    monkeypatch.setattr(preemption, "_SERVICE", service)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # somebody else's
     lies = (
         b"",
@@ -205,10 +205,10 @@ def test_a_metadata_service_that_lies(service: str, monkeypatch, survived) -> No
     )
     for told in (*lies, f"{service}/elsewhere".encode()):
         Service.told, Service.asked = told, 0
-        assert notice._ask() == ""
+        assert preemption._ask() == ""
         assert Service.asked <= 2  # it is not led elsewhere
     Service.told = b'{"action": "terminate", "time": "2030-01-01T00:00:00Z"}'
-    assert notice._ask() == "terminate"
+    assert preemption._ask() == "terminate"
     survived("answers of a metadata service that lies", len(lies) + 1)
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from attack.checkpoint_attacks import FILES, OPTIMIZER, PROGRESS, STATE, WEIGHTS, Attack
 from attack.resealed import change_progress, change_state, change_tensors, copied, reseal
-from paceline.base.logs import log
 from paceline.checkpoint import store
 from paceline.checkpoint.verified import DamagedCheckpoint, describe, read
 from paceline.cli.main import main
@@ -19,6 +18,7 @@ from paceline.config.io import load_recipe
 from paceline.distributed.world import World
 from paceline.engine.build import Setup, build
 from paceline.errors import UserError
+from paceline.system.logs import log
 
 TINY = (
     *("--data.name", "synthetic", "--data.synthetic", "{train_samples: 32, val_samples: 8, channels: 1, size: 8}"),

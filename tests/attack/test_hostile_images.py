@@ -10,7 +10,7 @@ from hostile import bombs, disguised, in_a_process, mutated, pictures, slow_bmp
 from photographs import tree
 
 from paceline.data import codec
-from paceline.data.photographs import Files
+from paceline.data.images import Files
 from paceline.data.prepare.convert import convert_as, open_image
 from paceline.data.prepare.isolated import Isolated, Unreadable
 from paceline.data.shards import Dataset

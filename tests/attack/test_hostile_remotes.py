@@ -9,10 +9,10 @@ import pytest
 from servers import FileServer
 
 from attack.datasets import Change, change, crops, make_shards
-from paceline.base import remote
 from paceline.data import cache, description
 from paceline.data.description import DESCRIPTION
 from paceline.errors import UserError
+from paceline.system import remote
 
 
 @pytest.fixture(scope="module")

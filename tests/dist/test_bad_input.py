@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY, complaint
 
-from paceline.base.files import LOCK_NAME, FolderLock
+from paceline.system.files import LOCK_NAME, FolderLock
 from paceline.checkpoint import store
 from paceline.track.records import RunFolder
 

@@ -122,7 +122,7 @@ def test_tags_that_are_no_checksums_are_seen_through(tmp_path: Path, bucket, mon
 
 
 def test_a_store_that_is_away_holds_nobody_up(tmp_path: Path, bucket, caplog, monkeypatch) -> None:
-    from paceline.base.logs import log
+    from paceline.system.logs import log
 
     log.propagate = True
     monkeypatch.setattr("paceline.checkpoint.results._RETRIES", 0)

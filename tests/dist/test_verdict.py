@@ -27,7 +27,7 @@ def _simulate(**seconds: float) -> None:
     from torch.optim import SGD
 
     from paceline.checkpoint.writer import Writer
-    from paceline.data.load import resident
+    from paceline.data.load import in_memory as resident
     from paceline.engine import train
 
     now = 0.0

@@ -7,8 +7,8 @@ from paceline.config.data import Augment, Data, Synthetic
 from paceline.config.phases import Phase
 from paceline.config.recipe import Recipe, Train
 from paceline.data.load.augment import cut_out_, gather
+from paceline.data.load.in_memory import ResidentEvaluator, ResidentLoader, statistics
 from paceline.data.load.order import Plan
-from paceline.data.load.resident import ResidentEvaluator, ResidentLoader, statistics
 from paceline.data.sets import ImageSet, load
 from paceline.errors import UserError
 

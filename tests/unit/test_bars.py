@@ -11,10 +11,10 @@ from rich.progress import Task, TaskID
 from rich.table import Table
 from rich.text import Text
 
-from paceline.base import logs
-from paceline.base.bars import _Line
-from paceline.base.files import say
 from paceline.data.prepare import pack
+from paceline.system import logs
+from paceline.system.files import say
+from paceline.system.progress_bar import _Line
 from paceline.track import progress
 from paceline.track.progress import Bar
 

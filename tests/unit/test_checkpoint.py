@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.base.trees import flatten, unflatten
 from paceline.checkpoint import store
 from paceline.checkpoint.state import snapshot
 from paceline.checkpoint.writer import Writer
 from paceline.errors import UserError
+from paceline.system.trees import flatten, unflatten
 
 
 def _parts(step: int) -> dict:

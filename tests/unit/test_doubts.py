@@ -99,7 +99,7 @@ def test_other_work_is_what_the_run_s_processes_do_not_use(monkeypatch) -> None:
 
 
 def test_it_is_said_once_after_some_time(caplog, monkeypatch) -> None:
-    from paceline.base.logs import log
+    from paceline.system.logs import log
 
     monkeypatch.setattr(log, "propagate", True)
     work = OtherWork([1])

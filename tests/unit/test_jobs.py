@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from paceline.base.files import FolderLock
 from paceline.cli import jobs as verbs
 from paceline.cli.main import main
 from paceline.errors import NoRunFolder, UserError
@@ -17,6 +16,7 @@ from paceline.launch import control, states
 from paceline.launch import job as jobs
 from paceline.launch.hosts import Host, HostError
 from paceline.launch.job import Job
+from paceline.system.files import FolderLock
 
 RECIPE = "name: a\ndata: {name: digits}\n"
 EC2 = {"ec2": {"keep": False, "region": ""}}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.base.files import private_folder
 from paceline.launch import job as jobs
 from paceline.launch.hosts import tracked_files
+from paceline.system.files import private_folder
 
 
 def _plan(here, *words: object) -> str:

@@ -10,12 +10,12 @@ import psutil
 import pytest
 from conftest import HANG
 
-from paceline.base import lifetime
-from paceline.base.files import FolderLock
+from paceline.system import lifetime
+from paceline.system.files import FolderLock
 
 _CHILD = """
 import time, types
-from paceline.base import lifetime
+from paceline.system import lifetime
 lifetime.sys = types.SimpleNamespace(platform={platform!r})
 lifetime.end_with_parent()
 print("begun", flush=True)
@@ -24,7 +24,7 @@ print("outlived", flush=True)
 """
 _PARENT = """
 import subprocess, sys
-from paceline.base.lifetime import tied
+from paceline.system.lifetime import tied
 subprocess.run({words!r}, env=tied())
 """
 
@@ -73,7 +73,7 @@ def test_processes_that_nobody_tied_outlive_their_parent(monkeypatch) -> None:
 
 _DEAF = """
 import ctypes, os, threading
-from paceline.base.signals import answering
+from paceline.system.signals import answering
 def overdue():
     print("overdue", flush=True)
     os._exit(3)
@@ -100,7 +100,7 @@ def test_a_lock_is_waited_for_while_its_holder_ends(tmp_path: Path) -> None:
     hold = f"""
 import sys, time
 from pathlib import Path
-from paceline.base.files import FolderLock
+from paceline.system.files import FolderLock
 lock = FolderLock(Path({str(tmp_path)!r}))
 print("held", flush=True)
 sys.stdin.readline()

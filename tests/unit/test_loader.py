@@ -12,11 +12,11 @@ from paceline.config.data import Augment, Data
 from paceline.config.phases import Phase
 from paceline.config.recipe import Evaluate, Recipe, Train
 from paceline.config.timeline import Timeline
+from paceline.data.images import Files, Photographs
 from paceline.data.load.augment import mirrored
 from paceline.data.load.crops import centre_boxes, random_boxes
 from paceline.data.load.loader import PhotographEvaluator, PhotographLoader
 from paceline.data.load.order import Plan
-from paceline.data.photographs import Files, Photographs
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import listing
@@ -82,7 +82,7 @@ def test_labels_belong_to_their_images_and_sizes_change_on_the_way(dataset: Data
 
 def test_random_crops_are_torchvision_s() -> None:
     """The same distribution of area and aspect ratio, always inside the image; a sample's crop is its own."""
-    from paceline.base.compat import allow_torchvision
+    from paceline.system.torchvision_compat import allow_torchvision
 
     allow_torchvision()
     from torchvision.transforms import RandomResizedCrop
@@ -168,7 +168,7 @@ def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many
 
     damage(3)
     once = loader(Dataset.open(tmp_path / "out"))
-    from paceline.base.logs import log
+    from paceline.system.logs import log
 
     log.propagate = True
     ids = torch.cat([batch.ids for (batch,) in one_epoch(once, 0)])

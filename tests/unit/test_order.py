@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from paceline.config.batch import BatchLayout
 from paceline.config.data import Augment, Data
 from paceline.config.recipe import Recipe, Train
+from paceline.data.load.in_memory import ResidentLoader
 from paceline.data.load.order import Plan, epoch_order, micro_batches, uniform
-from paceline.data.load.resident import ResidentLoader
 from paceline.data.sets import ImageSet, load
 
 

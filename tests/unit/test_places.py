@@ -6,9 +6,9 @@ import pytest
 import torch
 from conftest import TOKEN
 
-from paceline.config.launched import first_host, last_host, under_launcher
 from paceline.distributed import plan as plans
 from paceline.distributed import world as worlds
+from paceline.distributed.env import first_host, last_host, under_launcher
 from paceline.distributed.plan import Meeting, plan
 from paceline.distributed.world import World
 from paceline.errors import UserError

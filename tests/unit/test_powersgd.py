@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from paceline.distributed.powersgd import PowerSgd
 from paceline.distributed.world import World
-from paceline.engine.powersgd import PowerSgd
 
 
 class Bucket:

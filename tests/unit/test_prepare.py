@@ -20,12 +20,12 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from servers import FileServer
 
-from paceline.base import remote
 from paceline.data import codec
 from paceline.data.prepare import pack
 from paceline.data.prepare.convert import Variant, convert
 from paceline.data.prepare.isolated import Unreadable
 from paceline.data.shards import Dataset
+from paceline.system import remote
 
 
 def contents(root: Path) -> dict[str, bytes]:

@@ -13,13 +13,13 @@ import psutil
 import pytest
 from conftest import HANG
 
-from paceline.base.files import private_folder
 from paceline.errors import UserError
 from paceline.launch import control, nodes
 from paceline.launch import job as jobs
 from paceline.launch.hosts import Host, HostError, SshHost
 from paceline.launch.job import Job
 from paceline.launch.nodes import HERE
+from paceline.system.files import private_folder
 from paceline.track import environment
 
 RECIPE = "name: a\ndata: {name: digits}\n"

@@ -11,7 +11,6 @@ from conftest import command, complaint, environment
 from photographs import tree
 from servers import FileServer
 
-from paceline.base import remote
 from paceline.data import cache
 from paceline.data.description import sealed
 from paceline.data.prepare.convert import Variant
@@ -19,6 +18,7 @@ from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
 from paceline.data.shards import Dataset
 from paceline.errors import UserError
+from paceline.system import remote
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from made_runs import make_run
 
-from paceline.base.files import FolderLock
 from paceline.cli import runs as verb
 from paceline.cli.columns import lines_of
 from paceline.cli.main import main
+from paceline.system.files import FolderLock
 
 Answer = Callable[..., tuple[int, str, str]]
 

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from paceline.config.recipe import Fsdp, Model, Recipe
+from paceline.distributed.fsdp import Sharded, repeated_blocks
 from paceline.distributed.world import World
-from paceline.engine.sharded import Sharded, repeated_blocks
 from paceline.errors import UserError
-from paceline.model.airbench import AirbenchNet
+from paceline.models.airbench import AirbenchNet
 
 
 @pytest.fixture

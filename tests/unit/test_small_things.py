@@ -10,10 +10,10 @@ from conftest import complaint, environment
 from photographs import tree
 from processes import run_ranks
 
-from paceline.base.chart import sparkline
 from paceline.cli.launch import _reachable
 from paceline.config.data import Data
 from paceline.errors import UserError
+from paceline.system.chart import sparkline
 from paceline.track.records import RunFolder
 
 SMALL = (
@@ -49,7 +49,7 @@ def test_timm_is_imported_in_plain_python() -> None:
 
 BOUND = """
 import os, subprocess, sys
-from paceline.base import host
+from paceline.system import host
 before = os.sched_getaffinity(0)
 host.bind_openmp()
 import torch
@@ -74,7 +74,7 @@ def test_only_compute_threads_are_bound_to_cores() -> None:
 
 
 def test_ranks_of_a_machine_share_its_cores_out(monkeypatch) -> None:
-    from paceline.base import host
+    from paceline.system import host
 
     given: list[list[int]] = []
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from conftest import HANG
 
-from paceline.base.files import FolderLock, replacing
-from paceline.base.logs import log
 from paceline.config.recipe import Recipe, Train
 from paceline.config.timeline import Timeline
 from paceline.engine.interval import Interval
 from paceline.errors import UserError
+from paceline.system.files import FolderLock, replacing
+from paceline.system.logs import log
 from paceline.track.records import JsonLines, RunFolder
 from paceline.track.sinks import DiskWarning, Guarded, InBackground, MLflow, WeightsAndBiases, identity
 from paceline.track.tensorboard import TensorBoard

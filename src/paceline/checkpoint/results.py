@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.base.files import make_folder, replacing
-from paceline.base.host import BackgroundThread
-from paceline.base.logs import log
-from paceline.base.remote import shown
 from paceline.checkpoint import store
 from paceline.checkpoint.verified import COMMIT
 from paceline.errors import UserError
+from paceline.system.files import make_folder, replacing
+from paceline.system.host import BackgroundThread
+from paceline.system.logs import log
+from paceline.system.remote import shown
 
 _EVERY = 10.0
 _PATIENCE = 600.0

@@ -6,7 +6,7 @@ import torch
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from paceline.untrusted import HUGE, is_plain
+from paceline.system.untrusted import HUGE, is_plain
 
 _MOST_BYTES = 1 << 36  # of a file
 _Count = Annotated[int, Field(ge=0, le=10**12)]

@@ -22,9 +22,6 @@ import safetensors
 import safetensors.torch
 import torch
 
-from paceline.base.files import make_folder, replacing, sha256, sync, write_json, write_text
-from paceline.base.logs import log
-from paceline.base.trees import flatten
 from paceline.checkpoint.verified import (
     COMMIT,
     FORMAT,
@@ -38,6 +35,9 @@ from paceline.checkpoint.verified import (
     read,
 )
 from paceline.errors import UserError
+from paceline.system.files import make_folder, replacing, sha256, sync, write_json, write_text
+from paceline.system.logs import log
+from paceline.system.trees import flatten
 
 _NAME = re.compile(r"step-\d{8,12}")
 USE = ("classes", "preprocessing", "model")

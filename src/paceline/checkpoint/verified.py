@@ -13,11 +13,11 @@ from typing import Any
 
 import safetensors.torch
 
-from paceline.base.files import sha256
-from paceline.base.trees import unflatten
 from paceline.checkpoint import schema
 from paceline.errors import UserError
-from paceline.untrusted import check_regular, read_regular
+from paceline.system.files import sha256
+from paceline.system.trees import unflatten
+from paceline.system.untrusted import check_regular, read_regular
 
 MANIFEST, COMMIT, STATE = "manifest.json", "COMMIT", "state.json"
 FORMAT = 2

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.base.files import disk_error
-from paceline.base.host import BackgroundThread
-from paceline.base.logs import log
 from paceline.checkpoint import store
 from paceline.checkpoint.state import num_bytes, snapshot
+from paceline.system.files import disk_error
+from paceline.system.host import BackgroundThread
+from paceline.system.logs import log
 
 
 class Writer:

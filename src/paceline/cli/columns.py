@@ -4,7 +4,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from paceline.base.files import printable
+from paceline.system.files import printable
 
 
 def terminal_width() -> int | None:

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.base.files import say
 from paceline.cli.options import count, make_parser
 from paceline.errors import UserError
+from paceline.system.files import say
 
 if TYPE_CHECKING:
     from paceline.data.prepare.sources import Source
@@ -91,11 +91,11 @@ def prepare(arguments: list[str]) -> int:
 
         cifar10.prepare(out, options.source)
         return 0
-    from paceline.base.logs import console
     from paceline.data.describe import summary
     from paceline.data.prepare.convert import Variant
     from paceline.data.prepare.pack import prepare as write
     from paceline.data.shards import Dataset
+    from paceline.system.logs import console
 
     if options.quality > 100:
         raise UserError(f"--quality {options.quality} is more than 100")
@@ -178,8 +178,8 @@ def data(arguments: list[str]) -> int:
 
 
 def _cifar10(folder: Path, options: argparse.Namespace) -> int:
-    from paceline.base.logs import console
     from paceline.data import arrays
+    from paceline.system.logs import console
 
     if given := [name for name in ("show", "export", "variant", "split") if getattr(options, name)]:
         raise UserError(f"--{given[0]} is for shards; {folder} holds the arrays of CIFAR-10 (see docs/format.md)")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline.base.lifetime import tied
 from paceline.cli.options import make_parser
 from paceline.errors import UserError
+from paceline.system.lifetime import tied
 
 _HONEST = (
     "What this shows: two processes see the same batches and reach the same result. What it cannot show: the speed of "

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.base.files import say
 from paceline.cli.options import make_parser, positive
 from paceline.errors import UserError
+from paceline.system.files import say
 
 if TYPE_CHECKING:
     from paceline.logbook.compare import Comparison
@@ -108,8 +108,8 @@ def _show(comparison: "Comparison") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.base.logs import Screen
     from paceline.logbook.tables import listing, page_table
+    from paceline.system.logs import Screen
 
     screen = Screen()
     if len(comparison.runs) > 1:
@@ -159,10 +159,10 @@ def _fitting(labels: Sequence[str], columns: Sequence[Sequence[str]], width: int
 
 
 def _write(comparison: "Comparison", out: Path) -> None:
-    from paceline.base.files import make_folder, write_text
     from paceline.logbook.charts import svg
     from paceline.logbook.curves import charts_of
     from paceline.logbook.tables import as_csv, as_json, markdown
+    from paceline.system.files import make_folder, write_text
 
     make_folder(out)
     texts = {"comparison.md": markdown(comparison), "comparison.json": as_json(comparison)}
@@ -206,9 +206,9 @@ def report(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.out.is_dir():
         raise UserError(f"--out {options.out} is a folder; give the file to write, e.g. {options.out / 'report.html'}")
-    from paceline.base.files import make_folder, write_text
     from paceline.logbook.compare import compare as compared
     from paceline.logbook.page import report as page
+    from paceline.system.files import make_folder, write_text
 
     runs, status = _read(options.runs)
     title = options.title or " and ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else "")

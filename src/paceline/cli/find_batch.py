@@ -10,12 +10,12 @@ from pathlib import Path
 
 import psutil
 
-from paceline.base.signals import interrupts_end
 from paceline.cli.options import count, make_parser, with_recipe
 from paceline.cli.ranks import start_ranks
-from paceline.config.launched import under_launcher
+from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
 from paceline.launch.batch_finder import Trial, as_records, attempt, outcome, search
+from paceline.system.signals import interrupts_end
 
 _FIND = """Find the largest batch of a rank that trains, and the fastest one.
 
@@ -41,9 +41,9 @@ def find_batch(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (default: runs/find-batch-RECIPE)")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options, recipe = with_recipe(parser, arguments)
-    from paceline.base.files import make_folder, write_json, write_text
     from paceline.config.batch import memory_key
     from paceline.config.io import dump_recipe
+    from paceline.system.files import make_folder, write_json, write_text
 
     # without a limit the search would end with the kernel killing whatever it likes
     if len(options.memory_limit) > options.procs:
@@ -95,7 +95,7 @@ def _line(trial: Trial) -> str:
 
 
 def _plot(trials: list[Trial], path: Path, name: str) -> None:
-    from paceline.base.chart import line_chart
+    from paceline.system.chart import line_chart
 
     fitting = [trial for trial in trials if trial.fits]
     most_memory = max(max(trial.memory) for trial in fitting)

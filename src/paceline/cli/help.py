@@ -7,9 +7,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from paceline.base.logs import Screen
 from paceline.config.io import fields, load_recipe, shipped, to_tree
 from paceline.config.recipe import Recipe
+from paceline.system.logs import Screen
 
 
 def print_fields(recipe: Recipe, source: str, only: Sequence[str] = ()) -> None:

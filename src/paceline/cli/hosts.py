@@ -5,11 +5,11 @@ import json
 import os
 from pathlib import Path
 
-from paceline.base.files import printable
 from paceline.cli.options import count, make_parser, positive
 from paceline.cli.ranks import start_ranks
-from paceline.config.launched import under_launcher
+from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
+from paceline.system.files import printable
 
 
 def hosts_from(text: str) -> list[str]:
@@ -102,7 +102,7 @@ def try_exchange(arguments: list[str]) -> int:
 
         meeting = Meeting(options.nodes, options.rendezvous, options.node_rank, within=30)
         return start_ranks(["try-exchange", *arguments], options.procs, meeting)
-    from paceline.distributed.rehearsal import exchange
+    from paceline.distributed.allreduce_test import exchange
 
     if (rate := exchange(options.seconds)) is not None:
         print(json.dumps({"bytes_per_second": rate}), flush=True)

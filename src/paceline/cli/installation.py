@@ -29,7 +29,7 @@ def _tell(part: str, question: Callable[[], dict[str, Any]]) -> None:
 def _imported(name: str) -> dict[str, Any]:
     """As training does it."""
     if name != "torch":
-        from paceline.base.compat import allow_torchvision
+        from paceline.system.torchvision_compat import allow_torchvision
 
         allow_torchvision()
     return {"version": str(import_module(name).__version__)}

@@ -5,13 +5,13 @@ import sys
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from paceline.base.files import say
 from paceline.cli.options import make_parser, positive
 from paceline.errors import NoRunFolder, UserError
+from paceline.system.files import say
 
 if TYPE_CHECKING:
-    from paceline.base.files import FolderLock
     from paceline.launch.job import Backend, Job
+    from paceline.system.files import FolderLock
 
 _JOBS = """List the jobs that were launched from this machine, newest last.
 
@@ -225,8 +225,8 @@ def resume(arguments: list[str]) -> int:
 
 def _lock(job: "Job") -> "FolderLock":
     """Two at once would start it twice."""
-    from paceline.base.files import FolderLock
     from paceline.launch.job import folder_of
+    from paceline.system.files import FolderLock
 
     try:
         return FolderLock(folder_of(job.id))
@@ -241,9 +241,9 @@ def stop(arguments: list[str]) -> int:
     parser = _job_parser("stop", "End a job on all machines: its ranks save, then nothing of it is left running.")
     parser.add_argument("--grace", type=positive, default=60, metavar="S", help="time to save (default 60)")
     options = parser.parse_args(arguments)
-    from paceline.base.files import is_locked
     from paceline.launch import control, states
     from paceline.launch.job import folder_of, load
+    from paceline.system.files import is_locked
 
     job = load(options.job)
     before = _state(job)

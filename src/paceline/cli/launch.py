@@ -155,9 +155,9 @@ def _find_source(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
 
 def _reachable(data: "Data", backend: str) -> "Data":
     """Nodes run in folders of their own: here relative paths are made absolute, elsewhere they mean nothing."""
-    from paceline.base.remote import is_remote
     from paceline.config.data import BUILT_IN
     from paceline.data.shards import default_folder
+    from paceline.system.remote import is_remote
 
     if data.name in BUILT_IN or is_remote(data.path) or Path(data.path).is_absolute() or data.path.startswith("~"):
         return data
@@ -257,9 +257,9 @@ def _brought_recipe(backend: str, source: str, overrides: Sequence[str], options
     """The recipe of the run to go on with, whose name and place of results are those that it had."""
     import yaml
 
-    from paceline.base import remote
-    from paceline.base.files import printable
     from paceline.config.io import recipe_from_tree
+    from paceline.system import remote
+    from paceline.system.files import printable
 
     place = options.resume.rstrip("/")
     if backend not in ("local", "ssh", "ec2") or not place.startswith("s3://"):

@@ -9,10 +9,10 @@ from contextlib import suppress
 from importlib import import_module
 
 from paceline import __version__
-from paceline.base.files import disk_error, is_disk_error, say
-from paceline.base.lifetime import end_with_parent
-from paceline.config.launched import AGENT, under_launcher
+from paceline.distributed.env import AGENT, under_launcher
 from paceline.errors import Stopped, UserError
+from paceline.system.files import disk_error, is_disk_error, say
+from paceline.system.lifetime import end_with_parent
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def _guarded(arguments: list[str]) -> int:
             return stopped.exit_status
         # a stopped rank has done what it was asked to; torchrun would report another status as a crash
         if AGENT in os.environ:
-            from paceline.distributed.agent import report_stop
+            from paceline.distributed.run import report_stop
 
             report_stop(stopped.signum)
         return 0
@@ -70,7 +70,7 @@ def _give_up_output() -> None:
 
 def _complain(message: str) -> None:
     if AGENT in os.environ:
-        from paceline.distributed.agent import report
+        from paceline.distributed.run import report
 
         if report(message):
             return

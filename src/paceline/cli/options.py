@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from paceline.base.files import printable_lines
 from paceline.errors import UserError
+from paceline.system.files import printable_lines
 
 if TYPE_CHECKING:
     from paceline.config.recipe import Recipe
@@ -48,7 +48,7 @@ def positive(text: str) -> float:
 
 def results_place(text: str) -> str:
     """Of --results; whether it can be written to is found out when the run begins."""
-    from paceline.base.remote import refuse_password
+    from paceline.system.remote import refuse_password
 
     refuse_password("--results", text)
     if not text or re.match(r"(s3|gs|az|https?)://[^/]+", text):

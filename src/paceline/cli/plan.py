@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.base.files import say
 from paceline.cli.options import add_scaling, count, make_parser, positive, with_recipe
 from paceline.errors import UserError
+from paceline.system.files import say
 
 if TYPE_CHECKING:
     from paceline.config.recipe import Recipe
@@ -21,12 +21,12 @@ _SAMPLES = {"imagenet": 1_281_167, "cifar10": 50_000, "digits": 1437}
 
 
 def plan(arguments: list[str]) -> int:
-    from paceline.base.chart import line_chart, sparkline
     from paceline.config.batch import check_samples, layouts
     from paceline.config.scaling import scaled
     from paceline.config.timeline import Timeline, columns, phase_table
     from paceline.data.kinds import resolve
     from paceline.optim.schedules import LrPlan, lr_at
+    from paceline.system.chart import line_chart, sparkline
 
     parser = make_parser("plan", "RECIPE [--nodes N] [--gpus-per-node G] [--dotted.field VALUE ...]", _PLAN)
     parser.add_argument("--nodes", type=count, default=1, metavar="N", help="machines (default 1)")
@@ -160,11 +160,11 @@ def _parameters(recipe: "Recipe") -> int:
     import torch
 
     from paceline.engine.trial import shape_of
-    from paceline.model import zoo
+    from paceline.models import factory
 
     channels, _, classes = shape_of(recipe)
     with torch.device("meta"):
-        model = zoo.create(zoo.untrained(recipe.model), classes, channels)
+        model = factory.create(factory.untrained(recipe.model), classes, channels)
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

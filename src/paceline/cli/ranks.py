@@ -4,8 +4,8 @@ import multiprocessing
 import os
 from typing import TYPE_CHECKING
 
-from paceline.base.host import limit_openmp_spinning
-from paceline.base.signals import interrupts_end
+from paceline.system.host import limit_openmp_spinning
+from paceline.system.signals import interrupts_end
 
 if TYPE_CHECKING:
     from paceline.distributed.plan import Meeting
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def start_ranks(command: list[str], procs: int, meeting: "Meeting | None" = None) -> int:
     """Run a command as `procs` ranks of this machine, alone or as one of several; the exit status."""
-    from paceline.distributed import forks
+    from paceline.distributed import forkserver
     from paceline.distributed.plan import Meeting, plan
 
     with interrupts_end():
@@ -21,8 +21,8 @@ def start_ranks(command: list[str], procs: int, meeting: "Meeting | None" = None
         os.environ.update(planned.environment)
         limit_openmp_spinning()
         multiprocessing.set_forkserver_preload(["paceline.engine.preload"])
-        forks.start_server()  # it imports torch while this process does
+        forkserver.start_server()  # it imports torch while this process does
         from paceline.cli.main import main
-        from paceline.distributed import agent
+        from paceline.distributed import run
 
-        return agent.run(planned, main)
+        return run.run(planned, main)

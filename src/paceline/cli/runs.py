@@ -6,10 +6,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.base.files import say
 from paceline.cli.columns import lines_of, terminal_width
 from paceline.cli.options import make_parser
 from paceline.errors import UserError
+from paceline.system.files import say
 
 if TYPE_CHECKING:
     from paceline.logbook.overview import Row

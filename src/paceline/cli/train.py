@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.base.files import say
-from paceline.base.host import bind_openmp, limit_openmp_spinning
-from paceline.base.remote import is_remote
-from paceline.base.signals import interrupts_end
 from paceline.cli.options import add_scaling, count, make_parser, plain_name, results_place, split_source
 from paceline.cli.ranks import start_ranks
-from paceline.config.launched import under_launcher
+from paceline.distributed.env import under_launcher
 from paceline.errors import ConfigError, UserError
+from paceline.system.files import say
+from paceline.system.host import bind_openmp, limit_openmp_spinning
+from paceline.system.remote import is_remote
+from paceline.system.signals import interrupts_end
 
 if TYPE_CHECKING:
     from paceline.config.recipe import Recipe
@@ -159,7 +159,7 @@ def _brought(place: str, runs: Path) -> Path:
 
 def _ranks(options: argparse.Namespace) -> int:
     """Of the whole run, however they are started."""
-    from paceline.config.launched import place
+    from paceline.distributed.env import place
 
     return place(os.environ).size if under_launcher(os.environ) else (options.procs or 1) * options.nodes[1]
 
@@ -232,7 +232,7 @@ def _nodes(text: str) -> tuple[int, int]:
 
 
 def _enter_rank(options: argparse.Namespace) -> None:
-    from paceline.config.launched import place
+    from paceline.distributed.env import place
 
     started = place(os.environ).local_size
     if under_launcher(os.environ) and options.procs not in (None, started):

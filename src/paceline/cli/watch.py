@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.base.files import say
 from paceline.cli.options import make_parser, positive
 from paceline.errors import UserError
+from paceline.system.files import say
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -37,8 +37,8 @@ def watch(arguments: list[str]) -> int:
 def _follow(options: argparse.Namespace) -> None:
     from rich.live import Live
 
-    from paceline.base.logs import Screen
     from paceline.logbook.live import snapshot
+    from paceline.system.logs import Screen
 
     screen = Screen()
     now = snapshot(options.run)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from paceline.untrusted import read_regular
+from paceline.system.untrusted import read_regular
 
 MOST_BYTES = 1 << 18
 _MOST_CHARACTERS = 1 << 20

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.base.files import replacing, write_json
 from paceline.data.description import DESCRIPTION, FORMAT, checked, read_json, sealed
 from paceline.data.files import file_entry, read_array, write_array
 from paceline.errors import UserError
+from paceline.system.files import replacing, write_json
 
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 """Images and labels by split."""

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from paceline.base import remote
-from paceline.base.files import FolderLock, make_folder, replacing, sha256, size_text, sync
-from paceline.base.logs import console, log
 from paceline.data.description import DESCRIPTION, MOST_BYTES
 from paceline.data.shards import Dataset
 from paceline.errors import UserError
-from paceline.untrusted import leads_out
+from paceline.system import remote
+from paceline.system.files import FolderLock, make_folder, replacing, sha256, size_text, sync
+from paceline.system.logs import console, log
+from paceline.system.untrusted import leads_out
 
 _ATTEMPTS = 3
 _STREAMS = 8  # files at a time: one connection rarely fills a machine's link

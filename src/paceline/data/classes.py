@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.base.files import printable
 from paceline.errors import UserError
+from paceline.system.files import printable
 
 _SHOWN = 10
 

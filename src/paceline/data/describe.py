@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
-from paceline.base import chart
-from paceline.base.files import printable, size_text
-from paceline.base.logs import console
 from paceline.data import codec
 from paceline.data.description import ANEW
 from paceline.data.files import mismatch
 from paceline.data.prepare.assemble import LEFT_OUT
 from paceline.data.shards import Dataset, Split
 from paceline.errors import UserError
+from paceline.system import chart
+from paceline.system.files import printable, size_text
+from paceline.system.logs import console
 
 _MOST_REASONS = 12
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from paceline.base.files import printable, size_text
 from paceline.errors import UserError
-from paceline.untrusted import read_regular
+from paceline.system.files import printable, size_text
+from paceline.system.untrusted import read_regular
 
 DESCRIPTION = "dataset.json"
 FORMAT = 2

@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from paceline.base.files import sha256
-from paceline.untrusted import open_regular
+from paceline.system.files import sha256
+from paceline.system.untrusted import open_regular
 
 _HEADER_BYTES = 256  # enough for any shape, so that a header's length never depends on NumPy's version
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from paceline.base.remote import is_remote
 from paceline.config.data import BUILT_IN, Data
 from paceline.config.recipe import Recipe
 from paceline.data.description import ANEW, DESCRIPTION, read_json
@@ -12,6 +11,7 @@ from paceline.data.prepare.lists import SUFFIXES
 from paceline.data.prepare.sources import EXTENSIONS
 from paceline.data.shards import default_folder
 from paceline.errors import UserError
+from paceline.system.remote import is_remote
 
 _WORDS = {"shards": "prepared images", "folder": "an image folder", "list": "a list of images"}
 _LOOKED_AT = 1000  # files of a class folder, until one of them is an image

@@ -19,15 +19,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from paceline.base.files import printable
 from paceline.data import codec
 from paceline.data.classes import Class
 from paceline.data.description import ANEW, DESCRIPTION, MOST_BYTES, checked, parse_json, shard_name
 from paceline.data.files import wrong_size
+from paceline.data.images import Choose
 from paceline.data.index import read_index
-from paceline.data.photographs import Choose
 from paceline.errors import UserError
-from paceline.untrusted import leads_out, open_regular, read_regular
+from paceline.system.files import printable
+from paceline.system.untrusted import leads_out, open_regular, read_regular
 
 _CURE = "prepare it with `paceline prepare`, or set data.path"
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.base.trees import flatten, unflatten
 from paceline.errors import UserError
+from paceline.system.trees import flatten, unflatten
 
 _LONGEST = 256 << 20
 _DTYPES = {

@@ -20,10 +20,10 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from paceline.base.logs import log
 from paceline.distributed.channel import Channel, ChannelError
 from paceline.distributed.membership import CLOSED, LOST
 from paceline.distributed.store import network_store
+from paceline.system.logs import log
 
 _BEAT = 0.5  # seconds between heartbeats
 _ANSWER = 10.0  # seconds that the server may take for an answer

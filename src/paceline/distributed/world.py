@@ -18,13 +18,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from paceline.base.host import confine, cores, host_name, unbind
-from paceline.config import launched
-from paceline.distributed import srun
+from paceline.distributed import env
+from paceline.distributed import slurm as srun
 from paceline.distributed.objects import all_gather_object, broadcast_object
 from paceline.distributed.sockets import refuse_new_connections
 from paceline.distributed.store import store_at
 from paceline.errors import UserError
+from paceline.system.host import confine, cores, host_name, unbind
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ class World:
     @classmethod
     def from_env(cls, device: str = "auto") -> "World":
         """This process's place as torchrun, or srun, tells it; a lone process without either."""
-        place = launched.place(os.environ)
+        place = env.place(os.environ)
         for name, value in place.meeting.items():
             os.environ.setdefault(name, value)
         return cls(place.rank, place.size, place.local_rank, place.local_size, _device(device, place.local_rank))
@@ -63,7 +63,7 @@ class World:
         torch.set_num_threads(threads_per_process(self.local_size))
         if self.device.type == "cpu":
             keep_freed_memory()
-            if launched.AGENT in os.environ and "PACELINE_THREADS" not in os.environ:
+            if env.AGENT in os.environ and "PACELINE_THREADS" not in os.environ:
                 confine(self.local_rank, self.local_size)
         if self.device.type == "cuda":
             unbind()
@@ -177,10 +177,10 @@ class World:
 
 def _store(size: int) -> Store | None:
     """By which ranks find each other; None under another launcher, such as torchrun: then it is torch's own."""
-    if place := os.environ.get(launched.STORE):
+    if place := os.environ.get(env.STORE):
         return store_at(place, size, os.environ)
-    if "RANK" not in os.environ and launched.in_srun(os.environ):
-        return srun.store(launched.place(os.environ), os.environ)
+    if "RANK" not in os.environ and env.in_srun(os.environ):
+        return srun.store(env.place(os.environ), os.environ)
     return None
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from paceline.base.logs import log
 from paceline.config.timeline import columns, phase_table
 from paceline.data.load.source import Source
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.optim.schedules import lr_at
+from paceline.system.logs import log
 
 _FEW_STEPS = 10
 

@@ -9,27 +9,27 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from paceline.base.logs import log
 from paceline.config.batch import BatchLayout
 from paceline.config.io import to_tree
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
 from paceline.data.load.order import Plan
 from paceline.data.load.source import Evaluator, Loader, Source, open_source
+from paceline.distributed.ddp import Replica, average_buffers
+from paceline.distributed.sync_batchnorm import synchronise
 from paceline.distributed.world import World
 from paceline.engine import precision
 from paceline.engine.objective import Objective
-from paceline.engine.parallel import Replica, average_buffers
 from paceline.errors import UserError
-from paceline.model import zoo
-from paceline.model.airbench import AirbenchNet
-from paceline.model.sync_norm import synchronise
+from paceline.models import factory
+from paceline.models.airbench import AirbenchNet
 from paceline.optim import groups
 from paceline.optim.ema import AveragedModel
 from paceline.optim.schedules import LrPlan
+from paceline.system.logs import log
 
 if TYPE_CHECKING:
-    from paceline.engine.sharded import Sharded
+    from paceline.distributed.fsdp import Sharded
 
 
 @dataclass
@@ -170,11 +170,11 @@ def build(recipe: Recipe, world: World) -> Setup:
 
 
 def _sharded(model: nn.Module, ema: AveragedModel | None, world: World, recipe: Recipe, resolved: str) -> "Sharded":
-    from paceline.engine import sharded  # not at the start: FSDP takes seconds to load
+    from paceline.distributed import fsdp  # not at the start: FSDP takes seconds to load
 
     if ema:
-        sharded.shard(ema.model, world, recipe, "fp32")
-    return sharded.Sharded(model, world, recipe, resolved)
+        fsdp.shard(ema.model, world, recipe, "fp32")
+    return fsdp.Sharded(model, world, recipe, resolved)
 
 
 def _strategy(recipe: Recipe, world: World) -> str:
@@ -192,7 +192,7 @@ def build_model(recipe: Recipe, source: Source, num_classes: int, timeline: Time
     """The model on its device, with the same initial weights on every rank, tried on an image of every size."""
     channels = source.channels
     torch.manual_seed(recipe.seed)
-    model = zoo.create(recipe.model, num_classes, channels)
+    model = factory.create(recipe.model, num_classes, channels)
     for side in source.sizes(timeline):
         try:
             with torch.no_grad():
@@ -225,7 +225,7 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], origin: str
         if problem := _odd_values(tensor, None if name in parameters else own[name]):
             raise UserError(f"{origin}: {name} {problem}; use an earlier checkpoint")
     if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
-        from paceline.engine.sharded import load_whole
+        from paceline.distributed.fsdp import load_whole
 
         load_whole(model, weights)
     else:

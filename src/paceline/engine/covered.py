@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from paceline.base.logs import log
 from paceline.checkpoint import store
 from paceline.checkpoint.verified import DamagedCheckpoint, Save, describe, read
+from paceline.system.logs import log
 from paceline.track.records import RunFolder
 
 

@@ -4,8 +4,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from paceline.base.logs import log
 from paceline.errors import UserError
+from paceline.system.logs import log
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

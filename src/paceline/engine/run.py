@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 
-from paceline.base import logs
-from paceline.base.device import peak_memory
-from paceline.base.files import disk_error
-from paceline.base.logs import log
 from paceline.checkpoint import store
 from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.engine.doubts import doubts
-from paceline.engine.mirror import Mirror, newest_step
+from paceline.engine.replicas import Mirror, newest_step
 from paceline.engine.totals import totals
 from paceline.engine.window import SPLIT, Window
 from paceline.errors import UserError
+from paceline.system import logs
+from paceline.system.device import peak_memory
+from paceline.system.files import disk_error
+from paceline.system.logs import log
 from paceline.track.progress import Display
 from paceline.track.records import RunFolder
 from paceline.track.sealed import write_sealed

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from paceline.base import logs
 from paceline.checkpoint import store
 from paceline.checkpoint.shared import read_on_leader
 from paceline.checkpoint.verified import describe, read
@@ -25,7 +24,8 @@ from paceline.engine.build import build_model, load_weights
 from paceline.engine.evaluate import evaluate, refuse_damage
 from paceline.engine.session import display_of
 from paceline.errors import UserError
-from paceline.model import zoo
+from paceline.models import factory
+from paceline.system import logs
 from paceline.track.records import RunFolder
 
 
@@ -63,7 +63,7 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
                 "evaluate it on data of the same kind"
             )
         # the save brings all the weights: nothing is to be fetched
-        plain = dataclasses.replace(recipe, model=zoo.untrained(recipe.model))
+        plain = dataclasses.replace(recipe, model=factory.untrained(recipe.model))
         timeline = Timeline.of(recipe, source.num_train)
         classes = [Class(*own) for own in parts["progress"]["classes"]]
         numbers = match(classes, source.classes, folder, source.place or source.name)

@@ -7,9 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from paceline.base import logs
-from paceline.base.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, make_folder
-from paceline.base.logs import console, log
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
 from paceline.checkpoint.shared import read_on_leader
@@ -25,13 +22,16 @@ from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
 from paceline.engine.covered import newest_covered
 from paceline.engine.examples import examples
-from paceline.engine.mirror import Mirror
+from paceline.engine.replicas import Mirror
 from paceline.engine.resume import check_recipe_file, check_same_experiment, choose_folder, experiment
 from paceline.engine.run import Run
 from paceline.engine.train import train
 from paceline.errors import UserError
 from paceline.logbook.read import read
 from paceline.logbook.verdict import verdict
+from paceline.system import logs
+from paceline.system.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, make_folder
+from paceline.system.logs import console, log
 from paceline.track import environment
 from paceline.track.progress import Bar, Display, Lines
 from paceline.track.records import JsonLines, RunFolder, largest_batch

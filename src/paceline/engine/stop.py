@@ -8,9 +8,9 @@ from types import FrameType, TracebackType
 import torch
 import torch.distributed as dist
 
-from paceline.base.logs import announce_stop
-from paceline.config.launched import AGENT
+from paceline.distributed.env import AGENT
 from paceline.distributed.world import World
+from paceline.system.logs import announce_stop
 
 
 class Signals:

@@ -8,10 +8,10 @@
     paceline train RECIPE --nodes 2 --node-rank 1 --rendezvous HOST:29400      on the second
     paceline train --resume runs/digits                           go on after a stop or a crash
 
-In the order the data passes them: config/recipe.py (what to do), distributed/world.py (who am I), data/load/order.py
-(which samples when), data/load/source.py (batches, from memory or from photographs), model/zoo.py, engine/objective.py
-(the loss), engine/parallel.py and engine/exchange.py (DDP) or engine/sharded.py (FSDP2), optim/, engine/evaluate.py,
-checkpoint/store.py, track/ (the evidence).
+In the order the data passes them: config/recipe.py (what to do), distributed/world.py (which rank of how many),
+data/load/order.py (which samples when), data/load/source.py (batches, from memory or decoded from shards),
+models/factory.py, engine/objective.py (the loss), distributed/ddp.py and distributed/grad_sync.py (DDP) or
+distributed/fsdp.py (FSDP2), optim/, engine/evaluate.py, checkpoint/store.py, track/ (records of the run).
 engine/build.py puts them together; engine/run.py opens the run folder and keeps the books.
 """
 
@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from paceline.base.device import between, now
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
 from paceline.data.load.batch import Batch
@@ -37,6 +36,7 @@ from paceline.engine.window import Step
 from paceline.errors import Stopped
 from paceline.optim.groups import set_lr
 from paceline.optim.schedules import lr_at
+from paceline.system.device import between, now
 
 
 def train(setup: Setup, run: Run) -> dict[str, Any]:

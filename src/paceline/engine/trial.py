@@ -7,9 +7,6 @@ from pathlib import Path
 
 import psutil
 
-from paceline.base import logs
-from paceline.base.device import peak_memory, wait
-from paceline.base.files import write_json
 from paceline.config.data import Augment, Data, Synthetic
 from paceline.config.recipe import Recipe
 from paceline.data import kinds
@@ -19,8 +16,11 @@ from paceline.distributed.world import World
 from paceline.engine.build import Setup, build
 from paceline.engine.train import train_step
 from paceline.errors import UserError
-from paceline.model import zoo
+from paceline.models import factory
 from paceline.optim.schedules import lr_at
+from paceline.system import logs
+from paceline.system.device import peak_memory, wait
+from paceline.system.files import write_json
 
 _SHAPES = {"digits": (1, 8, 10), "cifar10": (3, 32, 10), "imagenet": (3, DEFAULT_SIZE, 1000)}
 """Channels, side and classes of known data, which need not be here for a trial."""
@@ -65,7 +65,7 @@ def as_trial(recipe: Recipe, per_rank_batch: int, ranks: int, steps: int) -> Rec
         ),
         train=dataclasses.replace(recipe.train, global_batch=samples, duration=f"{steps + 1}ba", accumulation=1),
         optim=dataclasses.replace(recipe.optim, schedule=dataclasses.replace(recipe.optim.schedule, warmup="0ba")),
-        model=zoo.untrained(recipe.model),
+        model=factory.untrained(recipe.model),
         evaluate=dataclasses.replace(recipe.evaluate, size=0),
         exchange=dataclasses.replace(recipe.exchange, powersgd_after=0),
         phases=(),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.base.clock import Clock
+from paceline.engine.clock import Clock
 
 SPLIT = ("data", "compute", "sync", "optimizer")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from paceline.base.lifetime import tied
 from paceline.errors import UserError
+from paceline.system.lifetime import tied
 
 _PIPE = subprocess.PIPE
 _SECONDS = 900  # of one trial, before it counts as hung

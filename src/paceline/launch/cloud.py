@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.base.files import make_folder, printable, write_text
 from paceline.errors import UserError
+from paceline.system.files import make_folder, printable, write_text
 
 JOB = "paceline-job"
 """Tag of everything that a job made, with its id."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from paceline.base.files import make_folder, printable, sync, sync_tree, write_text
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
 from paceline.launch import nodes, sessions
@@ -24,6 +23,7 @@ from paceline.launch.job import Job
 from paceline.launch.nodes import HERE
 from paceline.launch.sessions import Progress
 from paceline.launch.values import quoted
+from paceline.system.files import make_folder, printable, sync, sync_tree, write_text
 
 STOPPED = "stopped"
 """File in the folder of a job that its user ended."""

@@ -16,8 +16,8 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 import paceline
-from paceline.base.files import printable, sha256
-from paceline.base.host import cores
+from paceline.system.files import printable, sha256
+from paceline.system.host import cores
 from paceline.track.checks import Count, NotNegative, Positive
 from paceline.track.devices import Gpus
 

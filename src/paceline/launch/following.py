@@ -6,7 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from paceline.base.files import FolderLock
 from paceline.errors import UserError
 from paceline.launch import job as jobs
 from paceline.launch import nodes, sessions
@@ -15,6 +14,7 @@ from paceline.launch.job import Job
 from paceline.launch.nodes import HERE
 from paceline.launch.sessions import Progress
 from paceline.launch.states import described
+from paceline.system.files import FolderLock
 
 _EVERY = 1.0
 _MOST_RETURNS, _PAUSE, _GLANCE = 5, 60.0, 5.0

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from paceline.base.files import printable
 from paceline.errors import UserError
 from paceline.launch.answers import TooMuch, communicate, unpack
 from paceline.launch.values import in_ssh_option, quoted
+from paceline.system.files import printable
 
 _FREE_PORT = "import socket; s = socket.socket(); s.bind((str(), 0)); print(s.getsockname()[1])"
 _MOST = 16 << 20  # bytes of an answer

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from paceline.base.lifetime import tied
+from paceline.system.lifetime import tied
 
 PACKAGES = ("torch", "torchvision", "timm")
 DEVICES, CODEC = "devices", "codec"

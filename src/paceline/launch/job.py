@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.base.files import LOCK_NAME, private_folder, sync, write_json, write_text
 from paceline.distributed.channel import new_token
 from paceline.errors import UserError
 from paceline.launch.values import host_name, run_name, variable
+from paceline.system.files import LOCK_NAME, private_folder, sync, write_json, write_text
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from paceline.base.files import size_text
-from paceline.base.host import cores, cpu_name
 from paceline.launch.doctor import LEAST_DISK, LEAST_SHARED
 from paceline.launch.facts import facts
 from paceline.launch.installation import Finding, all_reduce, ask_installation, extras, gpus, packages, precision
+from paceline.system.files import size_text
+from paceline.system.host import cores, cpu_name
 
 _NO_ROOM, _LEAST_MEMORY, _LEAST_FILES = 1e9, 2e9, 1024
 _BUSY = 0.25  # of the cores, by others

@@ -18,14 +18,14 @@ import psutil
 import yaml
 
 import paceline
-from paceline.base.host import cores
-from paceline.base.remote import is_remote, refuse_password
 from paceline.distributed.channel import TOKEN
 from paceline.errors import UserError
 from paceline.launch.hosts import Host, HostError, tracked_files
 from paceline.launch.job import Job, token_of
 from paceline.launch.sessions import detached
 from paceline.launch.values import operand, plain, quoted, variable
+from paceline.system.host import cores
+from paceline.system.remote import is_remote, refuse_password
 
 HERE, MEETING = "here", "keep the meeting place"
 SECRETS = "secrets"

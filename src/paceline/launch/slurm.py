@@ -13,13 +13,13 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from paceline.base.files import make_folder, printable, write_text
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
 from paceline.launch.control import reopen, say
 from paceline.launch.job import Job
 from paceline.launch.nodes import data_folders, passed_of
 from paceline.launch.values import operand, plain
+from paceline.system.files import make_folder, printable, write_text
 from paceline.track.records import RunFolder
 
 _EVERY = 2.0

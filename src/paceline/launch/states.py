@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from paceline.base.files import printable
 from paceline.errors import UserError
 from paceline.launch import control, slurm
 from paceline.launch.hosts import Host, HostError
 from paceline.launch.job import Job
 from paceline.logbook.live import Snapshot, of_records, snapshot
+from paceline.system.files import printable
 from paceline.track.checks import Summary, is_sound
 from paceline.track.records import RunFolder
 

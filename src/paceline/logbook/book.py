@@ -14,7 +14,6 @@ from typing import Any, Required
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from paceline.base.files import make_folder, write_text
 from paceline.errors import UserError
 from paceline.logbook.charts import svg
 from paceline.logbook.compare import compare
@@ -23,8 +22,9 @@ from paceline.logbook.entry import page_of
 from paceline.logbook.read import LOGBOOK_MARK, Run
 from paceline.logbook.tables import duration, markdown, plain
 from paceline.logbook.verdict import verdict
+from paceline.system.files import make_folder, write_text
+from paceline.system.untrusted import read_regular
 from paceline.track.checks import Count, NotNegative
-from paceline.untrusted import read_regular
 
 _MOST_BYTES = 1 << 26
 _OPEN, _CLOSE = "<!-- notes: yours; kept when this page is written again -->", "<!-- end of notes -->"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, TypeVar
 
-from paceline.base.files import printable
+from paceline.system.files import printable
 
 Point = tuple[float, float]
 P = TypeVar("P", bound=Sequence[Any])

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from paceline.base.files import printable, printable_lines
 from paceline.logbook.compare import compare
 from paceline.logbook.read import PARTS, Run
 from paceline.logbook.settings import settings
 from paceline.logbook.tables import duration, plain, table
 from paceline.logbook.verdict import verdict
-from paceline.untrusted import read_regular
+from paceline.system.files import printable, printable_lines
+from paceline.system.untrusted import read_regular
 
 _MOST_DUMP = 1 << 20
 _WORDS = {

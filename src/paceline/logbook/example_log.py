@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.base.files import printable
 from paceline.logbook.read import Run
-from paceline.untrusted import is_plain
+from paceline.system.files import printable
+from paceline.system.untrusted import is_plain
 
 _STEP = re.compile(r"Epoch:\s*\[(\d{1,9})\]\s*\[\s*(\d{1,9})/\s*(\d{1,9})\]")
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d.])"

@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from paceline.base.files import printable, printable_tree
 from paceline.config import yamls
 from paceline.config.io import leaves
 from paceline.logbook.read import Run
+from paceline.system.files import printable, printable_tree
 from paceline.track.checks import Recipe, is_sound
 from paceline.track.records import RunFolder
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.base.files import printable
 from paceline.errors import UserError
 from paceline.logbook import example_log
 from paceline.logbook.read import NotARun, Run
+from paceline.system.files import printable
+from paceline.system.untrusted import check_regular, open_regular, read_regular
 from paceline.track.checks import Imported, sound
-from paceline.untrusted import check_regular, open_regular, read_regular
 
 _MOST_BYTES = 1 << 28
 _LONGEST_LINE = 10_000

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.base.files import printable
+from paceline.system.files import printable
+from paceline.system.untrusted import open_regular
 from paceline.track.records import RunFolder, records_of, samples_of, without_undone
-from paceline.untrusted import open_regular
 
 _TAIL = 1 << 18
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
-from paceline.base.files import printable
 from paceline.config import yamls
 from paceline.logbook.live import standing
+from paceline.system.files import printable
+from paceline.system.untrusted import is_plain
 from paceline.track.records import RunFolder, split_seconds
-from paceline.untrusted import is_plain
 
 _LARGEST = 1e15
 

@@ -7,11 +7,11 @@ from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.base.files import printable
 from paceline.errors import UserError
+from paceline.system.files import printable
+from paceline.system.untrusted import read_regular
 from paceline.track.other_work import is_disturbed
 from paceline.track.records import RunFolder, lines_of, samples_of, split_seconds
-from paceline.untrusted import read_regular
 
 _MOST_SAMPLES = 20_000
 _MOST_PAGE = 1 << 26

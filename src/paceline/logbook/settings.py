@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.base.files import printable
-from paceline.base.remote import is_remote, shown
 from paceline.config.data import IN_MEMORY
 from paceline.config.io import leaves
 from paceline.logbook.read import Run
+from paceline.system.files import printable
+from paceline.system.remote import is_remote, shown
 
 _OFF = "off"
 

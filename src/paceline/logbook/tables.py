@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.base.files import printable
 from paceline.logbook.compare import Comparison, Fairness
 from paceline.logbook.curves import CURVES, common_name
 from paceline.logbook.read import Run
+from paceline.system.files import printable
 
 _MOST_COLUMNS = 3
 """Of a table with a column for each run; with more runs, each one has a line, which ends in what matters least."""

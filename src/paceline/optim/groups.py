@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from paceline.base.compat import allow_torchvision
-from paceline.base.logs import log
 from paceline.config.recipe import Optim
 from paceline.errors import UserError
+from paceline.system.logs import log
+from paceline.system.torchvision_compat import allow_torchvision
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Required
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from paceline.untrusted import HUGE, is_plain
+from paceline.system.untrusted import HUGE, is_plain
 
 _FAR = 1e15
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-HUGE, le=HUGE)]

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import torch
 
-from paceline.base.host import cpu_name
-from paceline.base.remote import is_remote, shown
+from paceline.system.host import cpu_name
+from paceline.system.remote import is_remote, shown
 
 _PACKAGES = ("paceline", "torch", "torchvision", "timm", "numpy", "safetensors")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import psutil
 
-from paceline.base.host import host_name
-from paceline.base.logs import log
+from paceline.system.host import host_name
+from paceline.system.logs import log
 
 FULL, OTHERS = 90.0, 10.0
 """Percent of all cores: a host is full, and others use a part of it that counts. Idle cores are there for everybody."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from paceline.base.bars import OneLineProgress, steps_of
-from paceline.base.logs import console, log
+from paceline.system.logs import console, log
+from paceline.system.progress_bar import OneLineProgress, steps_of
 
 
 class Evaluation(Protocol):

@@ -22,12 +22,12 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from paceline.base.files import GrowingFile, is_locked, sync, write_text
-from paceline.base.host import host_name
 from paceline.config import yamls
+from paceline.system.files import GrowingFile, is_locked, sync, write_text
+from paceline.system.host import host_name
+from paceline.system.untrusted import check_regular, is_plain, open_regular, read_regular
 from paceline.track.checks import Sample, Start, Summary, is_sound, is_sound_record, sound
 from paceline.track.sealed import is_intact, seal, write_sealed
-from paceline.untrusted import check_regular, is_plain, open_regular, read_regular
 
 _MOMENT = 60.0
 _MOST_JSON = 1 << 26

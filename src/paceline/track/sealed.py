@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from paceline.base.files import replacing
+from paceline.system.files import replacing
 
 _CRC = re.compile(rb', "crc": "([0-9a-f]{8})"\}\s*$')
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.base.files import disk_error
-from paceline.base.host import BackgroundThread
-from paceline.base.logs import log
 from paceline.config.io import leaves
 from paceline.errors import UserError
+from paceline.system.files import disk_error
+from paceline.system.host import BackgroundThread
+from paceline.system.logs import log
 
 
 class Sink(Protocol):

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from paceline.base.files import make_folder, write_text
-from paceline.base.host import BackgroundThread, host_name
+from paceline.system.files import make_folder, write_text
+from paceline.system.host import BackgroundThread, host_name
 from paceline.track.devices import Gpus
 from paceline.track.other_work import OtherWork
 from paceline.track.records import JsonLines

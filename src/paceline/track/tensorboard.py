@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from paceline.base.files import GrowingFile, make_folder
-from paceline.base.host import host_name
 from paceline.config.io import leaves
+from paceline.system.files import GrowingFile, make_folder
+from paceline.system.host import host_name
 from paceline.track.sinks import scalars
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import numpy as np
 
 from paceline.config.data import Augment
 from paceline.data.codec import RandomBoxes
+from paceline.data.images import Choose
 from paceline.data.load.augment import FLIP
 from paceline.data.load.order import begin
-from paceline.data.photographs import Choose
 
 _ATTEMPTS = 10
 _FIRST_STREAM = 100  # four decisions of each attempt have a stream of random numbers each; others have lower numbers

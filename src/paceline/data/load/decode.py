@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.base.host import unbind
-from paceline.base.logs import log
-from paceline.data.photographs import Change, Choose, Photographs, Reader
+from paceline.data.images import Change, Choose, Photographs, Reader
 from paceline.errors import UserError
+from paceline.system.host import unbind
+from paceline.system.logs import log
 
 _LEAST_CHUNK = 32  # images a native call, for Python's share of the time to vanish
 _MAX_AHEAD_BYTES = 256 << 20

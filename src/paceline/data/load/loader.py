@@ -10,13 +10,13 @@ from paceline.config.batch import check_samples
 from paceline.config.data import Data
 from paceline.config.recipe import Evaluate
 from paceline.config.timeline import Stage
+from paceline.data.images import Photographs
 from paceline.data.load.augment import cut_out_, erase_
 from paceline.data.load.batch import Batch, Normalise
 from paceline.data.load.crops import centre_boxes, training_boxes
 from paceline.data.load.decode import BatchDecoder, Request
 from paceline.data.load.order import Plan
 from paceline.data.load.policy import policy
-from paceline.data.photographs import Photographs
 from paceline.errors import UserError
 
 DEFAULT_SIZE = 224

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from paceline.base.compat import allow_torchvision
 from paceline.config.data import Augment
+from paceline.data.images import Change
 from paceline.data.load.order import uniform
-from paceline.data.photographs import Change
+from paceline.system.torchvision_compat import allow_torchvision
 
 _FIRST_STREAM = 200
 _LEVELS = 31

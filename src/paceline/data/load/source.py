@@ -7,18 +7,18 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.base.logs import log
 from paceline.config.data import BUILT_IN
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Stage, Timeline
 from paceline.data import cache, sets
 from paceline.data.classes import Class
+from paceline.data.images import Files, Photographs
+from paceline.data.load.in_memory import ResidentEvaluator, ResidentLoader
 from paceline.data.load.loader import DEFAULT_SIZE, PhotographEvaluator, PhotographLoader
 from paceline.data.load.order import Plan
-from paceline.data.load.resident import ResidentEvaluator, ResidentLoader
-from paceline.data.photographs import Files, Photographs
 from paceline.data.prepare.sources import all_for_validation, fingerprint, listing
 from paceline.data.shards import Dataset, default_folder
+from paceline.system.logs import log
 
 _PREPARED = ("imagenet", "shards")
 Loader = ResidentLoader | PhotographLoader

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline.base.files import replacing, write_json, write_text
 from paceline.data.description import DESCRIPTION, FORMAT, LISTS, MOST_REMARKS, sealed
 from paceline.data.files import file_entry, write_array
 from paceline.data.index import INDEX
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.sources import Source
 from paceline.errors import UserError
+from paceline.system.files import replacing, write_json, write_text
 
 PARTS = ".parts"  # where a preparation under way keeps its notes
 LEFT_OUT = "left out: "

@@ -20,14 +20,14 @@ import numpy as np
 from PIL import Image
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from paceline.base.files import make_folder
-from paceline.base.logs import console
 from paceline.config.data import Data
 from paceline.data.arrays import Arrays, write
 from paceline.data.prepare.pickles import read_dictionary
 from paceline.data.prepare.tars import archive
 from paceline.data.sets import load
 from paceline.errors import UserError
+from paceline.system.files import make_folder
+from paceline.system.logs import console
 
 _URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 _MD5 = {"c58f30108f718f92721af3b95e74349a", "c32a1d4ab5d03f1284b67883e8d87530"}  # the python and the binary archive

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from paceline.base.files import size_text
 from paceline.data import codec
 from paceline.data.prepare.isolated import Unreadable
+from paceline.system.files import size_text
 
 _KEPT_QUALITY = 95  # for what has to be re-encoded although its size is kept
 _END_OF_JPEG = b"\xff\xd9"

@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.base.remote import is_remote, shown
 from paceline.data.classes import Class
 from paceline.data.prepare.convert import MAX_BYTES
 from paceline.data.prepare.isolated import Isolated, Unreadable
 from paceline.data.prepare.sources import Sample, Source, opened, size_of, tree
 from paceline.data.prepare.tars import archive
 from paceline.errors import UserError
+from paceline.system.remote import is_remote, shown
 
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _MAX_DEVKIT = 1 << 24  # bytes of a file in it; the original ones have less than 1 MB

@@ -19,9 +19,6 @@ from typing import Any, BinaryIO
 
 from rich.progress import Progress, Task, TaskID
 
-from paceline.base.bars import OneLineProgress, compact
-from paceline.base.files import FolderLock, make_folder, replacing, size_text, write_json
-from paceline.base.logs import console
 from paceline.data import codec
 from paceline.data.description import DESCRIPTION, FORMAT, MOST_CLASSES, read_json, shard_name
 from paceline.data.prepare.assemble import LEFT_OUT, PARTS, assemble
@@ -29,6 +26,9 @@ from paceline.data.prepare.convert import MAX_BYTES, Variant, check_size, conver
 from paceline.data.prepare.isolated import Isolated, Unreadable
 from paceline.data.prepare.sources import Sample, Source
 from paceline.errors import UserError
+from paceline.system.files import FolderLock, make_folder, replacing, size_text, write_json
+from paceline.system.logs import console
+from paceline.system.progress_bar import OneLineProgress, compact
 
 SHARD_SAMPLES = 2048
 _UNDER_WAY = 1 << 30  # bytes of files that are held at once

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from paceline.base import remote
-from paceline.base.logs import log
 from paceline.data.classes import Class
 from paceline.data.prepare.lists import read_list
 from paceline.errors import UserError
+from paceline.system import remote
+from paceline.system.logs import log
 
 _ENDINGS = "jpg jpeg jpe jfif png bmp gif webp avif tif tiff ppm pgm"
 EXTENSIONS = frozenset(f".{ending}" for ending in _ENDINGS.split())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from paceline.base.files import size_text
 from paceline.errors import UserError
+from paceline.system.files import size_text
 
 _MAX_HEADER = 1 << 14  # bytes of a long name or of attributes; tarfile holds them in memory, and searches some slowly
 _NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.config.recipe import Recipe
+from paceline.distributed.grad_sync import WIRE_DTYPES
 from paceline.distributed.world import World
-from paceline.engine.exchange import WIRE_DTYPES
 from paceline.errors import UserError
 
 

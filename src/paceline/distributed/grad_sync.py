@@ -2,7 +2,7 @@
 
 Ranks that share one machine's memory and compute on the CPU do not need a network between them: `SharedMemory` lets
 each rank add up its share of the gradient where all can see it. Everyone else sends buckets while the backward pass
-goes on (`AllReduce`), or far less than the gradients (engine/powersgd.py). All are DDP communication hooks.
+goes on (`AllReduce`), or far less than the gradients (distributed/powersgd.py). All are DDP communication hooks.
 """
 
 import os
@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from paceline.base.device import between, now
 from paceline.distributed.world import World
 from paceline.errors import UserError
+from paceline.system.device import between, now
 
 _MEMORY = "/dev/shm"
 WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -7,7 +7,7 @@ from rich.progress import Progress, Task
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from paceline.base.files import printable
+from paceline.system.files import printable
 
 _GAP = "  "
 _WIDEST, _NARROW, _NARROWEST = 20, 10, 5  # columns of the bar itself

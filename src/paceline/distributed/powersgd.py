@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from paceline.base.device import between, now
 from paceline.distributed.world import World
+from paceline.system.device import between, now
 
 
 class PowerSgd:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from paceline.base.files import replacing
+from paceline.system.files import replacing
 
 Point = tuple[float, float]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 420, 90, 30, 50, 50

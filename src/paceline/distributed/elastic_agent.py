@@ -24,8 +24,8 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from paceline.config.launched import AGENT, STORE
-from paceline.distributed import forks
+from paceline.distributed import forkserver
+from paceline.distributed.env import AGENT, STORE
 from paceline.distributed.plan import Plan
 from paceline.distributed.rendezvous import ManyNodes, OneNode
 from paceline.distributed.world import LOST_RANK
@@ -75,7 +75,7 @@ class Agent(SimpleElasticAgent):
             environment = {name: str(value) for name, value in (shared | own | error_file).items()}
             process = _forks.Process(target=_begin, args=(self._entry, self._words, environment))
             try:
-                forks.start_server()
+                forkserver.start_server()
                 process.start()
             except (OSError, EOFError) as error:
                 raise UserError(
@@ -132,7 +132,7 @@ class Agent(SimpleElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         """Ask ranks to save and end; those that cannot are killed."""
-        forks.end_stopped_children()
+        forkserver.end_stopped_children()
         self.signal(death_sig)
         deadline = time.monotonic() + timeout
         for process in self._processes:
@@ -164,7 +164,7 @@ class Agent(SimpleElasticAgent):
 
 def _begin(entry: Entry, words: list[str], environment: dict[str, str]) -> None:
     """In the forked process: become a rank."""
-    forks.enter_rank()
+    forkserver.enter_rank()
     os.environ.update(environment)
     if sys.platform == "linux":
         set_name = 15

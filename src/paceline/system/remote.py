@@ -10,8 +10,8 @@ import urllib.request
 from collections.abc import Iterator
 from typing import IO, Any
 
-from paceline.base.files import printable
 from paceline.errors import UserError
+from paceline.system.files import printable
 
 _ATTEMPTS = 8  # a minute in all
 _PAUSE = 0.5  # seconds before the second attempt; each further one waits twice as long

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from paceline.errors import UserError
 
-# in the environment of ranks that distributed/agent.py started: the file in which they note that they were stopped
+# in the environment of ranks that distributed/run.py started: the file in which they note that they were stopped
 AGENT = "PACELINE_AGENT"
 # and where their store is: PATH of a file, or HOST:PORT/ROUND at the rendezvous
 STORE = "PACELINE_STORE"

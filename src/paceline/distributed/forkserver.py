@@ -11,8 +11,8 @@ from multiprocessing import forkserver, resource_tracker
 
 import psutil
 
-from paceline.base.lifetime import PARENT, end_with_parent
-from paceline.base.signals import STOPS
+from paceline.system.lifetime import PARENT, end_with_parent
+from paceline.system.signals import STOPS
 
 
 def start_server() -> None:

@@ -4,14 +4,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from paceline.base.compat import allow_torchvision
-from paceline.base.logs import log
 from paceline.config.recipe import Model
 from paceline.engine.precision import resolve
 from paceline.errors import UserError
-from paceline.model import zoo
-from paceline.model.airbench import AirbenchNet
-from paceline.model.zoo import create
+from paceline.models import factory
+from paceline.models.airbench import AirbenchNet
+from paceline.models.factory import create
+from paceline.system.logs import log
+from paceline.system.torchvision_compat import allow_torchvision
 
 SMALL = {"widths": [8, 16]}
 
@@ -100,8 +100,8 @@ def test_without_a_way_to_the_hub_it_is_said_where_weights_can_come_from(monkeyp
     def nobody_knows(*_: object) -> None:
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr(zoo.socket, "getaddrinfo", nobody_knows)
-    monkeypatch.setattr(zoo.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(factory.socket, "getaddrinfo", nobody_knows)
+    monkeypatch.setattr(factory.urllib.request, "getproxies", dict)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UserError, match=r"weights of test_resnet could not be had .* set model.weights to its path"):

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.config.recipe import Recipe
+from paceline.distributed.grad_sync import WIRE_DTYPES, AllReduce, SharedMemory, shares_memory
+from paceline.distributed.powersgd import PowerSgd
 from paceline.distributed.world import World
-from paceline.engine.exchange import WIRE_DTYPES, AllReduce, SharedMemory, shares_memory
-from paceline.engine.powersgd import PowerSgd
 from paceline.errors import UserError
 
 _WHOLE_MODEL_MB = 1 << 20

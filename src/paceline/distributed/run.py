@@ -16,19 +16,19 @@ from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
-from paceline.base.files import write_json
-from paceline.base.logs import announce_stop
-from paceline.base.signals import answering
-from paceline.config.launched import AGENT
-from paceline.distributed import notice
+from paceline.distributed import preemption
 from paceline.distributed.channel import ChannelError, token_of
-from paceline.distributed.forks import end_stopped_children
+from paceline.distributed.elastic_agent import Agent, Entry
+from paceline.distributed.env import AGENT
+from paceline.distributed.forkserver import end_stopped_children
 from paceline.distributed.plan import Plan
-from paceline.distributed.ranks import Agent, Entry
 from paceline.distributed.rendezvous import ManyNodes, OneNode, Terms
 from paceline.distributed.server import Server
 from paceline.distributed.world import LOST_RANK, patience
 from paceline.errors import UserError
+from paceline.system.files import write_json
+from paceline.system.logs import announce_stop
+from paceline.system.signals import answering
 
 _KILLED = (-signal.SIGKILL, 255)  # the latter is what multiprocessing tells of ranks that ended with their fork server
 
@@ -58,8 +58,8 @@ def run(plan: Plan, entry: Entry) -> int:
         answering(pass_on, overdue=end_stopped_children, seconds=patience().total_seconds()),
     ):
         agent = Agent(_rendezvous(plan, Path(scratch)), plan, entry, Path(scratch))
-        if os.environ.get(notice.SPOT):
-            notice.heed()
+        if os.environ.get(preemption.SPOT):
+            preemption.heed()
         try:
             result = agent.run()
         except RendezvousClosedError:

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 import torch
 from torch import nn
 
-from paceline.base.compat import allow_torchvision
-from paceline.base.logs import log
 from paceline.config.recipe import Model
 from paceline.errors import UserError
-from paceline.model.airbench import AirbenchNet
+from paceline.models.airbench import AirbenchNet
+from paceline.system.logs import log
+from paceline.system.torchvision_compat import allow_torchvision
 
 _NOT_OPTIONS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 """Arguments of timm that name files of weights: some versions of it would unpickle them, which can run code."""

@@ -10,11 +10,11 @@ from uuid import uuid4
 
 import torch
 
-from paceline.base.files import make_folder, sync
-from paceline.base.host import BackgroundThread, host_name
 from paceline.checkpoint import store
 from paceline.distributed.world import World
 from paceline.errors import UserError
+from paceline.system.files import make_folder, sync
+from paceline.system.host import BackgroundThread, host_name
 from paceline.track.records import RunFolder
 
 _CHUNK = 16 << 20

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import FileStore, Store
 
-from paceline.config.launched import Place, last_host
 from paceline.distributed.channel import ChannelError, StrangerError, token_of
+from paceline.distributed.env import Place, last_host
 from paceline.distributed.plan import interface_of, is_loopback, own_address_towards
 from paceline.distributed.server import Server
 from paceline.distributed.store import network_store

@@ -12,7 +12,7 @@ from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 from rich.segment import Segment
 
-from paceline.base.files import printable_lines
+from paceline.system.files import printable_lines
 
 
 class Screen(Console):
