@@ -36,7 +36,7 @@ CONTESTANTS = (
 
 
 def compete(contestant: Contestant, options: argparse.Namespace) -> None:
-    words = ["--precision", options.precision, "--exchange.dtype", contestant.exchange]
+    words = ["--precision", options.precision, "--grad_sync.dtype", contestant.exchange]
     stock = stock_ddp if contestant.stock else None
     work(options, options.batch * contestant.threads, *words, threads=contestant.threads, stock=stock)
 

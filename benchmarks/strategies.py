@@ -33,9 +33,9 @@ class Contestant:
     accumulation: int = 1
 
 
-FP16, BF16 = ("--exchange.dtype", "fp16"), ("--exchange.dtype", "bf16")
+FP16, BF16 = ("--grad_sync.dtype", "fp16"), ("--grad_sync.dtype", "bf16")
 FSDP = ("--strategy", "fsdp")
-POWERSGD = ("--exchange.powersgd_rank", "2", "--exchange.powersgd_after", "2")
+POWERSGD = ("--grad_sync.powersgd_rank", "2", "--grad_sync.powersgd_start_step", "2")
 
 
 def here(precision: str) -> tuple[Contestant, ...]:
@@ -63,7 +63,7 @@ APART = (
 
 def compete(contestant: Contestant, options: argparse.Namespace) -> None:
     words = ["--precision", contestant.precision, *contestant.words]
-    words += ["--train.accumulation", str(contestant.accumulation)]
+    words += ["--train.grad_accumulation", str(contestant.accumulation)]
     work(options, options.batch * contestant.accumulation, *words, stock=contestant.stock)
 
 

@@ -44,13 +44,13 @@ def test_sizes_batches_and_learning_rates_change_as_published(tmp_path: Path) ->
     records = list(RunFolder(tmp_path / "runs" / "small").records())
     trained = {record["step"]: record for record in records if record["kind"] == "train"}
     assert len(trained) == timeline.total
-    for stage, phase in zip(timeline.stages, recipe.phases, strict=True):
-        first, last = trained[stage.begin + 1], trained[stage.end]
-        assert (first["phase"], last["phase"]) == (stage.number, stage.number)
-        assert first["lr"] == phase.lr[0]
-        slope = (phase.lr[-1] - phase.lr[0]) / (stage.end - stage.begin)
-        assert abs(last["lr"] - (phase.lr[-1] - slope)) < 1e-6
-        assert {first["images"], last["images"]} == {stage.global_batch}
+    for phase, given in zip(timeline.phases, recipe.phases, strict=True):
+        first, last = trained[phase.begin + 1], trained[phase.end]
+        assert (first["phase"], last["phase"]) == (phase.number, phase.number)
+        assert first["lr"] == given.lr[0]
+        slope = (given.lr[-1] - given.lr[0]) / (phase.end - phase.begin)
+        assert abs(last["lr"] - (given.lr[-1] - slope)) < 1e-6
+        assert {first["images"], last["images"]} == {phase.global_batch}
     evaluated = [record for record in records if record["kind"] == "eval"]
     assert {record["samples"] for record in evaluated} == {SAMPLES}
     # the same weights, counted on one process, rectangular batches and all

@@ -179,7 +179,7 @@ def test_how_data_is_read_may_change_and_what_is_seen_may_not(here, tmp_path: Pa
     longer = ("train", "--resume", "runs/digits", "--train.duration", "20ba")
     answer = here(*longer, "--data.augment.cutout", "3")
     assert "data cannot change in a resumed run" in answer.stderr
-    answer = here(*longer, "--data.threads", "1", "--data.max_damaged", "0.5")
+    answer = here(*longer, "--data.decode_threads", "1", "--data.max_corrupt", "0.5")
     assert answer.returncode == 0, answer.stderr
 
 

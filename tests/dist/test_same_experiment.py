@@ -25,7 +25,7 @@ def test_losses_agree_on_1_2_and_4_ranks(tmp_path: Path, precision: str, distanc
     for procs, accumulation in ((1, 1), (2, 1), (4, 1), (2, 4)):
         name = f"r{procs}a{accumulation}"
         answer = run_ranks(
-            tmp_path, procs, "train", "digits", *words, "--name", name, "--train.accumulation", accumulation
+            tmp_path, procs, "train", "digits", *words, "--name", name, "--train.grad_accumulation", accumulation
         )
         per_rank = 128 // procs // accumulation
         layout = f"per-rank batch {per_rank} x {procs} rank{'s' * (procs > 1)} x accumulation {accumulation} = global batch 128"
@@ -51,7 +51,7 @@ def test_evaluation_counts_are_identical_on_1_2_3_and_7_ranks(tmp_path: Path) ->
     run_ranks(tmp_path, 1, "train", "digits", "--train.duration", "1ep")
     results = set()
     for procs in (1, 2, 3, 7):
-        words = ("--evaluate.per_rank_batch", 17, "--evaluate.views", "flip-translate")
+        words = ("--evaluate.per_rank_batch", 17, "--evaluate.tta", "flip-translate")
         answer = run_ranks(tmp_path, procs, "evaluate", "runs/digits", *words)
         results.add(answer.stdout.partition(": ")[2])
     assert len(results) == 1, results

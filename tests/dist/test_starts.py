@@ -42,7 +42,7 @@ def test_two_machines_by_hand(tmp_path: Path, precision: str, distance: float) -
             place = ("--rendezvous", f"127.0.0.1:{probe.getsockname()[1]}")
         nodes = [
             subprocess.Popen(
-                command(*words, *place, "--node-rank", rank, "--exchange.dtype", dtype, "--name", dtype),
+                command(*words, *place, "--node-rank", rank, "--grad_sync.dtype", dtype, "--name", dtype),
                 cwd=tmp_path,
                 env=environment(),
             )
@@ -90,7 +90,7 @@ def test_a_run_s_own_weights_start_another_one(here, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision_trains_on_the_cpu(here, tmp_path: Path, precision: str) -> None:
-    words = ("--train.duration", "5ep", "--precision", precision, "--optim.clip_norm", "5", "--model.options.widths", "[32, 64]")
+    words = ("--train.duration", "5ep", "--precision", precision, "--optim.clip_grad_norm", "5", "--model.options.widths", "[32, 64]")
     answer = here("train", "digits", *words)
     assert answer.returncode == 0, answer.stderr
     summary = _final(tmp_path / "runs" / "digits")
@@ -102,7 +102,7 @@ def test_half_precision_trains_on_the_cpu(here, tmp_path: Path, precision: str) 
 
 def test_the_average_of_the_weights_is_evaluated_saved_and_resumed(here, tmp_path: Path) -> None:
     """On two ranks, with batch norm, whose statistics differ between them until they are averaged."""
-    words = ("--ema.decay", "0.9", "--evaluate.views", "flip", "--evaluate.per_rank_batch", 50)
+    words = ("--ema.decay", "0.9", "--evaluate.tta", "flip", "--evaluate.per_rank_batch", 50)
     for duration in ("20ba", "40ba"):
         source = ("digits", *TINY) if duration == "20ba" else ("--resume", "runs/digits")
         run_ranks(tmp_path, 2, "train", *source, *words, "--train.duration", duration)

@@ -12,12 +12,12 @@ from paceline.track.records import RunFolder
 
 NET = ("--train.global_batch", 16, "--optim.lr", 0.02, "--optim.schedule", "{name: cosine, warmup: 5ba}")
 QUIET = ("--log.every", "1ba", "--log.tensorboard", "false", "--evaluate.every", "25ba", "--precision", "fp32")
-POWERSGD = "{powersgd_rank: 2, powersgd_after: 5}"
+POWERSGD = "{powersgd_rank: 2, powersgd_start_step: 5}"
 WAYS = {"single": 1, "ddp": 2, "fsdp": 2}
 
 
 def _words(norm: str, *more: object) -> tuple[object, ...]:
-    model = ("--model.options", f"{{widths: [8, 16], norm: {norm}}}", "--model.sync_norm", norm == "batch")
+    model = ("--model.options", f"{{widths: [8, 16], norm: {norm}}}", "--model.sync_batchnorm", norm == "batch")
     return ("train", "digits", *NET, *QUIET, *model, "--train.duration", "50ba", *more)
 
 
@@ -74,7 +74,7 @@ def test_a_run_moves_between_strategies_and_numbers_of_ranks(tmp_path: Path) -> 
 def test_compressed_gradients_train_nearly_as_well(
     alone: list[float], tmp_path: Path, exchange: str, distance: float
 ) -> None:
-    words = ("--exchange", exchange, "--exchange.through", "network", "--name", "compressed")
+    words = ("--grad_sync", exchange, "--grad_sync.transport", "network", "--name", "compressed")
     run_ranks(tmp_path, 2, *_words("group", *words))
     compressed = _losses(tmp_path / "runs" / "compressed")
     assert compressed != alone
@@ -83,7 +83,7 @@ def test_compressed_gradients_train_nearly_as_well(
 
 
 def test_an_overflow_is_skipped_on_all_ranks_and_the_scale_is_kept(tmp_path: Path) -> None:
-    words = _words("group", "--name", "half", "--precision", "fp16", "--train.loss_scale", 2.0**40)
+    words = _words("group", "--name", "half", "--precision", "fp16", "--train.init_loss_scale", 2.0**40)
     answer = run_ranks(tmp_path, 2, *words, "--train.duration", "40ba")
     assert "fp16 overflowed" in answer.stderr
     records = [record for record in RunFolder(tmp_path / "runs" / "half").records() if record["kind"] == "train"]
@@ -113,6 +113,6 @@ def test_averages_of_sharded_weights_and_of_batch_norm_s_own_figures(tmp_path: P
 
 
 def test_buckets_without_a_matrix_worth_compressing(tmp_path: Path) -> None:
-    words = ("--exchange", "{powersgd_rank: 16, powersgd_after: 0}", "--train.duration", "6ba")
-    run_ranks(tmp_path, 2, *_words("group", *words, "--exchange.bucket_mb", 0.001))
+    words = ("--grad_sync", "{powersgd_rank: 16, powersgd_start_step: 0}", "--train.duration", "6ba")
+    run_ranks(tmp_path, 2, *_words("group", *words, "--grad_sync.bucket_mb", 0.001))
     assert len(_losses(tmp_path / "runs" / "digits")) == 6

@@ -56,7 +56,7 @@ def test_it_runs_two_tiny_steps(name: str, here, tmp_path: Path, photographs: Pa
         words += ["--model.options", "{depth: 2, embed_dim: 96, num_heads: 3}"]
     for number, phase in enumerate(recipe.phases):
         words += [f"--phases.{number}.global_batch", "4"] if phase.global_batch else []
-    words += ["--train.global_batch", "4", "--train.accumulation", "1", "--train.duration", "2ba"]
+    words += ["--train.global_batch", "4", "--train.grad_accumulation", "1", "--train.duration", "2ba"]
     words += [
         "--ramp.sizes",
         "[0, 0]",
@@ -127,11 +127,11 @@ def test_phases_are_the_published_ones(name: str) -> None:
     recipe = load_recipe(name)
     timeline = Timeline.of(recipe, IMAGENET)
     plan = LrPlan.of(recipe.optim, timeline)
-    found = [(stage.begin, stage.size, stage.global_batch, *(stage.lr or ())) for stage in timeline.stages]
+    found = [(phase.begin, phase.size, phase.global_batch, *(phase.lr or ())) for phase in timeline.phases]
     assert found == PUBLISHED[name]
-    for stage in timeline.stages:
-        assert lr_at(stage.begin, plan) == stage.lr[0]
-        assert lr_at(stage.end - 1, plan) == pytest.approx(stage.lr[1], rel=0.05)
+    for phase in timeline.phases:
+        assert lr_at(phase.begin, plan) == phase.lr[0]
+        assert lr_at(phase.end - 1, plan) == pytest.approx(phase.lr[1], rel=0.05)
 
 
 @pytest.mark.parametrize("epochs", [16, 24, 32, 40, 56, 88])
@@ -142,7 +142,7 @@ def test_ffcv_s_resolutions_and_learning_rates(epochs: int) -> None:
     plan = LrPlan.of(recipe.optim, timeline)
     for epoch in range(epochs):
         theirs = int(np.round(np.interp(epoch, recipe.ramp.epochs, recipe.ramp.sizes) / 32)) * 32
-        assert timeline.stage_at(epoch * 312).size == theirs
+        assert timeline.phase_at(epoch * 312).size == theirs
         assert lr_at(epoch * 312, plan) == pytest.approx(np.interp(epoch, [0, 2, epochs], [1.7e-4, 1.7, 0]))
     assert timeline.total == epochs * 312
 
@@ -163,7 +163,7 @@ def test_learning_rates_at_the_published_edges(name: str) -> None:
     recipe = load_recipe(name)
     timeline = Timeline.of(recipe, IMAGENET)
     plan = LrPlan.of(recipe.optim, timeline)
-    assert timeline.stages[0].steps_per_epoch == per_epoch
+    assert timeline.phases[0].steps_per_epoch == per_epoch
     for epoch, lr in edges:
         assert lr_at(round(epoch * per_epoch), plan) == pytest.approx(lr, rel=1e-3, abs=1e-9)
 

@@ -48,7 +48,7 @@ def test_every_mistake_is_reported_at_once_with_path_value_and_cure(tmp_path: Pa
 def test_mistakes_between_fields_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load_recipe(
-            "digits", ["--train.accumulation", "3", "--data.mean", "[0.5]", "--optim.schedule.name", "piecewise"]
+            "digits", ["--train.grad_accumulation", "3", "--data.mean", "[0.5]", "--optim.schedule.name", "piecewise"]
         )
     assert len(caught.value.problems) == 3
     assert "try 126 or 129" in str(caught.value)
@@ -154,7 +154,7 @@ def test_every_field_has_a_help_sentence() -> None:
 
 @given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 4096))
 def test_the_batch_is_shared_out_exactly_or_refused(ranks: int, accumulation: int, batch: int) -> None:
-    recipe = Recipe("any", train=Train(global_batch=batch, accumulation=accumulation))
+    recipe = Recipe("any", train=Train(global_batch=batch, grad_accumulation=accumulation))
     if batch % (ranks * accumulation):
         with pytest.raises(UserError, match=f"train.global_batch={batch} is not a multiple of {ranks} ranks"):
             layouts(recipe, ranks)

@@ -61,7 +61,7 @@ def test_the_first_lines_name_what_is_trained(here) -> None:
 def test_the_last_line_names_the_last_and_the_best_checkpoint(here, tmp_path: Path) -> None:
     """A learning rate that ruins the weights late makes an earlier checkpoint the best."""
     points = "[{at: 0ba, factor: 1.0}, {at: 40ba, factor: 1.0}, {at: 40ba, factor: 300.0}]"
-    words = ("--optim.schedule", f"{{name: piecewise, points: {points}}}", "--optim.clip_norm", 1)
+    words = ("--optim.schedule", f"{{name: piecewise, points: {points}}}", "--optim.clip_grad_norm", 1)
     answer = here("train", "digits", *TINY, *words, "--precision", "fp32")
     assert answer.returncode == 0, answer.stderr
     last = answer.stderr.splitlines()[-1]
@@ -149,7 +149,7 @@ def test_data_that_was_read_the_first_time_is_named_as_the_reason(tmp_path: Path
 
 def test_conditions_explain_what_devices_do_not(tmp_path: Path) -> None:
     """On as many devices a run may well be faster under other conditions."""
-    one = make_run(tmp_path, "one", "--train.accumulation", "4", seconds={"compute": 0.3})
+    one = make_run(tmp_path, "one", "--train.grad_accumulation", "4", seconds={"compute": 0.3})
     assert compare([read(one), read(make_run(tmp_path, "two"))]).certified
 
 

@@ -11,7 +11,7 @@ from paceline.logbook.read import read
 from paceline.logbook.verdict import verdict
 
 ONE_VM = """# global_batch: 1024
-# data.threads: 1
+# data.decode_threads: 1
 Epoch: [0][1200/1252]\tTime  6.123 ( 6.500)\tData  5.50 ( 5.930)\tLoss 4.1e+00 (5.2e+00)\tAcc@1  20.00 ( 12.00)
 Test: [ 10/49]\tTime  1.0 ( 1.0)\tLoss 3.0 (3.0)\tAcc@1 30.0 (30.0)\tAcc@5 55.0 (55.0)
  * Acc@1 35.120 Acc@5 60.500

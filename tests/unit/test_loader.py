@@ -43,7 +43,7 @@ def loader(
     threads: int = 2,
     phases: tuple[Phase, ...] = (),
 ) -> PhotographLoader:
-    train = Train(global_batch=12, accumulation=accumulation)
+    train = Train(global_batch=12, grad_accumulation=accumulation)
     recipe = Recipe("any", seed=7, data=DATA, train=train, phases=phases)
     split = source.split("train") if isinstance(source, Dataset) else source
     return PhotographLoader(DATA, {"": split}, Plan.of(recipe, len(split), ranks, rank), CPU, threads)
@@ -127,10 +127,10 @@ def test_middle_crops() -> None:
 def test_evaluation_sees_every_sample_once_on_any_number_of_ranks(dataset: Dataset, rectangular: bool) -> None:
     evaluate = Evaluate(per_rank_batch=4, size=32, rectangular=rectangular)
     split = dataset.split("val")
-    stage = Timeline.of(Recipe("any", data=DATA, evaluate=evaluate, train=Train(global_batch=12)), 27).stages[0]
+    phase = Timeline.of(Recipe("any", data=DATA, evaluate=evaluate, train=Train(global_batch=12)), 27).phases[0]
 
     def batches(ranks: int) -> dict[tuple[int, ...], torch.Tensor]:
-        evaluators = [PhotographEvaluator(DATA, evaluate, stage, split, rank, ranks, CPU, 2) for rank in range(ranks)]
+        evaluators = [PhotographEvaluator(DATA, evaluate, phase, split, rank, ranks, CPU, 2) for rank in range(ranks)]
         assert sum(evaluator.own_samples for evaluator in evaluators) == evaluators[0].num_samples == len(split) == 27
         return {tuple(batch.ids.tolist()): batch.images for evaluator in evaluators for batch in evaluator}
 
@@ -149,8 +149,8 @@ def test_a_panorama_alone_in_its_batch_is_cut_to_what_can_be_shown(tmp_path: Pat
     prepare(source(root, "folder"), tmp_path / "out", [Variant()], 2)
     evaluate = Evaluate(per_rank_batch=4, size=36, rectangular=True)
     split = Dataset.open(tmp_path / "out").split("val")
-    stage = Timeline.of(Recipe("any", data=DATA, evaluate=evaluate, train=Train(global_batch=4)), 12).stages[0]
-    shapes = [batch.images.shape[2:] for batch in PhotographEvaluator(DATA, evaluate, stage, split, 0, 1, CPU, 2)]
+    phase = Timeline.of(Recipe("any", data=DATA, evaluate=evaluate, train=Train(global_batch=4)), 12).phases[0]
+    shapes = [batch.images.shape[2:] for batch in PhotographEvaluator(DATA, evaluate, phase, split, 0, 1, CPU, 2)]
     assert shapes[-1] == (36, 144)
     assert all((min(shape) == 36 and max(shape) % 8 == 0) or shape == (36, 36) for shape in shapes)
 
@@ -179,7 +179,7 @@ def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many
     for number in (5, 8, 11):
         damage(number)
     often = loader(Dataset.open(tmp_path / "out"))
-    with pytest.raises(UserError, match=r"2 of 60 samples have been found damaged, more than data.max_damaged=0.001"):
+    with pytest.raises(UserError, match=r"2 of 60 samples have been found damaged, more than data.max_corrupt=0.001"):
         list(one_epoch(often, 0))
 
 
@@ -190,8 +190,8 @@ def test_a_damaged_validation_sample_is_left_out_of_the_count(tmp_path: Path) ->
     content = bytearray(shard.read_bytes())
     content[int(split.index[3]["offset"]) + 200] ^= 1
     shard.write_bytes(content)
-    stage = Timeline.of(Recipe("any", data=DATA, train=Train(global_batch=4)), 12).stages[0]
-    evaluator = PhotographEvaluator(DATA, Evaluate(per_rank_batch=5), stage, split, 0, 1, CPU, 2)
+    phase = Timeline.of(Recipe("any", data=DATA, train=Train(global_batch=4)), 12).phases[0]
+    evaluator = PhotographEvaluator(DATA, Evaluate(per_rank_batch=5), phase, split, 0, 1, CPU, 2)
     for _ in range(3):  # the same sample at every evaluation: still one
         batches = list(evaluator)
         assert torch.cat([batch.ids for batch in batches]).tolist() == [0, 1, 2, *range(4, 12)]

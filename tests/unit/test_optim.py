@@ -20,7 +20,7 @@ def plan(total: int = 100, **schedule: object) -> LrPlan:
 def test_one_cycle_is_torch_s_own() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
     reference = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2.0, total_steps=101, pct_start=31 / 101)
-    ours = plan(name="one-cycle", warmup="3ep", start=1 / 25, end=1 / 25e4)
+    ours = plan(name="one-cycle", warmup="3ep", start_factor=1 / 25, end_factor=1 / 25e4)
     for step in range(100):
         assert lr_at(step, ours) == pytest.approx(reference.get_last_lr()[0], rel=1e-9)
         optimizer.step()
@@ -28,12 +28,12 @@ def test_one_cycle_is_torch_s_own() -> None:
 
 
 def test_cosine_and_linear_with_warm_up() -> None:
-    cosine = plan(name="cosine", warmup="1ep", start=0.1)
+    cosine = plan(name="cosine", warmup="1ep", start_factor=0.1)
     assert lr_at(0, cosine) == pytest.approx(0.2)
     assert lr_at(5, cosine) == pytest.approx(0.2 + 1.8 / 2)
     assert lr_at(10, cosine) == 2.0
     assert lr_at(55, cosine) == pytest.approx(1 + math.cos(math.pi / 2))
-    linear = plan(name="linear", warmup="20ba", end=0.5)
+    linear = plan(name="linear", warmup="20ba", end_factor=0.5)
     assert [lr_at(step, linear) for step in (0, 10, 20, 60)] == pytest.approx([0.0, 1.0, 2.0, 1.5])
     assert lr_at(99, plan(name="constant")) == 2.0
 
@@ -48,12 +48,12 @@ def test_piecewise_is_linear_between_its_corners() -> None:
 def test_norms_and_biases_do_not_decay_and_frozen_weights_are_left_out() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))
     model[1].weight.requires_grad_(False)
-    decayed, plain, norm_biases = groups(model, Optim(weight_decay=0.1, norm_bias_lr=64.0))
+    decayed, plain, norm_biases = groups(model, Optim(weight_decay=0.1, norm_bias_lr_factor=64.0))
     assert {id(p) for p in decayed["params"]} == {id(model[0].weight), id(model[3].weight)}
     assert {id(p) for p in plain["params"]} == {id(model[0].bias), id(model[3].bias)}
     assert [id(p) for p in norm_biases["params"]] == [id(model[1].bias)]
     assert [group["weight_decay"] for group in (decayed, plain, norm_biases)] == [0.1, 0.0, 0.0]
-    optimizer = create(model, Optim(weight_decay=0.1, norm_bias_lr=64.0))
+    optimizer = create(model, Optim(weight_decay=0.1, norm_bias_lr_factor=64.0))
     set_lr(optimizer, 0.5)
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5, 32.0]
 

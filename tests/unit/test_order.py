@@ -48,7 +48,7 @@ def test_random_numbers_belong_to_the_sample_and_are_uniform() -> None:
 
 
 def _loader(images: ImageSet, data: Data, ranks: int, rank: int, accumulation: int = 1) -> ResidentLoader:
-    recipe = Recipe("any", seed=3, data=data, train=Train(global_batch=48, accumulation=accumulation))
+    recipe = Recipe("any", seed=3, data=data, train=Train(global_batch=48, grad_accumulation=accumulation))
     return ResidentLoader(data, images, Plan.of(recipe, len(images.train), ranks, rank), torch.device("cpu"))
 
 

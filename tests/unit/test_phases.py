@@ -40,7 +40,7 @@ def test_every_step_lies_in_one_phase_and_one_epoch(samples: int, lengths: list[
     assert len(set(positions)) == len(positions)
     for number, phase in enumerate(phases):
         begin = timeline.step_at(phase.epochs[0])
-        assert timeline.stage_at(begin).number == number
+        assert timeline.phase_at(begin).number == number
         assert timeline.position(begin) == (phase.epochs[0], 0)
         assert timeline.epoch_at(begin) == phase.epochs[0]
 
@@ -60,7 +60,7 @@ def test_an_epoch_sees_every_sample_at_most_once_also_across_a_change_of_batch()
 
 
 def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
-    recipe = load_recipe("digits", ["--data.repeats", "3", "--train.global_batch", "30"])
+    recipe = load_recipe("digits", ["--data.aug_repeats", "3", "--train.global_batch", "30"])
     plan = Plan.of(recipe, 90)
     keys = [key for _, (_, _, rows) in zip(range(3), plan.steps(0), strict=False) for key in rows.flatten().tolist()]
     assert len(keys) == len(set(keys)) == 90
@@ -74,10 +74,10 @@ def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
 def test_a_shorter_training_ends_in_the_middle_of_its_phases() -> None:
     recipe = load_recipe("imagenet-rn50-dawnbench-1", ["--train.duration", "8ep"])
     timeline = Timeline.of(recipe, 1_281_167)
-    assert [stage.epochs for stage in timeline.stages] == [(0, 7), (7, 8)]
-    assert timeline.stages[-1].lr == pytest.approx((2.0, 2.0 - 1.75 / 6), rel=1e-3)  # along its line, not to its end
+    assert [phase.epochs for phase in timeline.phases] == [(0, 7), (7, 8)]
+    assert timeline.phases[-1].lr == pytest.approx((2.0, 2.0 - 1.75 / 6), rel=1e-3)  # along its line, not to its end
     short = Timeline.of(replace(recipe, train=replace(recipe.train, duration="5ba")), 1_281_167)
-    assert (short.total, short.stages[0].epochs) == (5, pytest.approx((0, 5 / 312)))
+    assert (short.total, short.phases[0].epochs) == (5, pytest.approx((0, 5 / 312)))
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,15 @@ def test_a_shorter_training_ends_in_the_middle_of_its_phases() -> None:
             "and 15 is odd; choose a multiple of 4",
         ),
         (("--train-images", "5"), "a global batch of 128 is more than the 5 training images"),
-        (("--optim.schedule", "{name: step, every: 0.00001ep, warmup: 0ep}"), "every=0.00001ep is less than a step"),
+        (
+            ("--optim.schedule", "{name: step, step_size: 0.00001ep, warmup: 0ep}"),
+            "step_size=0.00001ep is less than a step",
+        ),
         (("--chart", "lr.txt"), "charts are written as .png"),
-        (("--exchange", "{dtype: bf16, powersgd_rank: 2}"), "both compress; use one of them"),
-        (("--strategy", "fsdp", "--exchange.through", "memory"), "exchange.through=memory is for ddp"),
-        (("--train.loss_scale", "1e39"), "train.loss_scale"),
-        (("--data.repeats", "1000000"), "data.repeats"),
+        (("--grad_sync", "{dtype: bf16, powersgd_rank: 2}"), "both compress; use one of them"),
+        (("--strategy", "fsdp", "--grad_sync.transport", "shm"), "grad_sync.transport=shm is for ddp"),
+        (("--train.init_loss_scale", "1e39"), "train.init_loss_scale"),
+        (("--data.aug_repeats", "1000000"), "data.aug_repeats"),
     ],
 )
 def test_plans_that_make_no_sense_are_named(here, words: tuple[str, ...], message: str) -> None:

@@ -25,7 +25,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize("reshard", [True, False])
 def test_an_evaluation_leaves_resharding_as_it_was(group: None, reshard: bool) -> None:
     model = AirbenchNet(widths=(8, 16), norm="group")
-    replica = Sharded(model, World(), Recipe("any", fsdp=Fsdp(reshard=reshard)), "fp32")
+    replica = Sharded(model, World(), Recipe("any", fsdp=Fsdp(reshard_after_forward=reshard)), "fp32")
     images = torch.randn(2, 3, 16, 16)
 
     def shards() -> set[bool]:

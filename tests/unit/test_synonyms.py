@@ -28,9 +28,9 @@ def _told(*words: str) -> str:
         ("-b 128", "--train.global_batch 128"),
         ("--lr 0.1", "--optim.lr 0.1"),
         ("--learning_rate 0.1", "--optim.lr 0.1"),
-        ("--workers 4", "--data.threads 4"),
-        ("--num-workers 4", "--data.threads 4"),
-        ("-j 4", "--data.threads 4"),
+        ("--workers 4", "--data.decode_threads 4"),
+        ("--num-workers 4", "--data.decode_threads 4"),
+        ("-j 4", "--data.decode_threads 4"),
         ("--model resnet18", "--model.name resnet18"),
         ("--arch resnet18", "--model.name resnet18"),
         ("--data imagenet", "--data.name imagenet"),
@@ -66,11 +66,11 @@ def _told(*words: str) -> str:
         ("--output out", "--runs out"),
         ("--save_every 5", "--checkpoint.every 5ep"),
         ("--log_interval 50", "--log.every 50ba"),
-        ("--clip_grad 1.0", "--optim.clip_norm 1.0"),
+        ("--clip_grad 1.0", "--optim.clip_grad_norm 1.0"),
         ("--model_ema", "--ema.decay 0.9999"),
         ("--ema true", "--ema.decay 0.9999"),
-        ("--accumulate 4", "--train.accumulation 4"),
-        ("--grad_accum_steps 4", "--train.accumulation 4"),
+        ("--accumulate 4", "--train.grad_accumulation 4"),
+        ("--grad_accum_steps 4", "--train.grad_accumulation 4"),
         ("--random_seed 4", "--seed 4"),
         ("--betas 0.9 0.99", "--optim.betas 0.9 0.99"),
         ("--trainer.max_epochs 10", "--train.duration 10ep"),
@@ -119,7 +119,7 @@ def test_inside_a_phase_its_own_fields_are_named() -> None:
 
 
 def test_a_name_in_several_groups_is_not_guessed() -> None:
-    assert "did you mean optim.schedule.every, ema.every, evaluate.every" in _told("--every", "1ep")
+    assert "did you mean optim.schedule.step_size, ema.every, evaluate.every" in _told("--every", "1ep")
 
 
 def test_every_hint_names_a_field_that_exists() -> None:

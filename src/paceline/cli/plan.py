@@ -63,15 +63,17 @@ def plan(arguments: list[str]) -> int:
     check_samples(timeline, samples, recipe.data.path or recipe.data.name)
     lr_plan = LrPlan.of(recipe.optim, timeline)
     stride = max(1, timeline.total // 2000)
-    edges = [edge for stage in timeline.stages for edge in (stage.begin, stage.end - 1)]
+    edges = [edge for phase in timeline.phases for edge in (phase.begin, phase.end - 1)]
     shown = sorted({*range(0, timeline.total, stride), *edges})
     rates = [lr_at(step, lr_plan) for step in shown]
     what = f"{recipe.model.name} on {recipe.data.name or recipe.data.path} ({samples:,} images)"
     say(f"{recipe.name}: {what}, {ranks} rank{'s' * (ranks > 1)}\n")
     print(
-        "\n".join(columns(phase_table(timeline, ranks, recipe.train.accumulation, lambda step: lr_at(step, lr_plan))))
+        "\n".join(
+            columns(phase_table(timeline, ranks, recipe.train.grad_accumulation, lambda step: lr_at(step, lr_plan)))
+        )
     )
-    images = sum(stage.images for stage in timeline.stages)
+    images = sum(phase.images for phase in timeline.phases)
     print(f"\n{timeline.total:,} steps, {images:,} images, {images / samples:.2f} times the training set")
     print(f"learning rate, at most {max(rates):.4g}:\n{sparkline(rates)}")
     if options.chart:
@@ -109,21 +111,21 @@ def _print_times(options: argparse.Namespace, recipe: "Recipe", timeline: "Timel
     if options.learn_from:
         speed, origin = _learnt(options.learn_from)
     parameters = _parameters(recipe)
-    if recipe.exchange.powersgd_rank:
+    if recipe.grad_sync.powersgd_rank:
         print("\nPowerSGD's saving is not in these figures: whole gradients are counted")
-    width = 4 if recipe.exchange.dtype == "fp32" else 2
+    width = 4 if recipe.grad_sync.dtype == "fp32" else 2
     rows = [["machines", "ranks", "step", "of it exchange", "time", "cost"]]
     for nodes in sorted({1, 2, 4, 8, 16, options.nodes}):
         ranks = nodes * options.gpus_per_node
-        if any(stage.global_batch % (ranks * recipe.train.accumulation) for stage in timeline.stages):
+        if any(phase.global_batch % (ranks * recipe.train.grad_accumulation) for phase in timeline.phases):
             continue
         wire = 2 * (nodes - 1) / nodes * parameters * width * 8 / (options.bandwidth * 1e9)
         total = exchange = 0.0
-        for stage in timeline.stages:
-            computing = stage.global_batch / ranks / speed
+        for phase in timeline.phases:
+            computing = phase.global_batch / ranks / speed
             visible = wire - min(options.overlap * wire, computing)
-            exchange += (stage.end - stage.begin) * visible
-            total += (stage.end - stage.begin) * (computing + visible)
+            exchange += (phase.end - phase.begin) * visible
+            total += (phase.end - phase.begin) * (computing + visible)
         hours = total / 3600
         cost = f"{hours * nodes * options.price:,.2f}" if options.price else "-"
         step = total / timeline.total
@@ -131,7 +133,7 @@ def _print_times(options: argparse.Namespace, recipe: "Recipe", timeline: "Timel
     print("\n" + "\n".join(columns(rows)))
     print(
         f"assumed: {speed:,.0f} images/s a rank at every size ({origin}); {parameters / 1e6:.1f} M parameters "
-        f"exchanged between machines as {recipe.exchange.dtype} at {options.bandwidth:g} Gbit/s, {options.overlap:.0%} "
+        f"sent between nodes as {recipe.grad_sync.dtype} at {options.bandwidth:g} Gbit/s, {options.overlap:.0%} "
         "of it behind computing; no time for evaluation, saves or slow starts"
     )
 

@@ -26,7 +26,7 @@ RECIPE is a shipped name (see `paceline recipes`) or a YAML file. Any of its fie
 
 _EVALUATE = """Evaluate a run's best checkpoint, or one checkpoint, exactly, on any number of processes.
 
-Fields of data, evaluate, precision and device can be overridden: `--evaluate.views flip --data.path DIR`."""
+Fields of data, evaluate, precision and device can be overridden: `--evaluate.tta flip --data.path DIR`."""
 
 _EXPORT = """Write a run's weights as one plain file, which timm.create_model(NAME, checkpoint_path=FILE) reads."""
 
@@ -117,7 +117,12 @@ def train(arguments: list[str]) -> int:
     augment = recipe.data.augment
     with interrupts_end():
         # torch's operations in threads that decode, and processes that compile, would all be bound to one core
-        if not under_launcher(os.environ) and augment.policy == "none" and not augment.jitter and not recipe.compile:
+        if (
+            not under_launcher(os.environ)
+            and augment.policy == "none"
+            and not augment.color_jitter
+            and not recipe.compile
+        ):
             bind_openmp()
         from paceline.engine.session import train_recipe
 

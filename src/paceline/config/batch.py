@@ -28,7 +28,7 @@ class BatchLayout:
 
 def layouts(recipe: Recipe, ranks: int) -> dict[int, BatchLayout]:
     """The layout of every global batch of a recipe; one that ranks and accumulation do not divide is an error."""
-    accumulation = recipe.train.accumulation
+    accumulation = recipe.train.grad_accumulation
     found: dict[int, BatchLayout] = {}
     for number, phase in enumerate(recipe.all_phases()):
         batch = phase.global_batch or recipe.train.global_batch
@@ -58,11 +58,11 @@ def memory_key(recipe: Recipe, ranks: int) -> dict[str, Any]:
         "classes from": recipe.data.path,
         "precision": recipe.precision,
         "strategy": strategy(recipe, ranks),
-        "sharding": [recipe.fsdp.reshard, recipe.fsdp.offload],
+        "sharding": [recipe.fsdp.reshard_after_forward, recipe.fsdp.cpu_offload],
         "optimizer": recipe.optim.name,
         "averaged": bool(recipe.ema.decay),
-        "powersgd": bool(recipe.exchange.powersgd_rank) and ranks > 1,
-        "sync_norm": recipe.model.sync_norm,
+        "powersgd": bool(recipe.grad_sync.powersgd_rank) and ranks > 1,
+        "sync_batchnorm": recipe.model.sync_batchnorm,
         "channels_last": recipe.channels_last,
         "compile": recipe.compile,
         "ranks": ranks,
@@ -76,7 +76,7 @@ def strategy(recipe: Recipe, ranks: int) -> str:
 
 
 def check_samples(timeline: Timeline, samples: int, where: object) -> None:
-    largest = max(stage.global_batch for stage in timeline.stages)
+    largest = max(phase.global_batch for phase in timeline.phases)
     if largest > samples:
         raise UserError(
             f"a global batch of {largest} is more than the {samples} training images of {where}; lower "

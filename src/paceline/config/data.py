@@ -43,7 +43,7 @@ class Augment:
     """Shift by up to this many pixels each way, the border filled by reflection."""
     cutout: CountOrZero = 0
     """Side of a square set to the mean colour at a random place; 0 for none."""
-    crop: Literal["random", "middle"] = "random"
+    crop: Literal["random", "center"] = "random"
     """Photographs: a random crop (torchvision's RandomResizedCrop), or the middle as in evaluation."""
     crop_scale: tuple[Area, Area] = (0.08, 1.0)
     """Photographs: smallest and largest share of the area that a random crop sees."""
@@ -51,13 +51,13 @@ class Augment:
     """Photographs: narrowest and widest aspect ratio of a random crop."""
     policy: Literal["none", "randaugment", "trivialaugment"] = "none"
     """Photographs: colours and shapes changed by chance, with torchvision's operations."""
-    ops: Annotated[Count, Field(le=32)] = 2
+    num_ops: Annotated[Count, Field(le=32)] = 2
     """randaugment: operations an image."""
     magnitude: Annotated[int, Field(ge=0, le=30)] = 9
     """randaugment: how strong they are, of 30."""
-    jitter: Annotated[NotNegative, Field(le=1)] = 0.0
+    color_jitter: Annotated[NotNegative, Field(le=1)] = 0.0
     """Photographs: change brightness, contrast and saturation by up to this share."""
-    erase: Share = 0.0
+    random_erasing: Share = 0.0
     """Chance that a random rectangle of an image is set to the mean colour."""
 
 
@@ -83,11 +83,11 @@ class Data:
     """Standard deviation per channel (0-1) to divide by; empty: measured, or ImageNet's for photographs."""
     augment: Augment = field(default_factory=Augment)
     """Training augmentation."""
-    threads: CountOrZero = 0
+    decode_threads: CountOrZero = 0
     """Threads that decode photographs, in each process; 0: as many as the process computes with."""
-    repeats: Annotated[Count, Field(le=64)] = 1
+    aug_repeats: Annotated[Count, Field(le=64)] = 1
     """Repeated augmentation: show each image of an epoch this many times, and only that share of all images."""
-    max_damaged: Share = 0.001
+    max_corrupt: Share = 0.001
     """Share of damaged samples, replaced by their neighbours, beyond which training stops."""
     synthetic: Synthetic = field(default_factory=Synthetic)
     """Shape of the generated set."""

@@ -13,10 +13,10 @@ from paceline.config.recipe import Recipe, near_multiples
 def problems(recipe: Recipe) -> Iterator[str]:
     """What is wrong with a recipe beyond the type and range of single fields."""
     train, schedule = recipe.train, recipe.optim.schedule
-    if train.global_batch % train.accumulation:
+    if train.global_batch % train.grad_accumulation:
         yield (
-            f"train.accumulation={train.accumulation} does not divide train.global_batch={train.global_batch}; "
-            f"try {' or '.join(map(str, near_multiples(train.global_batch, train.accumulation)))} for the batch"
+            f"train.grad_accumulation={train.grad_accumulation} does not divide train.global_batch="
+            f"{train.global_batch}; try {' or '.join(map(str, near_multiples(train.global_batch, train.grad_accumulation)))} for the batch"
         )
     if len(recipe.data.mean) != len(recipe.data.std):
         yield f"data.mean has {len(recipe.data.mean)} values, data.std {len(recipe.data.std)}; give both or neither"
@@ -33,8 +33,8 @@ def problems(recipe: Recipe) -> Iterator[str]:
         if recipe.data.augment.translate:
             kind = recipe.data.name or recipe.data.path
             yield f"data.augment.translate is for images in memory, and {kind} is not; set it to 0"
-    elif recipe.data.augment.policy != "none" or recipe.data.augment.jitter:
-        yield f"data.augment.policy and jitter are for photographs, and {recipe.data.name} is none; set none and 0"
+    elif recipe.data.augment.policy != "none" or recipe.data.augment.color_jitter:
+        yield f"data.augment.policy and color_jitter need image files, not {recipe.data.name}; set them to none and 0"
     yield from _out_of_order("optim.schedule.points", [point.at for point in schedule.points])
     length = parse(train.duration)
     yield from phase_problems(recipe.phases, length.value if length.unit == "ep" else 0.0, train.global_batch)
@@ -46,12 +46,12 @@ def problems(recipe: Recipe) -> Iterator[str]:
     epochs = [epoch for epoch, _ in recipe.curve.points]
     if any(begin >= end for begin, end in pairwise(epochs)):
         yield f"curve.points are not in order of time: {', '.join(f'{epoch:g}' for epoch in epochs)}"
-    if recipe.exchange.powersgd_rank and recipe.strategy == "fsdp":
-        yield "exchange.powersgd_rank needs whole gradients, which fsdp does not have; use strategy ddp, or 0"
-    if recipe.exchange.powersgd_rank and recipe.exchange.dtype != "fp32":
-        yield f"exchange.dtype={recipe.exchange.dtype} and exchange.powersgd_rank both compress; use one of them"
-    if recipe.exchange.through == "memory" and recipe.strategy == "fsdp":
-        yield "exchange.through=memory is for ddp; fsdp exchanges over the network: use auto"
+    if recipe.grad_sync.powersgd_rank and recipe.strategy == "fsdp":
+        yield "grad_sync.powersgd_rank needs whole gradients, which fsdp does not have; use strategy ddp, or 0"
+    if recipe.grad_sync.powersgd_rank and recipe.grad_sync.dtype != "fp32":
+        yield f"grad_sync.dtype={recipe.grad_sync.dtype} and grad_sync.powersgd_rank both compress; use one of them"
+    if recipe.grad_sync.transport == "shm" and recipe.strategy == "fsdp":
+        yield "grad_sync.transport=shm is for ddp; fsdp exchanges over the network: use auto"
 
 
 def _data_problems(data: Data) -> Iterator[str]:

@@ -43,9 +43,9 @@ class Model:
     """`random`, `pretrained` (from the hub), or a .safetensors or .pth file; a head of another size is replaced."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further model arguments, e.g. {drop_path_rate: 0.1}."""
-    head_std: NotNegative = 0.0
+    head_init_std: NotNegative = 0.0
     """Draw the classifier's weights with this standard deviation, its bias zero; 0: as the model does."""
-    sync_norm: bool = False
+    sync_batchnorm: bool = False
     """Batch norm over the batches of all ranks instead of each rank's own."""
 
 
@@ -71,13 +71,13 @@ class Schedule:
     """one-cycle: cosine up over `warmup`, cosine down; cosine, linear, step: linear warm-up, then that curve down."""
     warmup: StepDuration = "0ba"
     """Time from `start` up to the peak."""
-    start: NotNegative = 0.0
+    start_factor: NotNegative = 0.0
     """Factor at the first step of the warm-up."""
-    end: NotNegative = 0.0
+    end_factor: NotNegative = 0.0
     """Factor at the end of training."""
-    every: StepInterval = "30ep"
+    step_size: StepInterval = "30ep"
     """step: time between two falls."""
-    factor: Share = 0.1
+    gamma: Share = 0.1
     """step: what remains of the learning rate after a fall."""
     points: tuple[Point, ...] = ()
     """Corners of the piecewise schedule."""
@@ -103,11 +103,11 @@ class Optim:
     """AdamW's and LAMB's epsilon."""
     weight_decay: NotNegative = 0.0
     """Weight decay, on filters and matrices."""
-    decay_all: bool = False
+    decay_norm_bias: bool = False
     """Let norms and biases decay too."""
-    norm_bias_lr: Positive = 1.0
+    norm_bias_lr_factor: Positive = 1.0
     """Factor on the learning rate of normalisation layers' biases (airbench: 64)."""
-    clip_norm: NotNegative = 0.0
+    clip_grad_norm: NotNegative = 0.0
     """Clip the gradient to this norm; 0: off."""
     schedule: Schedule = field(default_factory=Schedule)
     """The learning rate over time."""
@@ -123,9 +123,9 @@ class Train:
     """Length of the training."""
     global_batch: Count = 256
     """Images per optimizer step over all ranks together: per-rank batch x ranks x accumulation."""
-    accumulation: Count = 1
+    grad_accumulation: Count = 1
     """Micro-batches a rank computes one after the other for one optimizer step."""
-    loss_scale: Annotated[Positive, Field(le=2.0**120)] = 65536.0
+    init_loss_scale: Annotated[Positive, Field(le=2.0**120)] = 65536.0
     """fp16: what the loss is multiplied by at first; overflows halve it, long quiet doubles it."""
     loss: Literal["cross-entropy", "bce"] = "cross-entropy"
     """bce: binary cross entropy, each class for itself."""
@@ -161,11 +161,11 @@ class Evaluate:
     """Images per forward pass on one rank."""
     size: Side = 0
     """Photographs: side in pixels; 0: data.size."""
-    crop_share: Area = 0.875
+    crop_pct: Area = 0.875
     """Photographs: share of the shorter side that the middle crop sees."""
     rectangular: bool = False
     """Photographs: batches of like aspect ratio, so that less of each image is cut off."""
-    views: Literal["none", "flip", "flip-translate"] = "none"
+    tta: Literal["none", "flip", "flip-translate"] = "none"
     """Average the logits of mirrored, or mirrored and shifted, views."""
 
 
@@ -202,7 +202,7 @@ class Log:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class GradSync:
     """How ranks exchange gradients."""
 
     __pydantic_config__ = STRICT
@@ -211,11 +211,11 @@ class Exchange:
     """What gradients are sent as; half-width halves the traffic, fp32 keeps every bit."""
     powersgd_rank: CountOrZero = 0
     """DDP: send gradients as products of matrices of this rank, what is lost added to the next step; 0: off."""
-    powersgd_after: CountOrZero = 100
+    powersgd_start_step: CountOrZero = 100
     """Steps with whole gradients before PowerSGD begins."""
     bucket_mb: Annotated[Positive, Field(le=1e6)] = 25.0
     """Size of the pieces in which gradients are sent while the backward pass goes on."""
-    through: Literal["auto", "memory", "network"] = "auto"
+    transport: Literal["auto", "shm", "network"] = "auto"
     """auto: CPU ranks of one machine exchange through its memory, all others over the network."""
 
 
@@ -225,9 +225,9 @@ class Fsdp:
 
     __pydantic_config__ = STRICT
 
-    reshard: bool = True
+    reshard_after_forward: bool = True
     """Give gathered weights up between forward and backward: less memory, more traffic."""
-    offload: bool = False
+    cpu_offload: bool = False
     """Keep shards in host memory, and bring them to the GPU when they are needed."""
 
 
@@ -306,7 +306,7 @@ class Recipe:
     """Logging."""
     strategy: Literal["auto", "single", "ddp", "fsdp"] = "auto"
     """single: one rank; ddp: a whole model on every rank; fsdp: shards of one; auto: ddp where there are several."""
-    exchange: Exchange = field(default_factory=Exchange)
+    grad_sync: GradSync = field(default_factory=GradSync)
     """Gradient exchange between ranks."""
     fsdp: Fsdp = field(default_factory=Fsdp)
     """Sharding."""
@@ -329,7 +329,7 @@ class Recipe:
         return self.phases or (Phase((0.0, math.inf)),)
 
 
-PLACE_FIELDS = ("path", "threads", "max_damaged")
+PLACE_FIELDS = ("path", "threads", "max_corrupt")
 """Fields of `data` that say where and how it is read; which images are seen, and when, does not depend on them."""
 
 

@@ -26,7 +26,7 @@ def scaled(recipe: Recipe, ranks: int, rule: str) -> Recipe:
     schedule = recipe.optim.schedule
     by_phases = any(phase.lr for phase in recipe.phases)
     if schedule.name != "piecewise" and parse(schedule.warmup).value == 0 and not by_phases:
-        schedule = replace(schedule, warmup=_warmup(recipe.train.duration), start=1 / factor)
+        schedule = replace(schedule, warmup=_warmup(recipe.train.duration), start_factor=1 / factor)
     return replace(
         recipe,
         train=replace(recipe.train, global_batch=recipe.train.global_batch * ranks),

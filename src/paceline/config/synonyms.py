@@ -16,7 +16,7 @@ _WRITE = {
         "per_rank_batch per_rank_batch_size per_gpu_batch_size per_device_batch_size per_device_train_batch_size "
         "micro_batch_size microbatch_size batch_size_per_gpu"
     ),
-    "train.accumulation={}": (
+    "train.grad_accumulation={}": (
         "accumulate accumulate_grad_batches grad_accum grad_accum_steps grad_accumulation gradient_accumulation "
         "gradient_accumulation_steps accum_steps accumulation_steps accum_iter"
     ),
@@ -31,17 +31,19 @@ _WRITE = {
     "optim.momentum={}": "momentum mom",
     "optim.betas={}": "opt_betas adam_betas",
     "optim.eps={}": "opt_eps epsilon adam_eps",
-    "optim.clip_norm={}": (
+    "optim.clip_grad_norm={}": (
         "clip_grad clip_grad_norm grad_clip grad_clip_norm gradient_clip gradient_clip_val gradient_clipping clip "
         "max_norm max_grad_norm grad_norm_clip"
     ),
     "optim.schedule.name={}": "scheduler sched schedule lr_scheduler lr_schedule lr_sched lr_policy scheduler_name",
     "optim.schedule.warmup={}ep": "warmup warmup_epochs lr_warmup_epochs num_warmup_epochs warm_up",
     "optim.schedule.warmup={}ba": "warmup_steps warmup_iters num_warmup_steps lr_warmup_steps",
-    "optim.schedule.start=0.01 (a multiple of optim.lr)": "warmup_lr warmup_factor lr_warmup_decay warmup_start_lr",
-    "optim.schedule.end=0.01 (a multiple of optim.lr)": "min_lr lr_min eta_min final_lr end_lr",
-    "optim.schedule.every={}ep": "decay_epochs lr_step_size step_size lr_decay_epochs",
-    "optim.schedule.factor={}": "decay_rate lr_gamma gamma lr_decay",
+    "optim.schedule.start_factor=0.01 (a multiple of optim.lr)": (
+        "warmup_lr warmup_factor lr_warmup_decay warmup_start_lr"
+    ),
+    "optim.schedule.end_factor=0.01 (a multiple of optim.lr)": "min_lr lr_min eta_min final_lr end_lr",
+    "optim.schedule.step_size={}ep": "decay_epochs lr_step_size step_size lr_decay_epochs",
+    "optim.schedule.gamma={}": "decay_rate lr_gamma gamma lr_decay",
     "model.name={}": "model model_name arch architecture network net backbone encoder a m",
     "model.weights=pretrained|random": "pretrained use_pretrained imagenet_pretrained",
     "model.weights={}": "weights initial_checkpoint init_checkpoint pretrained_path finetune checkpoint_path",
@@ -49,21 +51,23 @@ _WRITE = {
     "model.options={{drop_path_rate: {}}}": (
         "drop_path drop_path_rate stochastic_depth stochastic_depth_prob drop_connect drop_connect_rate"
     ),
-    "model.sync_norm=true|false": "sync_bn sync_batchnorm sync_batch_norm syncbn",
+    "model.sync_batchnorm=true|false": "sync_bn sync_batchnorm sync_batch_norm syncbn",
     "data.name={}": "data dataset dataset_name data_name data_set",
     "data.path={}": "data_dir data_path data_root root dataset_path dataset_dir train_dir imagenet",
-    "data.threads={}": "workers num_workers j n_workers nworkers dataloader_workers num_data_workers loader_workers",
+    "data.decode_threads={}": (
+        "workers num_workers j n_workers nworkers dataloader_workers num_data_workers loader_workers"
+    ),
     "data.size={}": (
         "size image_size img_size imgsz input_size resolution res crop_size train_crop_size train_size im_size imsize"
     ),
-    "data.repeats={}": "aug_repeats ra_reps repeated_aug ra_sampler repeated_augmentation",
+    "data.aug_repeats={}": "aug_repeats ra_reps repeated_aug ra_sampler repeated_augmentation",
     "data.augment.flip=random|none": "hflip horizontal_flip random_flip",
     "data.augment.policy={}": "auto_augment aa autoaugment augment aug policy augmentation",
     "data.augment.policy=randaugment|none": "randaugment rand_augment use_randaugment",
     "data.augment.policy=trivialaugment|none": "trivialaugment trivial_augment",
     "data.augment.magnitude={}": "ra_magnitude randaugment_magnitude",
-    "data.augment.jitter={}": "color_jitter colour_jitter colorjitter",
-    "data.augment.erase={}": "reprob random_erase random_erasing random_erase_prob re_prob",
+    "data.augment.color_jitter={}": "color_jitter colour_jitter colorjitter",
+    "data.augment.random_erasing={}": "reprob random_erase random_erasing random_erase_prob re_prob",
     "data.augment.crop_scale={}": "scale rrc_scale",
     "data.augment.crop_ratio={}": "ratio rrc_ratio",
     "ema.decay={}": "model_ema_decay ema_decay ema_momentum",
@@ -78,8 +82,8 @@ _WRITE = {
         "evaluate.batch_size evaluate.batch evaluate.global_batch"
     ),
     "evaluate.size={}": "val_size eval_size val_crop_size test_size val_resize_size evaluate.image_size",
-    "evaluate.crop_share={}": "crop_pct eval_crop_ratio test_crop_pct evaluate.crop",
-    "evaluate.views=flip|none": "tta test_time_augmentation",
+    "evaluate.crop_pct={}": "crop_pct eval_crop_ratio test_crop_pct evaluate.crop",
+    "evaluate.tta=flip|none": "tta test_time_augmentation",
     "checkpoint.every={}ep": (
         "save_every save_freq save_interval checkpoint_every checkpoint_interval save_every_epochs ckpt_every "
         "save_every_n_epochs checkpoint.interval checkpoint.save_every"

@@ -30,27 +30,27 @@ class Replica:
         self._ddp: DistributedDataParallel | None = None
         forward: nn.Module = model
         if world.size > 1:
-            exchange = recipe.exchange
-            dtype = WIRE_DTYPES[exchange.dtype]
-            in_memory = exchange.through != "network" and not exchange.powersgd_rank
+            grad_sync = recipe.grad_sync
+            dtype = WIRE_DTYPES[grad_sync.dtype]
+            in_memory = grad_sync.transport != "network" and not grad_sync.powersgd_rank
             in_memory = in_memory and shares_memory(world, dtype.itemsize * sum(p.numel() for p in model.parameters()))
-            if exchange.through == "memory" and not in_memory:
+            if grad_sync.transport == "shm" and not in_memory:
                 raise UserError(
-                    "exchange.through=memory: only CPU ranks of one machine, with room in /dev/shm and without "
+                    "grad_sync.transport=shm: only CPU ranks of one machine, with room in /dev/shm and without "
                     "PowerSGD, exchange gradients through its memory; use auto"
                 )
-            if exchange.powersgd_rank:
-                self._exchange = PowerSgd(world, exchange.powersgd_rank, exchange.powersgd_after)
+            if grad_sync.powersgd_rank:
+                self._exchange = PowerSgd(world, grad_sync.powersgd_rank, grad_sync.powersgd_start_step)
             else:
                 self._exchange = SharedMemory(world, dtype) if in_memory else AllReduce(world, dtype)
             self._ddp = DistributedDataParallel(
                 model,
                 device_ids=[world.device] if world.device.type == "cuda" else None,
                 # through memory there is nothing to overlap with: one exchange, one wait
-                bucket_cap_mb=_WHOLE_MODEL_MB if in_memory else exchange.bucket_mb,
+                bucket_cap_mb=_WHOLE_MODEL_MB if in_memory else grad_sync.bucket_mb,
                 forward_sync_buffers=False,  # average_buffers does it, when somebody looks
                 gradient_as_bucket_view=True,
-                static_graph=recipe.train.accumulation == 1,
+                static_graph=recipe.train.grad_accumulation == 1,
             )
             self._ddp.register_comm_hook(None, self._exchange.average)
             forward = self._ddp

@@ -27,7 +27,7 @@ class Sharded:
 
     def __init__(self, model: nn.Module, world: World, recipe: Recipe, precision: str):
         shard(model, world, recipe, precision)
-        self.module, self._reshard = model, recipe.fsdp.reshard
+        self.module, self._reshard = model, recipe.fsdp.reshard_after_forward
         self.forward: Callable[[torch.Tensor], torch.Tensor] = torch.compile(model) if recipe.compile else model
 
     def exchanging(self, last: bool) -> AbstractContextManager[object]:
@@ -68,12 +68,12 @@ def shard(model: nn.Module, world: World, recipe: Recipe, precision: str) -> Non
     compute = WIRE_DTYPES[precision]
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
         compute = torch.float32  # its kernels want weights in fp32; autocast narrows what can be narrowed
-    offload = recipe.fsdp.offload and world.device.type == "cuda"
+    offload = recipe.fsdp.cpu_offload and world.device.type == "cuda"
     settings: dict[str, Any] = {
         "mesh": mesh,
-        "reshard_after_forward": recipe.fsdp.reshard,
+        "reshard_after_forward": recipe.fsdp.reshard_after_forward,
         "mp_policy": MixedPrecisionPolicy(
-            param_dtype=compute, reduce_dtype=WIRE_DTYPES[recipe.exchange.dtype], cast_forward_inputs=False
+            param_dtype=compute, reduce_dtype=WIRE_DTYPES[recipe.grad_sync.dtype], cast_forward_inputs=False
         ),
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }

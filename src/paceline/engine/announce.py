@@ -27,23 +27,23 @@ def announce(setup: Setup, path: Path, checkpoint: Path | None) -> None:
 
 
 def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
-    recipe, timeline, stages = setup.recipe, setup.timeline, setup.timeline.stages
+    recipe, timeline, phases = setup.recipe, setup.timeline, setup.timeline.phases
     optim = recipe.optim
     yield f"recipe: {recipe.name}, run folder {path}"
     yield f"data: {_data(setup.source)}"
     parameters = sum(parameter.numel() for parameter in setup.replica.module.parameters())
     yield f"model: {recipe.model.name}, {parameters:,} parameters, {weights}"
     yield f"device: {where}, {setup.precision}"
-    if len(stages) == 1:
-        size = "x".join(map(str, setup.source.preprocessing(stages[0])["size"]))
-        steps = f"{stages[0].steps_per_epoch:,} steps per epoch, {timeline.total:,} in all ({recipe.train.duration})"
-        yield f"training: {steps}, images {stages[0].size or size} px, validated at {size} px"
+    if len(phases) == 1:
+        size = "x".join(map(str, setup.source.preprocessing(phases[0])["size"]))
+        steps = f"{phases[0].steps_per_epoch:,} steps per epoch, {timeline.total:,} in all ({recipe.train.duration})"
+        yield f"training: {steps}, images {phases[0].size or size} px, validated at {size} px"
         yield f"batch: {setup.layout}"
     yield f"optimizer: {optim.name}, peak learning rate {setup.lr_plan.highest:.4g}, schedule {_schedule(setup)}"
-    if len(stages) > 1:
-        yield f"training: {timeline.total:,} steps in all ({recipe.train.duration}), {len(stages)} phases"
+    if len(phases) > 1:
+        yield f"training: {timeline.total:,} steps in all ({recipe.train.duration}), {len(phases)} phases"
         lr = lambda step: lr_at(step, setup.lr_plan)  # noqa: E731
-        yield from columns(phase_table(timeline, setup.world.size, recipe.train.accumulation, lr))
+        yield from columns(phase_table(timeline, setup.world.size, recipe.train.grad_accumulation, lr))
 
 
 def _data(source: Source) -> str:
@@ -74,7 +74,7 @@ def _places(world: World) -> str:
 
 def _doubts(setup: Setup) -> Iterator[str]:
     """What is possible, but rarely meant."""
-    fewest = min(setup.timeline.stages, key=lambda stage: stage.steps_per_epoch)
+    fewest = min(setup.timeline.phases, key=lambda phase: phase.steps_per_epoch)
     if fewest.steps_per_epoch < _FEW_STEPS:
         yield (
             f"an epoch has only {fewest.steps_per_epoch} step{'s' * (fewest.steps_per_epoch > 1)} "

@@ -57,15 +57,15 @@ class Setup:
 
     @property
     def layout(self) -> BatchLayout:
-        """Of the last stage."""
-        return self.layouts[self.timeline.stages[-1].global_batch]
+        """Of the last phase."""
+        return self.layouts[self.timeline.phases[-1].global_batch]
 
     def evaluator(self, step: int) -> Evaluator:
-        """Validation batches as the stage that ends with, or holds, this step wants them."""
-        stage = self.timeline.stage_at(max(0, step - 1))
-        key = (stage.evaluate_size, stage.rectangular, stage.variant)
+        """Validation batches as the phase that ends with, or holds, this step wants them."""
+        phase = self.timeline.phase_at(max(0, step - 1))
+        key = (phase.evaluate_size, phase.rectangular, phase.variant)
         if key not in self._evaluators:
-            self._evaluators = {key: self.source.evaluator(stage, self.world.rank, self.world.size, self.world.device)}
+            self._evaluators = {key: self.source.evaluator(phase, self.world.rank, self.world.size, self.world.device)}
         return self._evaluators[key]
 
     @property
@@ -99,13 +99,13 @@ class Setup:
 
     def described(self, step: int) -> dict[str, Any]:
         """What using the weights needs: classes, preprocessing, model arguments."""
-        model, stage = self.recipe.model, self.timeline.stage_at(max(0, step - 1))
+        model, phase = self.recipe.model, self.timeline.phase_at(max(0, step - 1))
         return {
             "classes": [[own.id, own.name] for own in self.source.classes],
             "preprocessing": {
                 "mean": self.loader.mean.tolist(),
                 "std": self.loader.std.tolist(),
-                **self.source.preprocessing(stage),
+                **self.source.preprocessing(phase),
             },
             "model": {
                 "name": model.name,
@@ -142,7 +142,7 @@ def build(recipe: Recipe, world: World) -> Setup:
         model.prepare(loader.plain_images(5000))
     has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
     for layout in plan.layouts.values():
-        if layout.per_rank_batch == 1 and has_batch_norm and not recipe.model.sync_norm:
+        if layout.per_rank_batch == 1 and has_batch_norm and not recipe.model.sync_batchnorm:
             raise UserError(
                 f"{layout}: batch norm cannot learn from one image at a time; raise --train.global_batch, or use fewer "
                 "ranks or less accumulation"
@@ -163,7 +163,7 @@ def build(recipe: Recipe, world: World) -> Setup:
         optimizer=groups.create(model, recipe.optim, fused=resolved != "fp16" and not sharded),
         objective=Objective(recipe.train, len(source.classes), recipe.seed),
         ema=ema,
-        scaler=precision.grad_scaler(resolved, world.device, recipe.train.loss_scale),
+        scaler=precision.grad_scaler(resolved, world.device, recipe.train.init_loss_scale),
         precision=resolved,
         lr_plan=lr_plan,
     )
@@ -183,8 +183,8 @@ def _strategy(recipe: Recipe, world: World) -> str:
     if recipe.strategy == "fsdp" and world.size == 1:
         log.warning("strategy=fsdp has nothing to shard on one rank: training as a single one")
         return "single"
-    if recipe.strategy == "fsdp" and recipe.fsdp.offload and world.device.type == "cpu" and world.is_leader:
-        log.warning("fsdp.offload has nothing to move: the device is the host's own memory")
+    if recipe.strategy == "fsdp" and recipe.fsdp.cpu_offload and world.device.type == "cpu" and world.is_leader:
+        log.warning("fsdp.cpu_offload has nothing to move: the device is the host's own memory")
     return recipe.strategy
 
 
@@ -202,7 +202,7 @@ def build_model(recipe: Recipe, source: Source, num_classes: int, timeline: Time
                 f"model.name={recipe.model.name} does not take images of {side[0]}x{side[1]} with {channels} channels "
                 f"({' '.join(str(error).split())[:160]}); set data.size, or choose another model"
             ) from None
-    if recipe.model.sync_norm and world.size > 1:
+    if recipe.model.sync_batchnorm and world.size > 1:
         model = synchronise(model, world)
     # FSDP flattens weights, and so wants them in their plain order; images are channels_last all the same
     plain = recipe.strategy == "fsdp" or not recipe.channels_last

@@ -14,7 +14,7 @@ def doubts(evaluated: dict[str, Any], num_classes: int, progress: float) -> dict
     if evaluated["loss"] > 3 * guessing + 2:
         found["diverging"] = (
             f"validation loss {evaluated['loss']:.4g} is far above that of uniform predictions ({guessing:.2f}): "
-            "training diverges; try a lower --optim.lr, a longer --optim.schedule.warmup, or --optim.clip_norm 1"
+            "training diverges; try a lower --optim.lr, a longer --optim.schedule.warmup, or --optim.clip_grad_norm 1"
         )
     chance, samples = evaluated["chance"], evaluated["samples"]
     error = math.sqrt(chance * (1 - chance) / samples)

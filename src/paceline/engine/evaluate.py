@@ -72,12 +72,12 @@ def evaluate(
     }
 
 
-def refuse_damage(metrics: dict[str, float], expected: int, max_damaged: float) -> None:
+def refuse_damage(metrics: dict[str, float], expected: int, max_corrupt: float) -> None:
     """Samples that could not be read do not count; too many of them are an error, the same on all ranks."""
     lost = expected - int(metrics["samples"])
-    if lost > max(1.0, max_damaged * expected):
+    if lost > max(1.0, max_corrupt * expected):
         raise UserError(
-            f"{lost} of {expected} validation images could not be read, more than data.max_damaged={max_damaged}; "
+            f"{lost} of {expected} validation images could not be read, more than data.max_corrupt={max_corrupt}; "
             "the lines above name them"
         )
 

@@ -35,5 +35,5 @@ class Interval:
 
     def _times(self, step: int) -> int:
         """How many whole intervals lie before the end of a step, to the nearest step."""
-        stage = self._timeline.stage_at(step)
-        return math.floor((self._timeline.epoch_at(step) + 0.5 / stage.steps_per_epoch) / self._epochs)
+        phase = self._timeline.phase_at(step)
+        return math.floor((self._timeline.epoch_at(step) + 0.5 / phase.steps_per_epoch) / self._epochs)

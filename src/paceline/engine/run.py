@@ -58,7 +58,7 @@ class Run:
     def _place(self, step: int) -> dict[str, Any]:
         """What a record of a step says first; `phase` is that of the step just done."""
         timeline = self.setup.timeline
-        return {"step": step, "epoch": timeline.epoch_at(step), "phase": timeline.stage_at(max(0, step - 1)).number}
+        return {"step": step, "epoch": timeline.epoch_at(step), "phase": timeline.phase_at(max(0, step - 1)).number}
 
     def log(self, step: int, lr: float) -> None:
         """Close the window: every rank learns every rank's figures, the leader writes them down."""
@@ -104,7 +104,7 @@ class Run:
         good = self._world.on_leader(lambda: str(store.put_aside_from(self.folder.checkpoints, weights_of) or ""))
         where = f"the last good checkpoint is {good}" if good else "no checkpoint was saved before it"
         message = (
-            f"{what}; {where}; try a lower --optim.lr, a longer --optim.schedule.warmup, --optim.clip_norm 1, "
+            f"{what}; {where}; try a lower --optim.lr, a longer --optim.schedule.warmup, --optim.clip_grad_norm 1, "
             "or another --precision"
         )
         self._summarise("failed", weights_of, message=message)

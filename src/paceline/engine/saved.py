@@ -70,7 +70,7 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
         model = build_model(plain, source, len(classes), timeline, world)
         load_weights(model, parts["ema"] or parts["model"], str(folder))
         resolved = precision.resolve(recipe.precision, world.device)
-        batches = source.evaluator(timeline.stages[-1], world.rank, world.size, world.device)
+        batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device)
         with closing(display_of(world)) as display, display.evaluating(batches) as advance:
             metrics = evaluate(
                 model,
@@ -78,14 +78,14 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
                 len(classes),
                 world,
                 lambda: precision.autocast(resolved, world.device),
-                recipe.evaluate.views,
+                recipe.evaluate.tta,
                 advance,
             )
-    refuse_damage(metrics, batches.num_samples, recipe.data.max_damaged)
+    refuse_damage(metrics, batches.num_samples, recipe.data.max_corrupt)
     lost = batches.num_samples - metrics["samples"]
     some = f", {lost:g} images left out" if lost else ""
     some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
-    label = f"{folder} (step {save.step}), {source.place or source.name}{some}, views {recipe.evaluate.views}"
+    label = f"{folder} (step {save.step}), {source.place or source.name}{some}, views {recipe.evaluate.tta}"
     return label, metrics if world.is_leader else {}
 
 

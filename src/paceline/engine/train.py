@@ -51,7 +51,7 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
                 micro_batches = next(batches)
             lr = lr_at(step, setup.lr_plan)
             torch.manual_seed(step_seed(recipe.seed, step, setup.world.rank))
-            run.window.add(train_step(setup, micro_batches, step, lr), setup.timeline.stage_at(step).global_batch)
+            run.window.add(train_step(setup, micro_batches, step, lr), setup.timeline.phase_at(step).global_batch)
             done = step + 1
             if step == run.first_step:
                 setup.world.hasten()
@@ -106,9 +106,9 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
         correct += (logits.detach().argmax(1) == batch.labels).sum()
     sync_seconds, begin = replica.sync_seconds(), now(setup.world.device)
     set_lr(setup.optimizer, lr)
-    if recipe.optim.clip_norm:
+    if recipe.optim.clip_grad_norm:
         scaler.unscale_(setup.optimizer)
-        torch.nn.utils.clip_grad_norm_(replica.module.parameters(), recipe.optim.clip_norm)
+        torch.nn.utils.clip_grad_norm_(replica.module.parameters(), recipe.optim.clip_grad_norm)
     scaler.step(setup.optimizer)
     with replica.follow_scale(scaler):
         scaler.update()
@@ -117,12 +117,12 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
 
 
 def measure(setup: Setup, step: int, on_batch: Callable[[int], object], stop: Callable[[], int]) -> dict[str, float]:
-    model, views = setup.evaluated_model, setup.recipe.evaluate.views
+    model, views = setup.evaluated_model, setup.recipe.evaluate.tta
     with setup.replica.whole(model):
         classes = len(setup.source.classes)
         batches = setup.evaluator(step)
         metrics = evaluate(model, batches, classes, setup.world, setup.autocast, views, on_batch, stop)
-    refuse_damage(metrics, batches.num_samples, setup.recipe.data.max_damaged)
+    refuse_damage(metrics, batches.num_samples, setup.recipe.data.max_corrupt)
     return metrics
 
 

@@ -63,11 +63,11 @@ def as_trial(recipe: Recipe, per_rank_batch: int, ranks: int, steps: int) -> Rec
         data=Data(
             name="synthetic", synthetic=synthetic, mean=(0.5,) * channels, std=(0.25,) * channels, augment=Augment()
         ),
-        train=dataclasses.replace(recipe.train, global_batch=samples, duration=f"{steps + 1}ba", accumulation=1),
+        train=dataclasses.replace(recipe.train, global_batch=samples, duration=f"{steps + 1}ba", grad_accumulation=1),
         optim=dataclasses.replace(recipe.optim, schedule=dataclasses.replace(recipe.optim.schedule, warmup="0ba")),
         model=factory.untrained(recipe.model),
         evaluate=dataclasses.replace(recipe.evaluate, size=0),
-        exchange=dataclasses.replace(recipe.exchange, powersgd_after=0),
+        grad_sync=dataclasses.replace(recipe.grad_sync, powersgd_start_step=0),
         phases=(),
         ramp=type(recipe.ramp)(),
     )

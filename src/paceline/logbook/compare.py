@@ -14,14 +14,14 @@ _CONDITIONS = {
     "commit": "commit of the folder one worked in",
     "threads of a rank": "threads of a rank",
     "strategy": "strategy",
-    "data.threads": "threads that load data",
-    "train.accumulation": "accumulation",
+    "data.decode_threads": "threads that load data",
+    "train.grad_accumulation": "accumulation",
     "evaluate.every": "evaluate.every",
     "evaluate.per_rank_batch": "evaluate.per_rank_batch",
-    "exchange.through": "exchange.through",
-    "exchange.bucket_mb": "exchange.bucket_mb",
-    "fsdp.reshard": "fsdp.reshard",
-    "fsdp.offload": "fsdp.offload",
+    "grad_sync.transport": "grad_sync.transport",
+    "grad_sync.bucket_mb": "grad_sync.bucket_mb",
+    "fsdp.reshard_after_forward": "fsdp.reshard_after_forward",
+    "fsdp.cpu_offload": "fsdp.cpu_offload",
 }
 """Facts that do not change what is computed, but how fast."""
 _ELSEWHERE = (

@@ -25,7 +25,7 @@ _FIGURES = {"ranks": 10**9, "nodes": 10**9, "global_batch": 10**12, "seconds": 1
 """Facts that are computed with, and the most that they can be."""
 _ARGUMENTS = {
     "batch_size": "global_batch",
-    "workers": "data.threads",
+    "workers": "data.decode_threads",
     "arch": "model.name",
     "lr": "optim.lr",
     "epochs": "train.duration",

@@ -105,7 +105,7 @@ def _changed_on_the_way(run: Run) -> Iterator[str]:
             yield f"resumed with another {name}: {', then '.join(values)}"
 
 
-_NOT_THE_EXPERIMENT = re.compile(r"(name|about|log|checkpoint|curve|device|data\.(path|threads|max_damaged))(\.|$)")
+_NOT_THE_EXPERIMENT = re.compile(r"(name|about|log|checkpoint|curve|device|data\.(path|threads|max_corrupt))(\.|$)")
 
 
 def _facts(run: Run) -> dict[str, Any]:
@@ -121,6 +121,6 @@ def _facts(run: Run) -> dict[str, Any]:
         "torch": packages.get("torch"),
         "hardware": hardware.get("gpu") or hardware.get("cpu"),
         "threads of a rank": hardware.get("threads_per_process") if hardware.get("device") == "cpu" else None,
-        "data.threads": run.recipe.get("data", {}).get("threads"),
+        "data.decode_threads": run.recipe.get("data", {}).get("threads"),
     }
     return {key: value for key, value in found.items() if value is not None}

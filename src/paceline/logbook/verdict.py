@@ -92,7 +92,7 @@ def _data(run: Run, one_rank: bool) -> Iterator[Finding]:
     cores = (run.starts[-1].get("hardware", {}) if run.starts else {}).get("cores")
     cure = "prepare the data (paceline prepare), or give the loader more threads"
     if threads and cores and threads < cores:
-        cure = f"prepare the data (paceline prepare), or raise data.threads from {threads} to {cores}"
+        cure = f"prepare the data (paceline prepare), or raise data.decode_threads from {threads} to {cores}"
     share = data / (run.total_seconds or 1.0)
     yield Finding("data", share, f"{data / train:.0%} of training is waiting for data{alone}; {cure}")
 
@@ -105,7 +105,7 @@ def _exchange(run: Run) -> Iterator[Finding]:
         return
     rate = _gradient_bits(run) * _steps(run) / own
     speed = f" at {rate / 1e9:.2g} Gbit/s or less" if rate else ""  # less, where computing hides a part of it
-    cure = "accumulate (train.accumulation), or compress (exchange.dtype bf16, exchange.powersgd_rank)"
+    cure = "accumulate (train.grad_accumulation), or compress (grad_sync.dtype bf16, grad_sync.powersgd_rank)"
     yield Finding(
         "exchange", own / (run.total_seconds or 1.0), f"gradient exchange is {own / train:.0%} of a step{speed}; {cure}"
     )
@@ -113,9 +113,9 @@ def _exchange(run: Run) -> Iterator[Finding]:
 
 def _gradient_bits(run: Run) -> float:
     """What a rank sends in a step: all-reduce passes each gradient on about twice, but for its own share."""
-    ranks, exchange = run.ranks or 1, run.recipe.get("exchange", {})
-    width = 32 if exchange.get("dtype", "fp32") == "fp32" else 16
-    if exchange.get("powersgd_rank"):
+    ranks, grad_sync = run.ranks or 1, run.recipe.get("grad_sync", {})
+    width = 32 if grad_sync.get("dtype", "fp32") == "fp32" else 16
+    if grad_sync.get("powersgd_rank"):
         return 0.0
     return float(run.summary.get("parameters") or 0) * width * 2 * (ranks - 1) / ranks
 

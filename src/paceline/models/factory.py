@@ -32,7 +32,7 @@ def create(config: Model, num_classes: int, channels: int) -> nn.Module:
         model: nn.Module = _build(AirbenchNet, config, num_classes=num_classes, in_chans=channels)
     else:
         model = _timm(config, num_classes, channels, pretrained)
-    if config.head_std and config.weights == "random":
+    if config.head_init_std and config.weights == "random":
         _draw_head(model, config)
     if config.weights not in ("random", "pretrained"):
         _load_file(model, Path(config.weights))
@@ -41,14 +41,16 @@ def create(config: Model, num_classes: int, channels: int) -> nn.Module:
 
 def untrained(config: Model) -> Model:
     """The same model from random weights: for when only its shape counts."""
-    return dataclasses.replace(config, weights="random", head_std=0.0)
+    return dataclasses.replace(config, weights="random", head_init_std=0.0)
 
 
 def _draw_head(model: nn.Module, config: Model) -> None:
     classifier: Any = getattr(model, "get_classifier", lambda: None)()
     if not isinstance(classifier, nn.Linear):
-        raise UserError(f"model.head_std={config.head_std}: {config.name} has no linear classifier; set it to 0")
-    nn.init.normal_(classifier.weight, std=config.head_std)
+        raise UserError(
+            f"model.head_init_std={config.head_init_std}: {config.name} has no linear classifier; set it to 0"
+        )
+    nn.init.normal_(classifier.weight, std=config.head_init_std)
     if classifier.bias is not None:
         nn.init.zeros_(classifier.bias)
 

@@ -26,11 +26,11 @@ def groups(model: nn.Module, config: Optim) -> list[dict[str, Any]]:
     decayed = [p for p in trained if p.ndim > 1]
     plain = [p for p in trained if p.ndim <= 1 and id(p) not in norm_biases]
     biases = [p for p in trained if id(p) in norm_biases]
-    small_decay = config.weight_decay if config.decay_all else 0.0
+    small_decay = config.weight_decay if config.decay_norm_bias else 0.0
     listed = [
         {"params": decayed, "weight_decay": config.weight_decay, "scale": 1.0},
         {"params": plain, "weight_decay": small_decay, "scale": 1.0},
-        {"params": biases, "weight_decay": small_decay, "scale": config.norm_bias_lr},
+        {"params": biases, "weight_decay": small_decay, "scale": config.norm_bias_lr_factor},
     ]
     return [group for group in listed if group["params"]]
 

@@ -37,11 +37,13 @@ class LrPlan:
     @classmethod
     def of(cls, optim: Optim, timeline: Timeline) -> "LrPlan":
         schedule, total = optim.schedule, timeline.total
-        every = parse(schedule.every)
+        every = parse(schedule.step_size)
         falls: list[int] = []
         if schedule.name == "step":
-            if timeline.steps(schedule.every) < 1:
-                raise UserError(f"optim.schedule.every={schedule.every} is less than a step; write a longer time")
+            if timeline.steps(schedule.step_size) < 1:
+                raise UserError(
+                    f"optim.schedule.step_size={schedule.step_size} is less than a step; write a longer time"
+                )
             while not falls or falls[-1] < total:
                 falls.append(timeline.steps(text_of(every.value * (len(falls) + 1), every.unit)))
         return cls(
@@ -49,12 +51,12 @@ class LrPlan:
             peak=optim.lr,
             total=total,
             warmup=min(timeline.steps(schedule.warmup), total),
-            start=schedule.start,
-            end=schedule.end,
-            fall=schedule.factor,
+            start=schedule.start_factor,
+            end=schedule.end_factor,
+            fall=schedule.gamma,
             falls=tuple(falls),
             points=tuple((timeline.steps(point.at), point.factor) for point in schedule.points),
-            phases=tuple((stage.begin, stage.end, *stage.lr) for stage in timeline.stages if stage.lr),
+            phases=tuple((phase.begin, phase.end, *phase.lr) for phase in timeline.phases if phase.lr),
         )
 
 

@@ -46,9 +46,9 @@ _Work = tuple[torch.Tensor, Request, list[Future[dict[int, str]]]]
 class BatchDecoder:
     """Turns requests into uint8 batches (n, 3, height, width), in order, some of them ahead of time."""
 
-    def __init__(self, threads: int, pin: bool, max_damaged: float, replace: bool = True):
+    def __init__(self, threads: int, pin: bool, max_corrupt: float, replace: bool = True):
         """`replace`: damaged samples by their neighbours; else their keys become -1."""
-        self._pin, self._max_damaged, self._replace = pin, max_damaged, replace
+        self._pin, self._max_damaged, self._replace = pin, max_corrupt, replace
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode", initializer=unbind)
         self._threads = threads
         self._own = threading.local()
@@ -144,7 +144,7 @@ class BatchDecoder:
         if len(self._named) > self._max_damaged * max(samples, 1 / (self._max_damaged or 1)):
             raise UserError(
                 f"{photographs.folder}: {len(self._named)} of {samples} samples have been found damaged, more "
-                f"than data.max_damaged={self._max_damaged}; {photographs.cure}, or allow more of them"
+                f"than data.max_corrupt={self._max_damaged}; {photographs.cure}, or allow more of them"
             )
 
     def _use_neighbours(self, buffer: torch.Tensor, request: Request, failed: list[int]) -> None:

@@ -34,8 +34,8 @@ class _Pixels:
         images = images.mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)
         if augment.cutout:
             cut_out_(images, keys, augment.cutout, seed, epoch)
-        if augment.erase:
-            erase_(images, keys, augment.erase, seed, epoch)
+        if augment.random_erasing:
+            erase_(images, keys, augment.random_erasing, seed, epoch)
         if size and size != self.shape[0]:
             images = interpolate(images, size=(size, size), mode="bilinear", antialias=size < self.shape[0])
         return Batch(images, self.labels[ids], ids)
@@ -69,12 +69,12 @@ class ResidentLoader:
 
     def augmented(self, ids: torch.Tensor) -> Batch:
         """These training images as the first epoch shows them."""
-        return self._pixels.batch(ids, self._augment, self.plan.seed, 0, self.plan.timeline.stages[0].size)
+        return self._pixels.batch(ids, self._augment, self.plan.seed, 0, self.plan.timeline.phases[0].size)
 
     def steps(self, first_step: int = 0) -> Iterator[list[Batch]]:
         """The micro-batches of every step from `first_step` on, epoch after epoch."""
-        for stage, epoch, rows in self.plan.steps(first_step):
-            yield [self._pixels.batch(keys, self._augment, self.plan.seed, epoch, stage.size) for keys in rows]
+        for phase, epoch, rows in self.plan.steps(first_step):
+            yield [self._pixels.batch(keys, self._augment, self.plan.seed, epoch, phase.size) for keys in rows]
 
 
 class ResidentEvaluator:

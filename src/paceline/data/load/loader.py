@@ -9,7 +9,7 @@ import torch
 from paceline.config.batch import check_samples
 from paceline.config.data import Data
 from paceline.config.recipe import Evaluate
-from paceline.config.timeline import Stage
+from paceline.config.timeline import ResolvedPhase
 from paceline.data.images import Photographs
 from paceline.data.load.augment import cut_out_, erase_
 from paceline.data.load.batch import Batch, Normalise
@@ -35,13 +35,13 @@ class PhotographLoader:
     """Training batches of one rank: random crops, decoded in the background."""
 
     def __init__(self, data: Data, splits: Mapping[str, Photographs], plan: Plan, device: torch.device, threads: int):
-        """`splits`: the training photographs of every variant that the plan's stages name."""
+        """`splits`: the training photographs of every variant that the plan's phases name."""
         first = next(iter(splits.values()))
         check_samples(plan.timeline, len(first), first.folder)
         self._data, self._splits, self.plan = data, splits, plan
         self._normalise = normalisation(data, device)
         self.mean, self.std = self._normalise.mean, self._normalise.std
-        self._decoder = BatchDecoder(threads, device.type == "cuda", data.max_damaged)
+        self._decoder = BatchDecoder(threads, device.type == "cuda", data.max_corrupt)
 
     @property
     def damaged(self) -> int:
@@ -53,10 +53,10 @@ class PhotographLoader:
 
         As many as have the pixels of `count` small ones: thousands of photographs would fill the memory.
         """
-        stage = self.plan.timeline.stages[0]
-        size = stage.size or DEFAULT_SIZE
+        phase = self.plan.timeline.phases[0]
+        size = phase.size or DEFAULT_SIZE
         ids = np.arange(min(max(16, count * 32 * 32 // (size * size)), self.plan.num_samples))
-        request = _middle(self._splits[stage.variant], ids, 1.0, size, size)
+        request = _middle(self._splits[phase.variant], ids, 1.0, size, size)
         for _, pixels in self._decoder.batches([request]):
             return self._normalise(pixels)
         raise AssertionError("a request gives a batch")
@@ -69,7 +69,7 @@ class PhotographLoader:
 
     def augmented(self, ids: torch.Tensor) -> Batch:
         """These training images as the first epoch shows them."""
-        request = self._request(ids, self.plan.timeline.stages[0], epoch=0)
+        request = self._request(ids, self.plan.timeline.phases[0], epoch=0)
         for _, pixels in self._decoder.batches([request]):
             return self._batch(request, pixels)
         raise AssertionError("a request gives a batch")
@@ -90,21 +90,21 @@ class PhotographLoader:
         keys = torch.from_numpy(request.keys).to(batch.images.device)
         if augment.cutout:
             cut_out_(batch.images, keys, augment.cutout, self.plan.seed, request.epoch)
-        if augment.erase:
-            erase_(batch.images, keys, augment.erase, self.plan.seed, request.epoch)
+        if augment.random_erasing:
+            erase_(batch.images, keys, augment.random_erasing, self.plan.seed, request.epoch)
         return batch
 
     def pixels(self, first_step: int = 0) -> Iterator[tuple[Request, torch.Tensor]]:
         """The same, one micro-batch at a time, as uint8 in host memory; valid until the next one is asked for."""
         return self._decoder.batches(
-            self._request(keys, stage, epoch) for stage, epoch, rows in self.plan.steps(first_step) for keys in rows
+            self._request(keys, phase, epoch) for phase, epoch, rows in self.plan.steps(first_step) for keys in rows
         )
 
-    def _request(self, keys: torch.Tensor, stage: Stage, epoch: int) -> Request:
-        size, seed = stage.size or DEFAULT_SIZE, self.plan.seed
-        augment = replace(self._data.augment, crop_scale=stage.crop_scale)
+    def _request(self, keys: torch.Tensor, phase: ResolvedPhase, epoch: int) -> Request:
+        size, seed = phase.size or DEFAULT_SIZE, self.plan.seed
+        augment = replace(self._data.augment, crop_scale=phase.crop_scale)
         return Request(
-            photographs=self._splits[stage.variant],
+            photographs=self._splits[phase.variant],
             keys=keys.numpy().copy(),
             choose=training_boxes(augment, seed, epoch, size),
             width=size,
@@ -121,19 +121,19 @@ class PhotographEvaluator:
         self,
         data: Data,
         evaluate: Evaluate,
-        stage: Stage,
+        phase: ResolvedPhase,
         split: Photographs,
         rank: int,
         ranks: int,
         device: torch.device,
         threads: int,
     ):
-        self._split, self._share = split, evaluate.crop_share
-        self._size = stage.evaluate_size or DEFAULT_SIZE
-        self._rectangular = stage.rectangular
+        self._split, self._share = split, evaluate.crop_pct
+        self._size = phase.evaluate_size or DEFAULT_SIZE
+        self._rectangular = phase.rectangular
         self._normalise = normalisation(data, device)
         order = np.arange(len(split))
-        if stage.rectangular:
+        if phase.rectangular:
             self._aspects = _aspects(split.sizes(order))
             order = np.argsort(self._aspects, kind="stable")
         batch = evaluate.per_rank_batch
@@ -141,7 +141,7 @@ class PhotographEvaluator:
         self.num_samples = len(order)
         self.own_samples = sum(len(ids) for ids in self._batches)
         # the limit on corrupt images applies to the sum over all ranks (engine/evaluate.py)
-        self._decoder = BatchDecoder(threads, device.type == "cuda", max_damaged=1.0, replace=False)
+        self._decoder = BatchDecoder(threads, device.type == "cuda", max_corrupt=1.0, replace=False)
 
     def __iter__(self) -> Iterator[Batch]:
         """Samples that are damaged are left out, and so do not count."""

@@ -12,7 +12,7 @@ import torch
 
 from paceline.config.batch import BatchLayout, layouts
 from paceline.config.recipe import Recipe
-from paceline.config.timeline import Stage, Timeline
+from paceline.config.timeline import ResolvedPhase, Timeline
 
 _MASK = (1 << 64) - 1
 _ORDER = 0xA11  # keeps the order's random stream apart from the augmentations'
@@ -69,17 +69,17 @@ class Plan:
     @classmethod
     def of(cls, recipe: Recipe, num_samples: int, ranks: int = 1, rank: int = 0) -> "Plan":
         timeline = Timeline.of(recipe, num_samples)
-        return cls(recipe.seed, num_samples, timeline, layouts(recipe, ranks), rank, recipe.data.repeats)
+        return cls(recipe.seed, num_samples, timeline, layouts(recipe, ranks), rank, recipe.data.aug_repeats)
 
-    def steps(self, first_step: int) -> Iterator[tuple[Stage, int, torch.Tensor]]:
-        """From `first_step` on, without end: a step's stage, its epoch, and this rank's keys, a row per micro-batch."""
+    def steps(self, first_step: int) -> Iterator[tuple[ResolvedPhase, int, torch.Tensor]]:
+        """From `first_step` on, without end: a step's phase, its epoch, and this rank's keys, a row per micro-batch."""
         order, ordered = torch.empty(0), -1
         for step in count(first_step):
             epoch, within = self.timeline.position(step)
             if epoch != ordered:
                 order, ordered = epoch_order(self.seed, epoch, self.num_samples, self.repeats), epoch
-            stage = self.timeline.stage_at(step)
-            yield stage, epoch, micro_batches(order, within, self.layouts[stage.global_batch], self.rank)
+            phase = self.timeline.phase_at(step)
+            yield phase, epoch, micro_batches(order, within, self.layouts[phase.global_batch], self.rank)
 
 
 def uniform(seed: int, epoch: int, ids: torch.Tensor, stream: int) -> torch.Tensor:

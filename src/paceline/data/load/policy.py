@@ -44,7 +44,7 @@ _TRIVIAL = _RAND | {
 
 def policy(augment: Augment, seed: int, epoch: int) -> Change | None:
     """What an epoch does to decoded crops; None for nothing."""
-    if augment.policy == "none" and not augment.jitter:
+    if augment.policy == "none" and not augment.color_jitter:
         return None
     allow_torchvision()
 
@@ -55,10 +55,10 @@ def policy(augment: Augment, seed: int, epoch: int) -> Change | None:
             numbers: list[float] = uniform(seed, epoch, ids, _FIRST_STREAM + stream).tolist()
             return numbers
 
-        if augment.jitter:
-            _jitter(pixels, augment.jitter, draw)
+        if augment.color_jitter:
+            _jitter(pixels, augment.color_jitter, draw)
         if augment.policy == "randaugment":
-            for number in range(augment.ops):
+            for number in range(augment.num_ops):
                 levels = [augment.magnitude / (_LEVELS - 1)] * len(keys)
                 _operate(pixels, _RAND, draw(10 + 3 * number), levels, draw(11 + 3 * number))
         elif augment.policy == "trivialaugment":

@@ -9,7 +9,7 @@ import torch
 
 from paceline.config.data import BUILT_IN
 from paceline.config.recipe import Recipe
-from paceline.config.timeline import Stage, Timeline
+from paceline.config.timeline import ResolvedPhase, Timeline
 from paceline.data import cache, sets
 from paceline.data.classes import Class
 from paceline.data.images import Files, Photographs
@@ -55,12 +55,12 @@ class Source(Protocol):
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
         """Height and width of every size of image that a model will see."""
 
-    def preprocessing(self, stage: Stage) -> dict[str, Any]:
+    def preprocessing(self, phase: ResolvedPhase) -> dict[str, Any]:
         """How an image is brought to the size that is evaluated, in timm's words."""
 
     def loader(self, plan: Plan, device: torch.device) -> Loader: ...
 
-    def evaluator(self, stage: Stage, rank: int, ranks: int, device: torch.device) -> Evaluator: ...
+    def evaluator(self, phase: ResolvedPhase, rank: int, ranks: int, device: torch.device) -> Evaluator: ...
 
 
 def open_source(recipe: Recipe, only_evaluate: bool = False) -> Source:
@@ -152,19 +152,19 @@ class _Resident:
         return len(self.images.val)
 
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
-        sides = {side for stage in timeline.stages for side in (stage.size, stage.evaluate_size)}
+        sides = {side for phase in timeline.phases for side in (phase.size, phase.evaluate_size)}
         return {(side, side) if side else self.images.shape[:2] for side in sides}
 
-    def preprocessing(self, stage: Stage) -> dict[str, Any]:
-        size = [stage.evaluate_size] * 2 if stage.evaluate_size else list(self.images.shape[:2])
+    def preprocessing(self, phase: ResolvedPhase) -> dict[str, Any]:
+        size = [phase.evaluate_size] * 2 if phase.evaluate_size else list(self.images.shape[:2])
         return {"size": size, "crop_pct": 1.0, "interpolation": "bilinear"}
 
     def loader(self, plan: Plan, device: torch.device) -> ResidentLoader:
         return ResidentLoader(self.recipe.data, self.images, plan, device)
 
-    def evaluator(self, stage: Stage, rank: int, ranks: int, device: torch.device) -> ResidentEvaluator:
+    def evaluator(self, phase: ResolvedPhase, rank: int, ranks: int, device: torch.device) -> ResidentEvaluator:
         batch = self.recipe.evaluate.per_rank_batch
-        return ResidentEvaluator(self.recipe.data, self.images, stage.evaluate_size, batch, rank, ranks, device)
+        return ResidentEvaluator(self.recipe.data, self.images, phase.evaluate_size, batch, rank, ranks, device)
 
 
 @dataclass(frozen=True)
@@ -188,20 +188,20 @@ class _Photographs:
         return len(next(iter(self.splits["val"].values())))
 
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
-        sides = {side for stage in timeline.stages for side in (stage.size, stage.evaluate_size)}
+        sides = {side for phase in timeline.phases for side in (phase.size, phase.evaluate_size)}
         return {(side or DEFAULT_SIZE, side or DEFAULT_SIZE) for side in sides}
 
     @property
     def threads(self) -> int:
-        return self.recipe.data.threads or torch.get_num_threads()
+        return self.recipe.data.decode_threads or torch.get_num_threads()
 
-    def preprocessing(self, stage: Stage) -> dict[str, Any]:
-        size = [stage.evaluate_size or DEFAULT_SIZE] * 2
-        return {"size": size, "crop_pct": self.recipe.evaluate.crop_share, "interpolation": "bilinear"}
+    def preprocessing(self, phase: ResolvedPhase) -> dict[str, Any]:
+        size = [phase.evaluate_size or DEFAULT_SIZE] * 2
+        return {"size": size, "crop_pct": self.recipe.evaluate.crop_pct, "interpolation": "bilinear"}
 
     def loader(self, plan: Plan, device: torch.device) -> PhotographLoader:
         return PhotographLoader(self.recipe.data, self.splits["train"], plan, device, self.threads)
 
-    def evaluator(self, stage: Stage, rank: int, ranks: int, device: torch.device) -> PhotographEvaluator:
-        data, evaluate, split = self.recipe.data, self.recipe.evaluate, self.splits["val"][stage.variant]
-        return PhotographEvaluator(data, evaluate, stage, split, rank, ranks, device, self.threads)
+    def evaluator(self, phase: ResolvedPhase, rank: int, ranks: int, device: torch.device) -> PhotographEvaluator:
+        data, evaluate, split = self.recipe.data, self.recipe.evaluate, self.splits["val"][phase.variant]
+        return PhotographEvaluator(data, evaluate, phase, split, rank, ranks, device, self.threads)
