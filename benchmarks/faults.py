@@ -4,7 +4,7 @@
 
 From the fault to the first step of training after it, in seconds; the job is small, so that this is the time to notice,
 to meet anew and to start again, not to load a model. At the end the object store that results go to hangs for a minute;
-training must not wait for it. Ranks that are silent for --patience seconds count as lost.
+training must not wait for it. Ranks that are silent for --rank-timeout seconds count as lost.
 """
 
 import argparse
@@ -33,7 +33,7 @@ QUIET = ("--log.every", "1ba", "--log.tensorboard", "false")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--patience", type=int, default=15)
+    parser.add_argument("--rank-timeout", type=int, default=15)
     parser.add_argument("--away", type=int, default=60, help="seconds without the object store")
     options = parser.parse_args()
     if reason := missing():
@@ -42,14 +42,14 @@ def main() -> None:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cluster = stack.enter_context(cluster_of(scratch, "n1", "n2"))
         store = stack.enter_context(object_store(scratch / "store", cluster.gateway))
-        job = Job(cluster, scratch, options.patience, store)
+        job = Job(cluster, scratch, options.rank_timeout, store)
         stack.callback(job.stop)
         times: dict[str, list[float]] = {}
         for _ in range(options.rounds):
             for name, fault in FAULTS.items():
                 job.wait(ranks=2, more_steps=15)
                 times.setdefault(name, []).append(fault(job))
-        print(f"{options.rounds} rounds, patience {options.patience} s: seconds until training went on")
+        print(f"{options.rounds} rounds, rank_timeout {options.rank_timeout} s: seconds until training went on")
         for name, own in times.items():
             print(f"  {name:<44} {statistics.median(own):6.1f}   ({min(own):.1f} to {max(own):.1f})", flush=True)
         usual, away = store_away(job, options.away)
@@ -59,12 +59,12 @@ def main() -> None:
 
 
 class Job:
-    def __init__(self, cluster: Cluster, folder: Path, patience: int, store: ObjectStore):
+    def __init__(self, cluster: Cluster, folder: Path, rank_timeout: int, store: ObjectStore):
         self.cluster, self.store, self._folder = cluster, store, folder
         self._environment = os.environ | {"PACELINE_HOME": str(folder / "home")} | store.variables
         options = ["--hosts", "n1,n2", "--ssh-config", str(cluster.config), "--python", sys.executable]
         options += ["--results", "s3://results/here", "--pass", ",".join(store.variables)]
-        words = [*options, "--patience", str(patience), *WORDS, *QUIET]
+        words = [*options, "--rank-timeout", str(rank_timeout), *WORDS, *QUIET]
         self._log = (folder / "launcher.log").open("w")
         self._launcher = self._paceline("launch", "ssh", *words)
 

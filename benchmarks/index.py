@@ -62,7 +62,7 @@ def rank(folder: Path, threads: int) -> None:
 
     from paceline.config.data import Data
     from paceline.config.recipe import Recipe, Train
-    from paceline.data.load.loader import PhotographLoader
+    from paceline.data.load.loader import ImageLoader
     from paceline.data.load.order import Plan
     from paceline.data.shards import Dataset
 
@@ -72,7 +72,7 @@ def rank(folder: Path, threads: int) -> None:
     before, begin = own_bytes(), time.perf_counter()
     split = Dataset.open(folder).split("train")
     plan = Plan.of(Recipe("index", data=Data(size=32), train=Train(global_batch=256)), len(split))
-    loader = PhotographLoader(Data(size=32), {"": split}, plan, torch.device("cpu"), threads)
+    loader = ImageLoader(Data(size=32), {"": split}, plan, torch.device("cpu"), threads)
     opened = time.perf_counter() - begin
     index = own_bytes() - before
     batches = loader.pixels()

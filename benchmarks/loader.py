@@ -39,14 +39,14 @@ def ours(work: Path, size: int, threads: int, variant: str, path: str) -> Iterat
 
     from paceline.config.data import Augment, Data
     from paceline.config.recipe import Recipe, Train
-    from paceline.data.load.loader import PhotographLoader
+    from paceline.data.load.loader import ImageLoader
     from paceline.data.load.order import Plan
     from paceline.data.shards import Dataset
 
     data = Data(name="shards", size=size, augment=Augment(flip="random"))
     split = Dataset.open(work / "shards").split("train", variant)
     plan = Plan.of(Recipe("loader", data=data, train=Train(global_batch=BATCH)), len(split))
-    loader = PhotographLoader(data, {"": split}, plan, torch.device("cpu"), threads)
+    loader = ImageLoader(data, {"": split}, plan, torch.device("cpu"), threads)
     return (pixels for _, pixels in loader.pixels())
 
 

@@ -18,7 +18,7 @@ from paceline.launch.hosts import Host, HostError, free_port
 from paceline.launch.job import Job
 from paceline.system import remote
 
-JOB = Job("j", "ssh", "j", "data: {}\n", ("liar", "victim"), python="python", extra={"meet": "auto"})
+JOB = Job("j", "ssh", "j", "data: {}\n", ("liar", "victim"), python="python", extra={"rendezvous_host": "auto"})
 ESCAPES = "\x1b]0;owned\x07\x1b[2J"
 WORDS = (
     "$(>CANARY)",
@@ -94,7 +94,7 @@ def test_addresses_and_ports(programs: Stubs, tmp_path: Path, monkeypatch, survi
         monkeypatch.setattr(control, "hosts_of", lambda job, pair=(liar, victim): {own.name: own for own in pair})
         if "connection" in lie:
             with pytest.raises(HostError, match="liar: SSH_CONNECTION"):
-                control.with_meeting_place(JOB, "auto")
+                control.with_rendezvous(JOB, "auto")
         assert not canaries(tmp_path)
     for word in (*WORDS, "", "0", "65536", "9" * 10**6):
         with pytest.raises(HostError, match="liar: it told"):
@@ -146,9 +146,9 @@ def test_states_and_endless_answers(tmp_path: Path, capsys, survived) -> None:
     for line in seen.look():
         control.say(line)
     assert capsys.readouterr().out.replace("\n", "").isprintable()
-    lie = f"node meet $(>CANARY) {ESCAPES}".encode()
+    lie = f"node rendezvous $(>CANARY) {ESCAPES}".encode()
     told = sessions.stop([Liar("liar", str(tmp_path), {"sh -s": lie})], grace=0)
-    assert told == ["liar: meet could not be ended", "liar: node could not be ended"]
+    assert told == ["liar: node could not be ended", "liar: rendezvous could not be ended"]
     endless = ("yes", "yes >&2", "cat /dev/zero", "echo running; cat /dev/zero", "echo running; yes")
     for command in endless:
         with pytest.raises(HostError, match="liar answered with more than 16 MB"):

@@ -12,7 +12,7 @@ import pytest
 from attack.checkpoint_attacks import FILES, OPTIMIZER, PROGRESS, STATE, WEIGHTS, Attack
 from attack.resealed import change_progress, change_state, change_tensors, copied, reseal
 from paceline.checkpoint import store
-from paceline.checkpoint.verified import DamagedCheckpoint, describe, read
+from paceline.checkpoint.verified import CorruptCheckpoint, describe, read
 from paceline.cli.main import main
 from paceline.config.io import load_recipe
 from paceline.distributed.world import World
@@ -56,7 +56,7 @@ def test_flipped_bits_are_noticed(runs: dict[str, Path], tmp_path: Path, survive
         sound = path.read_bytes()
         for _ in range(60):
             path.write_bytes(_flipped(sound, chance))
-            with pytest.raises(DamagedCheckpoint):
+            with pytest.raises(CorruptCheckpoint):
                 read(save)
             count += 1
         path.write_bytes(sound)
@@ -71,7 +71,7 @@ def test_torn_files_are_noticed(runs: dict[str, Path], tmp_path: Path, survived)
         sound = path.read_bytes()
         for length in {0, 1, len(sound) // 2, len(sound) - 1}:
             path.write_bytes(sound[:length])
-            with pytest.raises(DamagedCheckpoint):
+            with pytest.raises(CorruptCheckpoint):
                 read(save)
             count += 1
         path.write_bytes(sound)

@@ -86,7 +86,7 @@ def _carry_out(steps: Sequence[Any], programs: Stubs, folder: Path, secret: byte
 
 
 def _met(job: Job, keeper: str) -> list[Step]:
-    return nodes.plan(replace(job, meeting="10.0.0.1:29400", meeting_host=keeper))
+    return nodes.plan(replace(job, rendezvous="10.0.0.1:29400", rendezvous_host=keeper))
 
 
 def test_machines_behind_ssh(

@@ -100,7 +100,7 @@ def test_a_second_signal_ends_all_at_once(begin: Begin, survived, tmp_path: Path
 
 @pytest.mark.parametrize("role", ["forkserver", *RANKS])
 def test_what_is_stopped_is_killed_after_the_rank_timeout(begin: Begin, survived, tmp_path: Path, role: str) -> None:
-    job = begin(command(*ENDLESS, "--procs", 2), PACELINE_PATIENCE="2")
+    job = begin(command(*ENDLESS, "--procs", 2), PACELINE_RANK_TIMEOUT="2")
     members = job.wait_for_roles(*ROLES)
     job.wait_for_step(tmp_path / "runs" / "digits", 5)
     members[role].suspend()

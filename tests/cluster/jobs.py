@@ -82,7 +82,7 @@ def slowed(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def launching(cluster: Cluster, hosts: str, *words: object) -> list[str]:
-    options = ("--hosts", hosts, "--ssh-config", cluster.config, "--python", sys.executable, "--patience", 10)
+    options = ("--hosts", hosts, "--ssh-config", cluster.config, "--python", sys.executable, "--rank-timeout", 10)
     return command("launch", "ssh", *options, "digits", *words)
 
 
@@ -111,7 +111,9 @@ def cleared(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
             machine.clear()
             if (machine.root / ".paceline").exists():
                 shutil.rmtree(machine.root / ".paceline")
-        until(lambda: not meeting_places(tmp_path), "a meeting place", lambda: _kill(meeting_places(tmp_path)))
+        until(
+            lambda: not rendezvous_endpoints(tmp_path), "a meeting place", lambda: _kill(rendezvous_endpoints(tmp_path))
+        )
 
 
 def _kill(processes: Sequence[psutil.Process]) -> None:
@@ -120,12 +122,12 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
             process.kill()
 
 
-def meeting_places(tmp_path: Path) -> list[psutil.Process]:
+def rendezvous_endpoints(tmp_path: Path) -> list[psutil.Process]:
     """Those that jobs of this test keep here."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if "meet" in process.cmdline() and Path(process.cwd()).is_relative_to(tmp_path):
+            if "rendezvous" in process.cmdline() and Path(process.cwd()).is_relative_to(tmp_path):
                 found.append(process)
     return found
 

@@ -106,7 +106,7 @@ def words_of(cluster: Cluster, aws: dict[str, Any], *more: object) -> list[str]:
         *("--nodes", 2, "--instance-type", "g4dn.2xlarge", "--spot", "--subnet", aws["subnet"]),
         *("--image-id", aws["image"], "--private", "--addresses", addresses, "--user", "root"),
         *("--ssh-config", cluster.config, "--public-key", cluster.folder / "key.pub", "--ssh-from", "192.0.2.7/32"),
-        *("--python", sys.executable, "--patience", 10),
+        *("--python", sys.executable, "--rank-timeout", 10),
     )
     return command("launch", "ec2", *options, "digits", *SMALL, *more)
 

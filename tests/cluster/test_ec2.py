@@ -208,7 +208,7 @@ def test_what_is_fetched_goes_to_the_disk_of_the_machine(tmp_path: Path) -> None
 STEPS = [
     *((Cloud, name) for name in ("subnet", "kind", "spot_price", "image", "key", "firewall", "run")),
     *((Cloud, name) for name in ("wait_until_running", "volume", "attach", "machines")),
-    *((rent, "wait_for_ssh"), (control, "with_meeting_place"), (nodes, "plan"), (nodes, "carry_out")),
+    *((rent, "wait_for_ssh"), (control, "with_rendezvous"), (nodes, "plan"), (nodes, "carry_out")),
 ]
 
 
@@ -272,9 +272,9 @@ def test_what_aws_says_comes_with_a_cure(cluster: Cluster, aws, tmp_path: Path, 
         refusal = botocore.exceptions.ClientError({"Error": {"Code": code, "Message": "no"}}, "RunInstances")
 
         def refused(self, wish: dict[str, Any], refusal: Exception = refusal) -> Any:
-            from paceline.launch.cloud import told_clearly
+            from paceline.launch.cloud import translate_aws_errors
 
-            with told_clearly("renting"):
+            with translate_aws_errors("renting"):
                 raise refusal
 
         monkeypatch.setattr(Cloud, "run", refused)

@@ -14,9 +14,9 @@ from jobs import (
     all_idle,
     last_step,
     launch,
-    meeting_places,
     noticed,
     ranks_now,
+    rendezvous_endpoints,
     slow_variables,
     slowed,
     starts,
@@ -42,10 +42,10 @@ def test_training_goes_on_without_a_lost_machine_and_takes_it_back(
     cluster: Cluster, tmp_path: Path, how: str, what: str
 ) -> None:
     """The machine that holds the leader, and so the run folder that was written to; or the meeting place."""
-    words = ("--train.duration", "200ba", *WORDS, *(("--meet", "n1") if what == "keeper" else ()))
+    words = ("--train.duration", "200ba", *WORDS, *(("--rendezvous-host", "n1") if what == "keeper" else ()))
     with slowed(cluster.folder) as at_full_speed, launch(cluster, tmp_path, "n1,n2", *words) as job:
         wait_for(lambda: last_step(cluster) >= 25 and ranks_now(cluster) == 2, job)
-        lost = "n1" if what == "keeper" else _leader(cluster)
+        lost = "n1" if what == "keeper" else _rank_zero(cluster)
         if how == "power":
             cluster.machines[lost].lose()
         else:
@@ -88,7 +88,7 @@ def test_a_machine_that_is_told_to_leave_saves_first(cluster: Cluster, tmp_path:
     assert [record["step"] for record in _records(run) if record["kind"] == "train"] == list(range(1, 201))
 
 
-def _leader(cluster: Cluster) -> str:
+def _rank_zero(cluster: Cluster) -> str:
     return next(
         machine.name
         for machine in cluster.machines.values()
@@ -150,7 +150,7 @@ def test_what_is_wrong_with_a_host_is_said(cluster: Cluster, tmp_path: Path) -> 
     def answer(hosts: str, *words: str) -> str:
         with launch(cluster, tmp_path, hosts, *words) as job:
             output = job.wait()
-            assert not meeting_places(tmp_path)
+            assert not rendezvous_endpoints(tmp_path)
         assert job.status == 1
         assert "Traceback" not in output
         return output

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import machines
 import pytest
-from jobs import all_idle, ask, last_step, launch, meeting_places, slow_variables, slowed, wait_for
+from jobs import all_idle, ask, last_step, launch, rendezvous_endpoints, slow_variables, slowed, wait_for
 from machines import Cluster, cluster_of
 
 pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
@@ -93,7 +93,7 @@ def _look_and_stop(cluster: Cluster, tmp_path: Path, secret: str) -> None:
     stopped = ask(tmp_path, "stop")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     wait_for(lambda: all_idle(cluster))
-    assert not meeting_places(tmp_path)
+    assert not rendezvous_endpoints(tmp_path)
     fetched = ask(tmp_path, "fetch")
     assert ask(tmp_path, "fetch").stdout == fetched.stdout  # its own may be fetched again
     assert fetched.returncode == 0, fetched.stderr

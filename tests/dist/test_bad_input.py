@@ -78,10 +78,10 @@ def test_the_other_machine_never_comes(paceline, node_rank: int) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{probe.getsockname()[1]}"
-    words = ("--nodes", 2, "--node-rank", node_rank, "--rendezvous", place, "--meet-within", 2)
+    words = ("--nodes", 2, "--node-rank", node_rank, "--rendezvous", place, "--join-timeout", 2)
     text = complaint(paceline("train", "digits", *words))
     assert f"node {node_rank} of 2, meeting at {place}: starting 1 process" in text
-    assert ("the machines did not meet" if node_rank == 0 else "node 0 does not answer") in text
+    assert ("the rendezvous failed" if node_rank == 0 else "node 0 does not answer") in text
 
 
 @pytest.mark.parametrize("procs", [1, 2])

@@ -81,7 +81,7 @@ def test_a_flipped_bit_in_any_file_is_noticed_200_of_200(tmp_path: Path) -> None
         changed = bytearray(content)
         changed[place // 8] ^= 1 << place % 8
         file.write_bytes(changed)
-        with pytest.raises(store.DamagedCheckpoint):
+        with pytest.raises(store.CorruptCheckpoint):
             store.read(path)
         file.write_bytes(content)
     store.read(path)
@@ -94,10 +94,10 @@ def test_a_missing_or_cut_file_is_noticed(tmp_path: Path, name: str) -> None:
     path = _write(tmp_path, 1)
     content = (path / name).read_bytes()
     (path / name).write_bytes(content[:-1])
-    with pytest.raises(store.DamagedCheckpoint):
+    with pytest.raises(store.CorruptCheckpoint):
         store.read(path)
     (path / name).unlink()
-    with pytest.raises(store.DamagedCheckpoint, match="missing"):
+    with pytest.raises(store.CorruptCheckpoint, match="missing"):
         store.read(path)
 
 

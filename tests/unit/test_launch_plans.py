@@ -25,7 +25,7 @@ def own_home(here, monkeypatch, tmp_path: Path) -> None:
 def test_ssh(here, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("TOKEN", "canary")
     (tmp_path / "hosts").write_text("a  # the first\n\nb\n")
-    plan = _plan(here, "ssh", "--hosts", tmp_path / "hosts", "digits", "--pass", "TOKEN", "--meet", "b")
+    plan = _plan(here, "ssh", "--hosts", tmp_path / "hosts", "digits", "--pass", "TOKEN", "--rendezvous-host", "b")
     assert plan.count("# a: ") == plan.count("# b: ") - 1 == 3  # files, environment, start; b keeps the meeting place
     assert "--nodes 1:2" in plan
     assert 'bin/pip" install' in plan

@@ -15,7 +15,7 @@ from paceline.config.timeline import Timeline
 from paceline.data.images import Files, Photographs
 from paceline.data.load.augment import mirrored
 from paceline.data.load.crops import centre_boxes, random_boxes
-from paceline.data.load.loader import PhotographEvaluator, PhotographLoader
+from paceline.data.load.loader import ImageEvaluator, ImageLoader
 from paceline.data.load.order import Plan
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
@@ -42,11 +42,11 @@ def loader(
     accumulation: int = 1,
     threads: int = 2,
     phases: tuple[Phase, ...] = (),
-) -> PhotographLoader:
+) -> ImageLoader:
     train = Train(global_batch=12, grad_accumulation=accumulation)
     recipe = Recipe("any", seed=7, data=DATA, train=train, phases=phases)
     split = source.split("train") if isinstance(source, Dataset) else source
-    return PhotographLoader(DATA, {"": split}, Plan.of(recipe, len(split), ranks, rank), CPU, threads)
+    return ImageLoader(DATA, {"": split}, Plan.of(recipe, len(split), ranks, rank), CPU, threads)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -130,7 +130,7 @@ def test_evaluation_sees_every_sample_once_on_any_number_of_ranks(dataset: Datas
     phase = Timeline.of(Recipe("any", data=DATA, evaluate=evaluate, train=Train(global_batch=12)), 27).phases[0]
 
     def batches(ranks: int) -> dict[tuple[int, ...], torch.Tensor]:
-        evaluators = [PhotographEvaluator(DATA, evaluate, phase, split, rank, ranks, CPU, 2) for rank in range(ranks)]
+        evaluators = [ImageEvaluator(DATA, evaluate, phase, split, rank, ranks, CPU, 2) for rank in range(ranks)]
         assert sum(evaluator.own_samples for evaluator in evaluators) == evaluators[0].num_samples == len(split) == 27
         return {tuple(batch.ids.tolist()): batch.images for evaluator in evaluators for batch in evaluator}
 
@@ -150,7 +150,7 @@ def test_a_panorama_alone_in_its_batch_is_cut_to_what_can_be_shown(tmp_path: Pat
     evaluate = Evaluate(per_rank_batch=4, size=36, rectangular=True)
     split = Dataset.open(tmp_path / "out").split("val")
     phase = Timeline.of(Recipe("any", data=DATA, evaluate=evaluate, train=Train(global_batch=4)), 12).phases[0]
-    shapes = [batch.images.shape[2:] for batch in PhotographEvaluator(DATA, evaluate, phase, split, 0, 1, CPU, 2)]
+    shapes = [batch.images.shape[2:] for batch in ImageEvaluator(DATA, evaluate, phase, split, 0, 1, CPU, 2)]
     assert shapes[-1] == (36, 144)
     assert all((min(shape) == 36 and max(shape) % 8 == 0) or shape == (36, 36) for shape in shapes)
 
@@ -191,7 +191,7 @@ def test_a_damaged_validation_sample_is_left_out_of_the_count(tmp_path: Path) ->
     content[int(split.index[3]["offset"]) + 200] ^= 1
     shard.write_bytes(content)
     phase = Timeline.of(Recipe("any", data=DATA, train=Train(global_batch=4)), 12).phases[0]
-    evaluator = PhotographEvaluator(DATA, Evaluate(per_rank_batch=5), phase, split, 0, 1, CPU, 2)
+    evaluator = ImageEvaluator(DATA, Evaluate(per_rank_batch=5), phase, split, 0, 1, CPU, 2)
     for _ in range(3):  # the same sample at every evaluation: still one
         batches = list(evaluator)
         assert torch.cat([batch.ids for batch in batches]).tolist() == [0, 1, 2, *range(4, 12)]

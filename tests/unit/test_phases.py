@@ -94,7 +94,7 @@ def test_a_shorter_training_ends_in_the_middle_of_its_phases() -> None:
         (("--train-images", "5"), "a global batch of 128 is more than the 5 training images"),
         (
             ("--optim.schedule", "{name: step, step_size: 0.00001ep, warmup: 0ep}"),
-            "step_size=0.00001ep is less than a step",
+            "is less than one step",
         ),
         (("--chart", "lr.txt"), "charts are written as .png"),
         (("--grad_sync", "{dtype: bf16, powersgd_rank: 2}"), "both compress; use one of them"),

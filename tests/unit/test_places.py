@@ -9,7 +9,7 @@ from conftest import TOKEN
 from paceline.distributed import plan as plans
 from paceline.distributed import world as worlds
 from paceline.distributed.env import first_host, last_host, under_launcher
-from paceline.distributed.plan import Meeting, plan
+from paceline.distributed.plan import JoinSpec, plan
 from paceline.distributed.world import World
 from paceline.errors import UserError
 
@@ -34,10 +34,10 @@ def clean(monkeypatch):
 
 def test_a_lone_process_is_its_own_world(clean) -> None:
     world = World.from_env("cpu")
-    assert (world.rank, world.size, world.is_leader) == (0, 1, True)
+    assert (world.rank, world.size, world.is_rank_zero) == (0, 1, True)
     with world.connected():
         assert world.sum_(torch.ones(2)).tolist() == [1, 1]
-        assert world.on_leader(lambda: 5) == 5
+        assert world.on_rank_zero(lambda: 5) == 5
         world.barrier()
 
 
@@ -97,14 +97,14 @@ def test_the_last_host_of_slurm_s_list(nodelist: str, host: str) -> None:
 def test_several_machines_need_a_secret(monkeypatch, token: str) -> None:
     monkeypatch.setenv("PACELINE_TOKEN", token)
     with pytest.raises(UserError, match=r"PACELINE_TOKEN .*export the same value on the others"):
-        plan(["train", "digits"], 1, Meeting(2, "127.0.0.1:29400", 1))
+        plan(["train", "digits"], 1, JoinSpec(2, "127.0.0.1:29400", 1))
 
 
 def test_a_name_that_means_only_this_machine_is_refused(monkeypatch) -> None:
     monkeypatch.setenv("PACELINE_TOKEN", TOKEN)
     monkeypatch.setattr(plans, "own_address_towards", lambda host, port: "127.0.0.1")
     with pytest.raises(UserError, match="no other machine can reach"):
-        plan(["train", "digits"], 1, Meeting(2, "vm:29400"))
+        plan(["train", "digits"], 1, JoinSpec(2, "vm:29400"))
 
 
 def test_cores_are_shared_out(clean) -> None:
@@ -121,7 +121,7 @@ def test_a_gpu_that_is_not_there_is_said(clean) -> None:
 
 def test_one_machine_meets_on_the_loopback(monkeypatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    planned = plan(["train", "digits"], 2, Meeting())
+    planned = plan(["train", "digits"], 2, JoinSpec())
     assert planned.environment["GLOO_SOCKET_IFNAME"].startswith("lo")
     assert planned.command == ["train", "digits"]
     assert planned.listen == ""
@@ -134,13 +134,13 @@ def test_several_machines_meet_at_node_0(monkeypatch) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         place = f"127.0.0.1:{taken.getsockname()[1]}"
-        planned = plan(["train", "digits"], 1, Meeting(2, place, 1))
+        planned = plan(["train", "digits"], 1, JoinSpec(2, place, 1))
         assert "GLOO_SOCKET_IFNAME" not in planned.environment  # the user's own choice stays
-        assert plan(["train", "digits"], 1, Meeting(2, place)).listen == "127.0.0.1"
+        assert plan(["train", "digits"], 1, JoinSpec(2, place)).listen == "127.0.0.1"
 
 
 @pytest.mark.parametrize("place", ["host", "host:", ":29400", "host:port", "host:99999"])
 def test_meeting_places_that_are_none(place: str, monkeypatch) -> None:
     monkeypatch.setenv("PACELINE_TOKEN", TOKEN)
     with pytest.raises(UserError, match="write HOST:PORT"):
-        plan(["train", "digits"], 1, Meeting(2, place, 1))
+        plan(["train", "digits"], 1, JoinSpec(2, place, 1))

@@ -139,7 +139,7 @@ def test_secrets_reach_processes_and_nothing_else(tmp_path: Path, monkeypatch) -
     program.chmod(0o755)
     monkeypatch.setenv("TOKEN", "canary")
     monkeypatch.setattr(sys, "executable", str(program))
-    job = Job("j", "local", "j", RECIPE, ("n1",), python=str(program), passed=("TOKEN",), meeting="127.0.0.1:1")
+    job = Job("j", "local", "j", RECIPE, ("n1",), python=str(program), pass_env=("TOKEN",), rendezvous="127.0.0.1:1")
     jobs.save(job)
     hosts = control.hosts_of(job)
     monkeypatch.delenv("TOKEN")

@@ -64,7 +64,7 @@ def _told(*words: str) -> str:
         ("--gpus 4", "--procs 4"),
         ("--devices 4", "--procs 4"),
         ("--output out", "--runs out"),
-        ("--save_every 5", "--checkpoint.every 5ep"),
+        ("--checkpoint_every 5", "--checkpoint.every 5ep"),
         ("--log_interval 50", "--log.every 50ba"),
         ("--clip_grad 1.0", "--optim.clip_grad_norm 1.0"),
         ("--model_ema", "--ema.decay 0.9999"),

@@ -223,7 +223,7 @@ def test_a_slow_tracker_holds_nobody_up(caplog) -> None:
     log.propagate = True
     release = threading.Event()
     slow = Slow(release)
-    sink = InBackground(lambda: slow, "Slow", patience=0.1)
+    sink = InBackground(lambda: slow, "Slow", rank_timeout=0.1)
     for step in range(1100):
         sink.write({"kind": "train", "step": step})
     sink.close()
@@ -238,7 +238,7 @@ def test_a_tracker_that_fails_is_given_up(caplog) -> None:
     def make() -> Slow:
         raise RuntimeError("no server")
 
-    sink = InBackground(make, "Absent", patience=5)
+    sink = InBackground(make, "Absent", rank_timeout=5)
     sink.write({"kind": "train", "step": 1})
     sink.close()
     assert "Absent stopped: no server" in caplog.text

@@ -4,7 +4,7 @@ import pytest
 
 from paceline.cli.main import main
 
-INTERNAL = ("try-batch", "meet", "facts", "probe", "try-exchange")
+INTERNAL = ("try-batch", "rendezvous", "facts", "probe", "test-allreduce")
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("evalute", "evaluate"), ("job", "jobs")])
@@ -38,7 +38,7 @@ def test_without_a_verb_the_help_is_shown(capsys: pytest.CaptureFixture[str]) ->
     assert "train a recipe" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["meet", "facts", "probe"])
+@pytest.mark.parametrize("verb", ["rendezvous", "facts", "probe"])
 def test_internal_verbs_work(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])

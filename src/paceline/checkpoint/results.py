@@ -21,7 +21,7 @@ from paceline.system.logs import log
 from paceline.system.remote import shown
 
 _EVERY = 10.0
-_PATIENCE = 600.0
+_RANK_TIMEOUT = 600.0
 _RETRIES = 3  # the next pass tries again
 _BEST = "checkpoints/best"
 
@@ -178,7 +178,7 @@ class Results:
         """Upload the rest; the run is over, so that this may take a while, but not for ever."""
         self._stop.set()
         self._thread.join()
-        deadline, pause = time.monotonic() + _PATIENCE, 1.0
+        deadline, pause = time.monotonic() + _RANK_TIMEOUT, 1.0
         while not self._try():
             if time.monotonic() + pause > deadline:
                 log.warning("results could not be brought to %s; they are in %s", shown(self._place), self._folder)

@@ -10,7 +10,7 @@ from paceline.distributed.world import World
 Read = TypeVar("Read", tuple[Save, dict[str, Any]], tuple[Save, dict[str, Any]] | None)
 
 
-def read_on_leader(world: World, read: Callable[[], Read]) -> Read:
+def read_on_rank_zero(world: World, read: Callable[[], Read]) -> Read:
     """What the leader reads."""
 
     def plain() -> list[Any] | None:
@@ -19,7 +19,7 @@ def read_on_leader(world: World, read: Callable[[], Read]) -> Read:
             return [str(save.folder), save.step, save.metrics, save.recipe, parts]
         return None
 
-    if not (told := world.on_leader(plain)):
+    if not (told := world.on_rank_zero(plain)):
         return None  # type: ignore[return-value]
     folder, step, metrics, recipe, parts = told
     return Save(Path(folder), step, metrics, recipe), parts

@@ -27,7 +27,7 @@ from paceline.checkpoint.verified import (
     FORMAT,
     MANIFEST,
     STATE,
-    DamagedCheckpoint,
+    CorruptCheckpoint,
     Save,
     describe,
     digest,
@@ -142,7 +142,7 @@ def files_of(folder: Path) -> list[Path]:
     """The files of a save, the marker last, without what file managers left there; none of a damaged one."""
     try:
         return [folder / name for name in (*manifest_of(folder), MANIFEST, COMMIT)]
-    except DamagedCheckpoint:
+    except CorruptCheckpoint:
         return []
 
 
@@ -167,7 +167,7 @@ def last(folder: Path) -> tuple[Save, dict[str, Any]] | None:
     for path in committed(folder):
         try:
             return read(path)
-        except DamagedCheckpoint as error:
+        except CorruptCheckpoint as error:
             log.warning("damaged checkpoint: %s; trying the one before it", error)
             _put_aside(path)
             damaged += 1
@@ -184,7 +184,7 @@ def put_aside_from(folder: Path, step: int) -> Path | None:
         try:
             if describe(path).step < step:
                 return path
-        except DamagedCheckpoint as error:
+        except CorruptCheckpoint as error:
             log.warning("damaged checkpoint: %s", error)
         _put_aside(path)
     return None
@@ -196,7 +196,7 @@ def best(folder: Path, metric: str) -> Save | None:
     for path in committed(folder):
         try:
             save = describe(path)
-        except DamagedCheckpoint:
+        except CorruptCheckpoint:
             continue
         if math.isfinite(save.metrics.get(metric, math.nan)):
             saves.append(save)

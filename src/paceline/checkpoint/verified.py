@@ -24,7 +24,7 @@ FORMAT = 2
 _MOST_MANIFEST, _MOST_STATE = 1 << 16, 1 << 26
 
 
-class DamagedCheckpoint(UserError):
+class CorruptCheckpoint(UserError):
     """A save that does not match its own checksums."""
 
 
@@ -40,7 +40,7 @@ class Save:
 
 
 def read(folder: Path) -> tuple[Save, dict[str, Any]]:
-    """Read and verify one save; DamagedCheckpoint names the file, and what is wrong with it."""
+    """Read and verify one save; CorruptCheckpoint names the file, and what is wrong with it."""
     manifest = manifest_of(folder)
     for name in manifest:
         _verify(folder / name, manifest)
@@ -51,7 +51,7 @@ def read(folder: Path) -> tuple[Save, dict[str, Any]]:
         try:
             tensors = safetensors.torch.load_file(path) if path.name in manifest else {}
         except Exception as error:  # whatever safetensors and torch make of a stranger's header
-            raise DamagedCheckpoint(f"{path} does not hold tensors: {str(error)[:200]}") from None
+            raise CorruptCheckpoint(f"{path} does not hold tensors: {str(error)[:200]}") from None
         with _named(folder / STATE):
             parts[name] = unflatten(state["parts"][name], tensors)
     with _named(folder / STATE):
@@ -71,11 +71,11 @@ def _verify(path: Path, manifest: dict[str, Any]) -> None:
         check_regular(path, path.parent)
         same = path.stat().st_size == manifest[path.name]["bytes"] and sha256(path) == manifest[path.name]["sha256"]
     except FileNotFoundError:
-        raise DamagedCheckpoint(f"{path} is missing") from None
+        raise CorruptCheckpoint(f"{path} is missing") from None
     except OSError as error:
-        raise DamagedCheckpoint(f"{path}: {error.strerror}") from None
+        raise CorruptCheckpoint(f"{path}: {error.strerror}") from None
     if not same:
-        raise DamagedCheckpoint(f"{path} does not match its checksum")
+        raise CorruptCheckpoint(f"{path} does not match its checksum")
 
 
 def _read_state(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -102,18 +102,18 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise DamagedCheckpoint(f"{path}: {reason}; paceline has not written this: copy the checkpoint again") from None
+        raise CorruptCheckpoint(f"{path}: {reason}; paceline has not written this: copy the checkpoint again") from None
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         if read_regular(folder / COMMIT, len(digest(path)), folder) != digest(path).encode():
-            raise DamagedCheckpoint(f"{path} does not match its commit marker")
+            raise CorruptCheckpoint(f"{path} does not match its commit marker")
     except FileNotFoundError as error:
-        raise DamagedCheckpoint(f"{folder} is not a complete save: {Path(error.filename).name} is missing") from None
+        raise CorruptCheckpoint(f"{folder} is not a complete save: {Path(error.filename).name} is missing") from None
     except OSError as error:
-        raise DamagedCheckpoint(f"{folder} cannot be read ({error})") from None
+        raise CorruptCheckpoint(f"{folder} cannot be read ({error})") from None
     with _named(path):
         manifest: dict[str, Any] = json.loads(read_regular(path, _MOST_MANIFEST, folder))
         schema.check_manifest(manifest)

@@ -219,12 +219,12 @@ def _volumes(cloud: Any, options: argparse.Namespace) -> int:
 
 
 def _snapshot(cloud: Any, options: argparse.Namespace) -> int:
-    from paceline.launch.cloud import tagged, told_clearly
+    from paceline.launch.cloud import tagged, translate_aws_errors
 
     wanted = _needed(options)
     named = cloud.volumes(wanted)
     volume = named[0]["VolumeId"] if named else wanted
-    with told_clearly("making a snapshot"):
+    with translate_aws_errors("making a snapshot"):
         tags = tagged("snapshot", options.name or volume, options.name or volume)
         print(cloud.ec2.create_snapshot(VolumeId=volume, TagSpecifications=tags)["SnapshotId"])
     return 0
@@ -244,12 +244,12 @@ def _replicate(cloud: Any, options: argparse.Namespace) -> int:
 
 
 def _image(cloud: Any, options: argparse.Namespace) -> int:
-    from paceline.launch.cloud import tagged, told_clearly
+    from paceline.launch.cloud import tagged, translate_aws_errors
 
     machine = _machine(cloud, _needed(options))["InstanceId"]
     if not options.name:
         raise UserError("image needs --name NAME, which `launch ec2 --image-name NAME` finds")
-    with told_clearly("making an image"):
+    with translate_aws_errors("making an image"):
         tags = tagged("image", options.name, options.name)
         print(cloud.ec2.create_image(InstanceId=machine, Name=options.name, TagSpecifications=tags)["ImageId"])
     return 0

@@ -90,7 +90,7 @@ def probe(arguments: list[str]) -> int:
 def try_exchange(arguments: list[str]) -> int:
     """A rehearsal of exchanging gradients between machines."""
     usage = "--procs N | --nodes N --node-rank K --rendezvous HOST:PORT"
-    parser = make_parser("try-exchange", usage, "All-reduce for a while.")
+    parser = make_parser("test-allreduce", usage, "All-reduce for a while.")
     parser.add_argument("--procs", type=count, default=1)
     parser.add_argument("--nodes", type=count, default=1)
     parser.add_argument("--node-rank", type=int, default=0)
@@ -98,10 +98,10 @@ def try_exchange(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=positive, default=3.0)
     options = parser.parse_args(arguments)
     if not under_launcher(os.environ):
-        from paceline.distributed.plan import Meeting
+        from paceline.distributed.plan import JoinSpec
 
-        meeting = Meeting(options.nodes, options.rendezvous, options.node_rank, within=30)
-        return start_ranks(["try-exchange", *arguments], options.procs, meeting)
+        join = JoinSpec(options.nodes, options.rendezvous, options.node_rank, join_timeout=30)
+        return start_ranks(["test-allreduce", *arguments], options.procs, join)
     from paceline.distributed.allreduce_test import exchange
 
     if (rate := exchange(options.seconds)) is not None:
@@ -109,15 +109,15 @@ def try_exchange(arguments: list[str]) -> int:
     return 0
 
 
-def meet(arguments: list[str]) -> int:
+def rendezvous(arguments: list[str]) -> int:
     """Keep the list of a job's machines."""
     usage = "--address ADDRESS --port PORT"
-    parser = make_parser("meet", usage, "Run the rendezvous of a job whose nodes leave and join (PACELINE_TOKEN).")
+    parser = make_parser("rendezvous", usage, "Run the rendezvous server of an elastic job (PACELINE_TOKEN).")
     parser.add_argument("--address", required=True)
     parser.add_argument("--port", type=count, required=True)
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
-    from paceline.distributed.meet import serve
+    from paceline.distributed.server import serve
 
     serve(options.address, options.port)
     return 0

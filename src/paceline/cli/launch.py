@@ -63,12 +63,16 @@ def launch(arguments: list[str]) -> int:
     parser.add_argument(
         "--container", default="", metavar="IMAGE", help="run in it: docker, on slurm apptainer or pyxis"
     )
-    parser.add_argument("--pass", dest="passed", default="", metavar="A,B", help="variables to pass on to the ranks")
+    parser.add_argument("--pass", dest="pass_env", default="", metavar="A,B", help="variables to pass on to the ranks")
     parser.add_argument(
-        "--patience", type=positive, default=15, metavar="S", help="a rank that is silent so long is lost (default 15)"
+        "--rank-timeout",
+        type=positive,
+        default=15,
+        metavar="S",
+        help="a rank that is silent so long is lost (default 15)",
     )
     parser.add_argument(
-        "--meet", default="auto", metavar="WHERE", help="who keeps the list of machines: auto, here, HOST"
+        "--rendezvous-host", default="auto", metavar="WHERE", help="where the rendezvous runs: auto, here, HOST"
     )
     slurm = parser.add_argument_group("slurm")
     for name in ("partition", "account", "time", "cpus-per-task"):
@@ -186,7 +190,7 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
         raise UserError("launch which recipe? `paceline recipes` lists them")
     recipe = replace(recipe, data=_reachable(recipe.data, backend))
     hosts = hosts_from(options.hosts) if backend == "ssh" else [f"node-{number}" for number in range(options.nodes)]
-    extra: dict[str, object] = {"meet": options.meet, "gpu_type": options.gpu_type}
+    extra: dict[str, object] = {"rendezvous_host": options.rendezvous_host, "gpu_type": options.gpu_type}
     if options.ssh_config:
         extra["ssh"] = ["-F", str(options.ssh_config.resolve())]
     if backend == "slurm":
@@ -207,11 +211,11 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
         tuple(hosts),
         options.procs_per_node,
         options.min_nodes,
-        patience=int(options.patience),
+        rank_timeout=int(options.rank_timeout),
         python=options.python or own_python,
         container=options.container,
         code=str(_source_tree() or ""),
-        passed=tuple(name for name in options.passed.split(",") if name),
+        pass_env=tuple(name for name in options.pass_env.split(",") if name),
         runs=str(options.runs.resolve()),
         resume=options.resume,
         results=options.results,
@@ -223,7 +227,8 @@ def _refuse_options_of_others(parser: argparse.ArgumentParser, backend: str, opt
     """What another back end would heed must not be passed over in silence."""
     groups = {"slurm": ("slurm",), "manifest": ("manifest",), "ec2": ("ec2",)}
     single = {
-        "hosts": ("ssh",), "ssh_config": ("ssh", "ec2"), "meet": ("ssh", "ec2"), "gpus_per_node": ("slurm", "manifest"),
+        "hosts": ("ssh",), "ssh_config": ("ssh", "ec2"), "rendezvous_host": ("ssh", "ec2"),
+        "gpus_per_node": ("slurm", "manifest"),
         "nodes": ("local", "slurm", "ec2", "manifest"),
     }  # fmt: skip
     for group in parser._action_groups:

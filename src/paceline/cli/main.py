@@ -145,8 +145,8 @@ _VERBS = {
     # without a summary: not for users
     "installation": ("", "installation"),
     "try-batch": ("", "find_batch"),
-    "meet": ("", "hosts"),
+    "rendezvous": ("", "hosts"),
     "facts": ("", "hosts"),
     "probe": ("", "hosts"),
-    "try-exchange": ("", "hosts"),
+    "test-allreduce": ("", "hosts"),
 }

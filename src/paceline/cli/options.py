@@ -60,11 +60,11 @@ def check_words(options: argparse.Namespace) -> None:
     """Of a launch, before anything is done: values become parts of scripts, some of which no quotes can hold."""
     from paceline.launch.values import operand, plain, variable
 
-    named = {"passed": "pass", "engine": "for"}
+    named = {"pass_env": "pass", "engine": "for"}
     for name, value in vars(options).items():
         if isinstance(value, str | Path):
             plain(f"--{named.get(name, name).replace('_', '-')}", str(value))
-    for name in filter(None, options.passed.split(",")):
+    for name in filter(None, options.pass_env.split(",")):
         variable("--pass", name)
     for name in ("python", "container", "image"):
         operand(f"--{name}", getattr(options, name))

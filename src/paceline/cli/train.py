@@ -48,11 +48,11 @@ def _add_launch_options(parser: argparse.ArgumentParser) -> None:
         "--rendezvous",
         default="",
         metavar="HOST:PORT",
-        help="where machine 0 can be reached by the others; with MIN:MAX, where `paceline meet` listens",
+        help="where machine 0 can be reached by the others; with MIN:MAX, where `paceline rendezvous` listens",
     )
-    group.add_argument("--job", default="", metavar="ID", help="with MIN:MAX: which of several jobs that meet there")
+    group.add_argument("--job", default="", metavar="ID", help="with MIN:MAX: one of several jobs of this rendezvous")
     group.add_argument(
-        "--meet-within",
+        "--join-timeout",
         type=count,
         default=300,
         metavar="SECONDS",
@@ -180,9 +180,9 @@ def export(arguments: list[str]) -> int:
     if options.to.suffix != ".safetensors":
         raise UserError(f"--to {options.to}: weights are written as .safetensors; choose such a name")
     from paceline.checkpoint.store import export_weights
-    from paceline.engine.saved import find_save
+    from paceline.engine.saved import find_checkpoint
 
-    save = find_save(options.source, "last" if options.last else "best")
+    save = find_checkpoint(options.source, "last" if options.last else "best")
     say(export_weights(save, options.to, options.raw))
     return 0
 
@@ -218,22 +218,22 @@ def evaluate(arguments: list[str]) -> int:
 
 
 def _needs_agent(options: argparse.Namespace) -> bool:
-    fewest, nodes = options.nodes
-    if (nodes > 1 or fewest) and not options.rendezvous:
+    min_nodes, nodes = options.nodes
+    if (nodes > 1 or min_nodes) and not options.rendezvous:
         raise UserError(f"--nodes {nodes} needs --rendezvous HOST:PORT, the same on every machine")
     if not 0 <= options.node_rank < nodes:
         raise UserError(f"--node-rank {options.node_rank} is not between 0 and {nodes - 1}")
-    return (options.procs or 1) > 1 or nodes > 1 or fewest > 0
+    return (options.procs or 1) > 1 or nodes > 1 or min_nodes > 0
 
 
 def _nodes(text: str) -> tuple[int, int]:
     """How many machines are enough (0: all, numbered), and how many there may be."""
-    fewest, colon, most = text.partition(":")
+    min_nodes, colon, most = text.partition(":")
     if not colon:
         return 0, count(text)
-    if count(fewest) > count(most):
+    if count(min_nodes) > count(most):
         raise argparse.ArgumentTypeError(f"{text!r}: the first number is larger than the second")
-    return int(fewest), int(most)
+    return int(min_nodes), int(most)
 
 
 def _enter_rank(options: argparse.Namespace) -> None:
@@ -250,13 +250,13 @@ def _enter_rank(options: argparse.Namespace) -> None:
 
 
 def _start_ranks(command: list[str], options: argparse.Namespace) -> int:
-    from paceline.distributed.plan import Meeting
+    from paceline.distributed.plan import JoinSpec
 
-    fewest, nodes = options.nodes
-    place = (options.rendezvous, options.node_rank, fewest, options.meet_within, options.job)
-    meeting, procs = Meeting(nodes, *place), options.procs or 1
-    print(f"{meeting}starting {procs} process{'es' if procs > 1 else ''} ...", file=sys.stderr)
-    return start_ranks(command, procs, meeting)
+    min_nodes, nodes = options.nodes
+    place = (options.rendezvous, options.node_rank, min_nodes, options.join_timeout, options.job)
+    join, procs = JoinSpec(nodes, *place), options.procs or 1
+    print(f"{join}starting {procs} process{'es' if procs > 1 else ''} ...", file=sys.stderr)
+    return start_ranks(command, procs, join)
 
 
 def _help_with_fields(

@@ -16,7 +16,8 @@ def problems(recipe: Recipe) -> Iterator[str]:
     if train.global_batch % train.grad_accumulation:
         yield (
             f"train.grad_accumulation={train.grad_accumulation} does not divide train.global_batch="
-            f"{train.global_batch}; try {' or '.join(map(str, near_multiples(train.global_batch, train.grad_accumulation)))} for the batch"
+            f"{train.global_batch}; "
+            f"try {' or '.join(map(str, near_multiples(train.global_batch, train.grad_accumulation)))} for the batch"
         )
     if len(recipe.data.mean) != len(recipe.data.std):
         yield f"data.mean has {len(recipe.data.mean)} values, data.std {len(recipe.data.std)}; give both or neither"

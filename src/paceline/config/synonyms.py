@@ -85,8 +85,8 @@ _WRITE = {
     "evaluate.crop_pct={}": "crop_pct eval_crop_ratio test_crop_pct evaluate.crop",
     "evaluate.tta=flip|none": "tta test_time_augmentation",
     "checkpoint.every={}ep": (
-        "save_every save_freq save_interval checkpoint_every checkpoint_interval save_every_epochs ckpt_every "
-        "save_every_n_epochs checkpoint.interval checkpoint.save_every"
+        "checkpoint_every save_freq save_interval checkpoint_every checkpoint_interval save_every_epochs ckpt_every "
+        "save_every_n_epochs checkpoint.interval checkpoint.checkpoint_every"
     ),
     "checkpoint.every={}ba": "recovery_interval save_steps checkpoint_steps every_n_train_steps",
     "checkpoint.keep={}": "checkpoint_hist save_top_k keep_checkpoints save_total_limit max_checkpoints",

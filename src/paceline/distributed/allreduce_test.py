@@ -17,10 +17,10 @@ def exchange(seconds: float) -> float | None:
         begin = time.perf_counter()
         world.sum_(numbers)
         one = max(time.perf_counter() - begin, 1e-3)
-        times = world.from_leader(max(1, min(1000, int(seconds / one))))
+        times = world.broadcast_object(max(1, min(1000, int(seconds / one))))
         begin = time.perf_counter()
         for _ in range(times):
             world.sum_(numbers)
             numbers /= world.size
         taken = time.perf_counter() - begin
-        return 4.0 * _NUMBERS * times / taken if world.is_leader else None
+        return 4.0 * _NUMBERS * times / taken if world.is_rank_zero else None

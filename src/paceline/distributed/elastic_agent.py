@@ -43,7 +43,7 @@ class Agent(SimpleElasticAgent):
     """
 
     def __init__(self, handler: OneNode | ManyNodes, plan: Plan, entry: Entry, scratch: Path):
-        self._goes_on = plan.meeting.fewest > 0
+        self._goes_on = plan.join.min_nodes > 0
         # the agent counts restarts for itself, see _attempts_left
         spec = WorkerSpec("ranks", plan.procs, handler, entrypoint=entry, max_restarts=3 if self._goes_on else 0)
         super().__init__(spec, exit_barrier_timeout=60, shutdown_timeout=30)

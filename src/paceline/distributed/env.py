@@ -18,7 +18,7 @@ class Place:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    meeting: dict[str, str] = field(default_factory=dict)
+    master_env: dict[str, str] = field(default_factory=dict)
     """What torch needs in the environment to meet the others, where the launcher has not put it there."""
 
 
@@ -40,13 +40,13 @@ def place(environ: Mapping[str, str]) -> Place:
         rank, size, local_rank, local_size = map(int, values)
         return Place(rank, size, local_rank, local_size)
     if in_srun(environ):
-        meeting = {
+        master_env = {
             "MASTER_ADDR": first_host(environ["SLURM_STEP_NODELIST"]),
             "MASTER_PORT": str(20000 + int(environ["SLURM_JOB_ID"]) % 20000),
         }
         tasks_here = _tasks_here(environ["SLURM_STEP_TASKS_PER_NODE"], int(environ["SLURM_NODEID"]))
         local = int(environ["SLURM_LOCALID"]), tasks_here
-        return Place(int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"]), *local, meeting)
+        return Place(int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"]), *local, master_env)
     return Place()
 
 

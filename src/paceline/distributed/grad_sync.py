@@ -101,10 +101,10 @@ class SharedMemory:
 
     def _allocate(self, numel: int) -> torch.Tensor:
         count = self._world.size * numel
-        path = self._world.on_leader(lambda: _reserve(count * self._dtype.itemsize))
+        path = self._world.on_rank_zero(lambda: _reserve(count * self._dtype.itemsize))
         area = torch.from_file(path, shared=True, size=count, dtype=self._dtype)
         self._world.barrier()
-        if self._world.is_leader:
+        if self._world.is_rank_zero:
             os.unlink(path)  # the name goes at once, so that later nothing stays behind however the run ends
         return area.view(self._world.size, numel)
 
@@ -135,4 +135,4 @@ def shares_memory(world: World, num_bytes: int) -> bool:
     if world.device.type != "cpu" or world.local_size != world.size:
         return False
     room = shutil.disk_usage(_MEMORY).free if os.path.isdir(_MEMORY) else 0
-    return world.from_leader(room > 2 * world.size * num_bytes)
+    return world.broadcast_object(room > 2 * world.size * num_bytes)

@@ -50,8 +50,8 @@ class Membership:
             raise Refused(CLOSED)
         joining = self._joining[node] = _Join(node, ranks, order, minimum, maximum)
         if not self._deadline:
-            patience = _GRACE if self.round else timeout
-            self._deadline = asyncio.get_running_loop().call_later(patience, self._be_late)
+            wait = _GRACE if self.round else timeout
+            self._deadline = asyncio.get_running_loop().call_later(wait, self._be_late)
         self._begin_if_ready()
         try:
             # the minimum of nodes begins when the time is over: give that round the time to reach everybody

@@ -1,4 +1,4 @@
-"""Processes of this machine, alone or as one node of several: what is to be started, and where nodes meet. No torch."""
+"""Processes of this machine, alone or as one node of several: what to start, and how nodes join. No torch."""
 
 import ipaddress
 import os
@@ -13,26 +13,26 @@ from paceline.errors import UserError
 
 
 @dataclass(frozen=True)
-class Meeting:
+class JoinSpec:
     """How the machines of a run find each other."""
 
     nodes: int = 1
     rendezvous: str = ""
-    """HOST:PORT of node 0; or, with `fewest`, of the server that `paceline meet` runs."""
+    """HOST:PORT of node 0; or, with `min_nodes`, of the server that `paceline rendezvous` runs."""
     node_rank: int = 0
-    fewest: int = 0
+    min_nodes: int = 0
     """Machines that are enough to go on; 0: all are needed, and numbered."""
-    within: int = 300
+    join_timeout: int = 300
     job: str = ""
 
     @property
     def is_alone(self) -> bool:
-        return self.nodes == 1 and not self.fewest
+        return self.nodes == 1 and not self.min_nodes
 
     def __str__(self) -> str:
         if self.is_alone:
             return ""
-        who = f"one of {self.nodes} nodes" if self.fewest else f"node {self.node_rank} of {self.nodes}"
+        who = f"one of {self.nodes} nodes" if self.min_nodes else f"node {self.node_rank} of {self.nodes}"
         return f"{who}, meeting at {self.rendezvous}: "
 
 
@@ -42,13 +42,13 @@ class Plan:
 
     command: list[str]
     procs: int
-    meeting: Meeting
+    join: JoinSpec
     listen: str
     """Address at which this machine serves the rendezvous; empty: it does not."""
     environment: dict[str, str]
 
 
-def plan(command: list[str], procs: int, meeting: Meeting) -> Plan:
+def plan(command: list[str], procs: int, join: JoinSpec) -> Plan:
     """Run `paceline COMMAND` as `procs` ranks here, alone or together with other machines."""
     environment = {
         # machines without names in DNS make every connection warn; what fails raises
@@ -57,23 +57,23 @@ def plan(command: list[str], procs: int, meeting: Meeting) -> Plan:
         "OMP_NUM_THREADS": "1",
     }
     listen = ""
-    if meeting.is_alone:
+    if join.is_alone:
         interface = interface_of("127.0.0.1")
     else:
         token_of(os.environ)
-        host, port = _endpoint(meeting.rendezvous)
-        own = _own_address_towards(host, port, meeting.within)
+        host, port = _endpoint(join.rendezvous)
+        own = _own_address_towards(host, port, join.join_timeout)
         interface = interface_of(own)
         # NCCL would ask the store every second from a thread of its own, and that store is in Python
         environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
-        if not meeting.fewest and meeting.node_rank == 0:
+        if not join.min_nodes and join.node_rank == 0:
             _refuse_loopback_name(host, own)
             listen = own
         else:
-            _wait_for(host, port, meeting)
+            _wait_for(host, port, join)
     environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = interface
     kept = {name: value for name, value in environment.items() if name not in os.environ}
-    return Plan(command, procs, meeting, listen, kept)
+    return Plan(command, procs, join, listen, kept)
 
 
 def _endpoint(text: str) -> tuple[str, int]:
@@ -125,9 +125,9 @@ def interface_of(address: str) -> str:
     raise UserError(f"no network interface has the address {address}; set GLOO_SOCKET_IFNAME yourself")
 
 
-def _wait_for(host: str, port: int, meeting: Meeting) -> None:
+def _wait_for(host: str, port: int, join: JoinSpec) -> None:
     """Until the rendezvous answers, so that its absence is said in one line."""
-    deadline = time.monotonic() + meeting.within
+    deadline = time.monotonic() + join.join_timeout
     while True:
         try:
             socket.create_connection((host, port), timeout=5).close()
@@ -136,11 +136,11 @@ def _wait_for(host: str, port: int, meeting: Meeting) -> None:
             if time.monotonic() > deadline:
                 who, cure = (
                     ("the rendezvous", "check")
-                    if meeting.fewest
+                    if join.min_nodes
                     else ("node 0", "start it there with --node-rank 0, and check")
                 )
                 raise UserError(
-                    f"{who} does not answer at {host}:{port} after {meeting.within} s ({error}); {cure} that this "
+                    f"{who} does not answer at {host}:{port} after {join.join_timeout} s ({error}); {cure} that this "
                     "machine can reach that port"
                 ) from None
             time.sleep(0.2)

@@ -24,7 +24,7 @@ from paceline.distributed.forkserver import end_stopped_children
 from paceline.distributed.plan import Plan
 from paceline.distributed.rendezvous import ManyNodes, OneNode, Terms
 from paceline.distributed.server import Server
-from paceline.distributed.world import LOST_RANK, patience
+from paceline.distributed.world import LOST_RANK, rank_timeout
 from paceline.errors import UserError
 from paceline.system.files import write_json
 from paceline.system.logs import announce_stop
@@ -55,7 +55,7 @@ def run(plan: Plan, entry: Entry) -> int:
 
     with (
         tempfile.TemporaryDirectory(prefix="paceline-") as scratch,
-        answering(pass_on, overdue=end_stopped_children, seconds=patience().total_seconds()),
+        answering(pass_on, overdue=end_stopped_children, seconds=rank_timeout().total_seconds()),
     ):
         agent = Agent(_rendezvous(plan, Path(scratch)), plan, entry, Path(scratch))
         if os.environ.get(preemption.SPOT):
@@ -67,7 +67,7 @@ def run(plan: Plan, entry: Entry) -> int:
         except (DistError, RendezvousError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"the machines did not meet ({reason}); check that the same --nodes and --rendezvous are given on "
+                f"the rendezvous failed ({reason}); check that the same --nodes and --rendezvous are given on "
                 "each, that every --node-rank is used once, and that node 0's port can be reached"
             ) from None
         finally:
@@ -85,11 +85,11 @@ def run(plan: Plan, entry: Entry) -> int:
 
 
 def _rendezvous(plan: Plan, scratch: Path) -> OneNode | ManyNodes:
-    meeting = plan.meeting
-    if meeting.is_alone:
+    join = plan.join
+    if join.is_alone:
         return OneNode(scratch)
     token = token_of(os.environ)
-    host, _, port = meeting.rendezvous.rpartition(":")
+    host, _, port = join.rendezvous.rpartition(":")
     if plan.listen:
         try:
             Server(plan.listen, int(port), token).start()
@@ -98,11 +98,11 @@ def _rendezvous(plan: Plan, scratch: Path) -> OneNode | ManyNodes:
                 f"--rendezvous: port {port} of {plan.listen} cannot be used ({error.strerror}); end what uses it, or "
                 "choose another port on every node"
             ) from None
-    terms = Terms(plan.procs, meeting.fewest or meeting.nodes, meeting.nodes, meeting.node_rank, meeting.within)
+    terms = Terms(plan.procs, join.min_nodes or join.nodes, join.nodes, join.node_rank, join.join_timeout)
     try:
-        return ManyNodes(f"{plan.listen or host}:{port}", token, terms, meeting.job or "paceline")
+        return ManyNodes(f"{plan.listen or host}:{port}", token, terms, join.job or "paceline")
     except ChannelError as error:
-        raise UserError(f"--rendezvous {meeting.rendezvous}: {error}") from None
+        raise UserError(f"--rendezvous {join.rendezvous}: {error}") from None
 
 
 def _complaint(failure: ProcessFailure) -> str:

@@ -7,14 +7,17 @@ import asyncio
 import base64
 import contextlib
 import hmac
+import os
 import secrets
+import signal
 import socket
 from collections.abc import Awaitable, Callable
 from threading import Thread
 from typing import Any
 
-from paceline.distributed.channel import GREETING, HANDSHAKE_TIMEOUT, NONCE, PROOF, ChannelError, Session
+from paceline.distributed.channel import GREETING, HANDSHAKE_TIMEOUT, NONCE, PROOF, ChannelError, Session, token_of
 from paceline.distributed.membership import Membership, Refused
+from paceline.errors import UserError
 
 _MOST_UNPROVEN = 64  # connections that have not proven yet that they belong to the job
 _MOST_KEYS, _LONGEST_VALUE = 1 << 20, 1 << 20
@@ -156,3 +159,22 @@ class Server:
         self._values[key] = value
         if event := self._awaited.pop(key, None):
             event.set()
+
+
+def serve(address: str, port: int) -> None:
+    """Until a signal ends it."""
+    try:
+        server = Server(address, port, token_of(os.environ))
+    except OSError as error:
+        raise UserError(
+            f"port {port} of {address} cannot be used ({error.strerror}); end what uses it, or choose another --port"
+        ) from None
+    print(f"rendezvous at {address}:{server.port}", flush=True)
+    asyncio.run(_until_a_signal(server))
+
+
+async def _until_a_signal(server: Server) -> None:
+    serving = asyncio.ensure_future(server.serve())
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, serving.cancel)
+    await asyncio.wait([serving])

@@ -34,7 +34,7 @@ _LOST = re.compile("connection (closed|reset) by peer|broken pipe|timed out wait
 # hand, and wait for a thread of gloo's that needs the lock to release its last tensor: now and then a run never ended
 _KEPT: list[object] = []
 _AT_FIRST = timedelta(seconds=60)  # one machine may read or compile for longer than others
-_PATIENCE = 600  # seconds; torch's 30 minutes leave users before a hung screen for too long
+_RANK_TIMEOUT = 600  # seconds; torch's 30 minutes leave users before a hung screen for too long
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class World:
     def from_env(cls, device: str = "auto") -> "World":
         """This process's place as torchrun, or srun, tells it; a lone process without either."""
         place = env.place(os.environ)
-        for name, value in place.meeting.items():
+        for name, value in place.master_env.items():
             os.environ.setdefault(name, value)
         return cls(place.rank, place.size, place.local_rank, place.local_size, _device(device, place.local_rank))
 
     @property
-    def is_leader(self) -> bool:
+    def is_rank_zero(self) -> bool:
         return self.rank == 0
 
     @contextmanager
@@ -78,7 +78,7 @@ class World:
             store=store,
             rank=self.rank,
             world_size=self.size,
-            timeout=max(patience(), _AT_FIRST),
+            timeout=max(rank_timeout(), _AT_FIRST),
         )
         if store:  # torch's own would be asked for further connections; NCCL's ports, which it needs, open later
             refuse_new_connections()
@@ -96,10 +96,10 @@ class World:
             _KEPT.append(dist.group.WORLD)
             dist.destroy_process_group()
 
-    def hasten(self) -> None:
+    def shorten_timeout(self) -> None:
         """From now on all ranks do the same work in the same time, and a silent one is soon taken for lost."""
         if self.size > 1:
-            _set_pg_timeout(patience())
+            _set_pg_timeout(rank_timeout())
 
     def barrier(self) -> None:
         if self.size > 1:
@@ -119,40 +119,40 @@ class World:
         dist.all_gather(parts, tensor)
         return parts
 
-    def broadcast_(self, tensor: torch.Tensor, giver: int = 0) -> torch.Tensor:
+    def broadcast_(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
         """Overwrite with another rank's values, the leader's if nothing is said."""
         if self.size > 1:
-            dist.broadcast(tensor, giver)
+            dist.broadcast(tensor, src)
         return tensor
 
-    def from_rank(self, value: T, giver: int) -> T:
+    def from_rank(self, value: T, src: int) -> T:
         """That rank's value, on every rank."""
         if self.size == 1:
             return value
-        given: T = broadcast_object(value, giver, self.rank)
+        given: T = broadcast_object(value, src, self.rank)
         return given
 
-    def from_leader(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         """The leader's value, on every rank."""
         return self.from_rank(value, 0)
 
-    def on_leader(self, action: Callable[[], T]) -> T:
+    def on_rank_zero(self, action: Callable[[], T]) -> T:
         """Do something on the leader only; its result, or its complaint to the user, reaches every rank."""
         if self.size == 1:
             return action()
         outcome: dict[str, Any] = {}
-        if self.is_leader:
+        if self.is_rank_zero:
             try:
                 outcome = {"result": action()}
             except UserError as error:
                 outcome = {"complaint": str(error)}
-        outcome = self.from_leader(outcome)
+        outcome = self.broadcast_object(outcome)
         if "complaint" in outcome:
             raise UserError(outcome["complaint"])
         result: T = outcome["result"]
         return result
 
-    def from_all(self, value: T) -> list[T]:
+    def all_gather_object(self, value: T) -> list[T]:
         """Every rank's value, in order of rank, on every rank."""
         if self.size == 1:
             return [value]
@@ -160,19 +160,19 @@ class World:
 
     def hosts(self) -> list[str]:
         """Host name of every rank."""
-        return self.from_all(host_name())
+        return self.all_gather_object(host_name())
 
     def processes_here(self) -> list[int]:
         """Process numbers of the ranks on this host."""
         host = host_name()
-        return [number for there, number in self.from_all((host, os.getpid())) if there == host]
+        return [number for there, number in self.all_gather_object((host, os.getpid())) if there == host]
 
     def gpus_here(self) -> list[str]:
         """Identifiers of the GPUs that ranks on this host compute on."""
         cuda = self.device.type == "cuda"
         own = str(torch.cuda.get_device_properties(self.device).uuid) if cuda else ""
         host = host_name()
-        return [gpu for there, gpu in self.from_all((host, own)) if there == host and gpu]
+        return [gpu for there, gpu in self.all_gather_object((host, own)) if there == host and gpu]
 
 
 def _store(size: int) -> Store | None:
@@ -197,9 +197,9 @@ def _device(wanted: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def patience() -> timedelta:
+def rank_timeout() -> timedelta:
     """How long ranks wait for each other before they take one for lost; launched jobs say it."""
-    return timedelta(seconds=float(os.environ.get("PACELINE_PATIENCE") or _PATIENCE))
+    return timedelta(seconds=float(os.environ.get("PACELINE_RANK_TIMEOUT") or _RANK_TIMEOUT))
 
 
 def threads_per_process(processes: int) -> int:

@@ -21,7 +21,7 @@ def announce(setup: Setup, path: Path, checkpoint: Path | None) -> None:
     weights = f"weights of {checkpoint}" if checkpoint else _weights(setup.recipe.model.weights)
     for line in _lines(setup, path, where, weights):
         log.info("%s", line)
-    if setup.world.is_leader:
+    if setup.world.is_rank_zero:
         for line in _doubts(setup):
             log.warning("%s", line)
 

@@ -183,7 +183,7 @@ def _strategy(recipe: Recipe, world: World) -> str:
     if recipe.strategy == "fsdp" and world.size == 1:
         log.warning("strategy=fsdp has nothing to shard on one rank: training as a single one")
         return "single"
-    if recipe.strategy == "fsdp" and recipe.fsdp.cpu_offload and world.device.type == "cpu" and world.is_leader:
+    if recipe.strategy == "fsdp" and recipe.fsdp.cpu_offload and world.device.type == "cpu" and world.is_rank_zero:
         log.warning("fsdp.cpu_offload has nothing to move: the device is the host's own memory")
     return recipe.strategy
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from paceline.checkpoint import store
-from paceline.checkpoint.verified import DamagedCheckpoint, Save, describe, read
+from paceline.checkpoint.verified import CorruptCheckpoint, Save, describe, read
 from paceline.system.logs import log
 from paceline.track.records import RunFolder
 
@@ -23,7 +23,7 @@ def newest_covered(folder: RunFolder) -> tuple[Save, dict[str, Any]] | None:
             if describe(path).step > end:
                 continue
             covered = read(path)
-        except DamagedCheckpoint:
+        except CorruptCheckpoint:
             continue
         log.warning("%s; resuming from step %d, so that no record is missing", lost, covered[0].step)
         return covered

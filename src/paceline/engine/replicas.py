@@ -26,7 +26,7 @@ class Mirror:
     def __init__(self, world: World, folder: RunFolder):
         self._world, self._folder = world, folder
         self._writes = self._lacks_the_folder()
-        self.needed = any(world.from_all(self._writes))
+        self.needed = any(world.all_gather_object(self._writes))
         self._sent: dict[str, int] = {}
         self._newest = -1
         self._thread: BackgroundThread | None = None
@@ -41,10 +41,10 @@ class Mirror:
             (folder / (name := f".mark-{uuid4().hex}")).touch()
             return name
 
-        name = self._world.on_leader(mark)
+        name = self._world.on_rank_zero(mark)
         lacking = self._world.local_rank == 0 and not (folder / name).exists()
         self._world.barrier()
-        if self._world.is_leader:
+        if self._world.is_rank_zero:
             (folder / name).unlink()
         return lacking
 
@@ -53,12 +53,12 @@ class Mirror:
         if not self.needed:
             return
         own = newest_step(self._folder.checkpoints) if self._world.local_rank == 0 else -1
-        steps = self._world.from_all(own)
-        giver = max(range(len(steps)), key=lambda rank: (steps[rank], -rank))
-        if steps[giver] >= 0:
-            self._copy(giver, writes=self._world.is_leader or self._writes)
+        steps = self._world.all_gather_object(own)
+        src = max(range(len(steps)), key=lambda rank: (steps[rank], -rank))
+        if steps[src] >= 0:
+            self._copy(src, writes=self._world.is_rank_zero or self._writes)
             self._settle()
-            self._newest = steps[giver]
+            self._newest = steps[src]
 
     def follow(self, newest: int, settle: Callable[[], object]) -> None:
         """After the leader has completed a save of step `newest`, which all ranks know by now.
@@ -76,20 +76,20 @@ class Mirror:
             self._copy(0, self._writes)
             self._settle()
 
-    def _copy(self, giver: int, writes: bool) -> None:
+    def _copy(self, src: int, writes: bool) -> None:
         world, checkpoints = self._world, self._folder.checkpoints
-        writes = writes and world.rank != giver
+        writes = writes and world.rank != src
         self._settle()
         saves = {path.name for path in store.committed(checkpoints)}
-        there = [set(own) for own in world.from_all(sorted(saves) if writes else None) if own is not None]
-        to_send = list(self._to_send(set.intersection(*there))) if world.rank == giver else []
+        there = [set(own) for own in world.all_gather_object(sorted(saves) if writes else None) if own is not None]
+        to_send = list(self._to_send(set.intersection(*there))) if world.rank == src else []
         files: list[tuple[str, int, int]]
         kept: list[str]
-        files, kept = world.from_rank((to_send, sorted(saves)), giver)
+        files, kept = world.from_rank((to_send, sorted(saves)), src)
         written = []
         for name, begin, end in files:
             try:
-                written.append(self._copy_file(giver, self._folder.path / name, begin, end, writes))
+                written.append(self._copy_file(src, self._folder.path / name, begin, end, writes))
             except OSError as error:
                 raise UserError(self._refused(name, error)) from None
         if writes:
@@ -115,12 +115,12 @@ class Mirror:
                 for path in store.files_of(save):
                     yield path.relative_to(root).as_posix(), 0, path.stat().st_size
 
-    def _copy_file(self, giver: int, path: Path, begin: int, end: int, writes: bool) -> Path:
+    def _copy_file(self, src: int, path: Path, begin: int, end: int, writes: bool) -> Path:
         """Where the copy was written to: a whole file replaces the old one later, one that grows is continued."""
         partial = path.with_name(f".copy-{path.name}") if begin == 0 else path
         if writes:
             path.parent.mkdir(parents=True, exist_ok=True)
-        source = path.open("rb") if self._world.rank == giver else None
+        source = path.open("rb") if self._world.rank == src else None
         target = partial.open("r+b" if begin and partial.exists() else "wb") if writes else None
         if source:
             source.seek(begin)
@@ -130,7 +130,7 @@ class Mirror:
             chunk = torch.empty(min(_CHUNK, end - at), dtype=torch.uint8)
             if source:
                 chunk.copy_(torch.frombuffer(bytearray(source.read(len(chunk))), dtype=torch.uint8))
-            self._world.broadcast_(chunk, giver)
+            self._world.broadcast_(chunk, src)
             if target:
                 target.write(chunk.numpy().tobytes())
         for file in (source, target):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint import store
-from paceline.checkpoint.verified import DamagedCheckpoint, Save, describe
+from paceline.checkpoint.verified import CorruptCheckpoint, Save, describe
 from paceline.config.io import fingerprint, leaves, load_recipe, recipe_from_tree, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
 from paceline.errors import ConfigError, UserError
@@ -42,7 +42,7 @@ def saved_recipe(folder: RunFolder) -> tuple[Recipe, Path] | None:
     for path in store.committed(folder.checkpoints):
         try:
             return recipe_from_tree(describe(path).recipe, str(path)), path
-        except (DamagedCheckpoint, ConfigError):
+        except (CorruptCheckpoint, ConfigError):
             continue
     return None
 

@@ -62,7 +62,7 @@ class Run:
 
     def log(self, step: int, lr: float) -> None:
         """Close the window: every rank learns every rank's figures, the leader writes them down."""
-        newest = newest_step(self.folder.checkpoints) if self.mirror.needed and self._world.is_leader else -1
+        newest = newest_step(self.folder.checkpoints) if self.mirror.needed and self._world.is_rank_zero else -1
         more = [self.setup.loader.damaged, peak_memory(self._world.device), newest]
         own = torch.cat([self.window.take(), torch.tensor(more, dtype=torch.float64)])
         ranks = torch.stack(self._world.gather(own))
@@ -86,7 +86,7 @@ class Run:
         }
         if self.setup.scaler.is_enabled():
             record["loss_scale"] = scale = self.setup.scaler.get_scale()
-            if scale < self._scale and self._world.is_leader:
+            if scale < self._scale and self._world.is_rank_zero:
                 log.info("fp16 overflowed before step %d: those steps were skipped, loss scale now %g", step, scale)
             self._scale = scale
         if damaged := int(ranks[:, -3].sum()):
@@ -101,7 +101,7 @@ class Run:
     def _not_finite(self, what: str, weights_of: int) -> None:
         """End the run; the weights after step `weights_of` are no good, so neither is a save of that step."""
         self.writer.wait()
-        good = self._world.on_leader(lambda: str(store.put_aside_from(self.folder.checkpoints, weights_of) or ""))
+        good = self._world.on_rank_zero(lambda: str(store.put_aside_from(self.folder.checkpoints, weights_of) or ""))
         where = f"the last good checkpoint is {good}" if good else "no checkpoint was saved before it"
         message = (
             f"{what}; {where}; try a lower --optim.lr, a longer --optim.schedule.warmup, --optim.clip_grad_norm 1, "
@@ -144,14 +144,14 @@ class Run:
         )
         if curve.stop:
             self.off_track = what
-        elif self._world.is_leader:
+        elif self._world.is_rank_zero:
             log.warning("%s", what)
 
     def _question(self, record: dict[str, Any]) -> None:
         """Say when an evaluation looks like a failed training: once for each reason, and once more at the end."""
         progress = record["step"] / self.setup.total_steps
         for reason, text in doubts(record, len(self.setup.source.classes), progress).items():
-            if self._world.is_leader and (reason not in self._doubted or progress == 1):
+            if self._world.is_rank_zero and (reason not in self._doubted or progress == 1):
                 log.warning("epoch %.2f: %s", record["epoch"], text)
             self._doubted.add(reason)
 
@@ -204,7 +204,7 @@ class Run:
     def failed(self, message: str) -> None:
         """Write down why the run ends here, unless that has been done."""
         self.writer.wait()
-        if self._world.is_leader and self._status == "running":
+        if self._world.is_rank_zero and self._status == "running":
             self._summarise("failed", self.folder.read_summary().get("step", self.first_step), message=message)
             logs.to_file_only(message)
             self.close()
@@ -220,7 +220,7 @@ class Run:
     def _settle(self, step: int) -> None:
         """Wait for the last save; a run whose end could not be saved has failed."""
         self.writer.wait()
-        error = self._world.from_leader(str(self.writer.error or ""))
+        error = self._world.broadcast_object(str(self.writer.error or ""))
         if error:
             newest = next(store.committed(self.folder.checkpoints), None)
             message = (
@@ -234,7 +234,7 @@ class Run:
 
     def _summarise(self, status: str, step: int, **more: Any) -> dict[str, Any]:
         self._status = status
-        if not self._world.is_leader:
+        if not self._world.is_rank_zero:
             return {}
         summary = {"status": status, **more, **self._place(step), "total_steps": self.setup.total_steps}
         if status != "running":  # adding up a long run's records takes time

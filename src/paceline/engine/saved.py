@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.checkpoint import store
-from paceline.checkpoint.shared import read_on_leader
+from paceline.checkpoint.shared import read_on_rank_zero
 from paceline.checkpoint.verified import describe, read
 from paceline.config.io import recipe_from_tree, split_overrides
 from paceline.config.recipe import Recipe
@@ -29,7 +29,7 @@ from paceline.system import logs
 from paceline.track.records import RunFolder
 
 
-def find_save(path: Path, which: str) -> Path:
+def find_checkpoint(path: Path, which: str) -> Path:
     """The save a path means: itself, or a run's best or last one."""
     if (path / "COMMIT").exists():
         return path
@@ -53,7 +53,7 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
     with world.connected():
         logs.set_up(world.rank, world.size)
         # the run may be going on, and replace its saves: the leader's choice counts
-        save, parts = read_on_leader(world, lambda: read(find_save(path, which)))
+        save, parts = read_on_rank_zero(world, lambda: read(find_checkpoint(path, which)))
         folder = save.folder
         recipe = kinds.resolve(_saved_recipe(parts, str(folder), overrides))
         source = open_source(recipe, only_evaluate=True)
@@ -86,7 +86,7 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
     some = f", {lost:g} images left out" if lost else ""
     some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
     label = f"{folder} (step {save.step}), {source.place or source.name}{some}, views {recipe.evaluate.tta}"
-    return label, metrics if world.is_leader else {}
+    return label, metrics if world.is_rank_zero else {}
 
 
 def _relabeled(batches: Iterable[Batch], numbers: list[int]) -> Iterator[Batch]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
-from paceline.checkpoint.shared import read_on_leader
+from paceline.checkpoint.shared import read_on_rank_zero
 from paceline.checkpoint.verified import Save
 from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.config.batch import memory_key, strategy
@@ -71,27 +71,27 @@ def train_recipe(
     # uploads go on after the ranks have left each other, who would take a slow one for lost
     with ExitStack() as at_last, world.connected(), ExitStack() as cleanup:
         _check_same_recipe(recipe, world)
-        again = any(world.from_all(_is_started_again()))
+        again = any(world.all_gather_object(_is_started_again()))
         path = Path(
-            world.on_leader(lambda: str(_claim_folder(resume or choose_folder(recipe, root, name, again), cleanup)))
+            world.on_rank_zero(lambda: str(_claim_folder(resume or choose_folder(recipe, root, name, again), cleanup)))
         )
         folder = RunFolder(path)
         mirror = Mirror(world, folder)
         cleanup.callback(mirror.wait)
         mirror.bring_newest()
-        if again and world.from_leader(folder.finished):
-            if results and world.is_leader:
+        if again and world.broadcast_object(folder.finished):
+            if results and world.is_rank_zero:
                 at_last.callback(Results(path, results, recipe.checkpoint.best).close)
             return folder.read_summary()
         if folder.is_taken and not resume:
             log.info("%s is not finished; going on with it", path)
-        saved = read_on_leader(world, lambda: _last_of_this_experiment(folder, recipe, asked if resume else None))
+        saved = read_on_rank_zero(world, lambda: _last_of_this_experiment(folder, recipe, asked if resume else None))
         setup = build(recipe, world)
         _check_same_data(setup)
         announce(setup, path, saved[0].folder if saved else None)
         run = _open_run(folder, setup, saved, mirror)
         if results and world.local_rank == 0:
-            only = "" if world.is_leader else "telemetry"
+            only = "" if world.is_rank_zero else "telemetry"
             at_last.callback(Results(path, results, recipe.checkpoint.best, only).close)
         gpus, processes = world.gpus_here(), world.processes_here()
         if world.local_rank == 0:
@@ -104,7 +104,7 @@ def train_recipe(
         except UserError as error:
             run.failed(str(error))
             raise
-        if world.is_leader:
+        if world.is_rank_zero:
             _say_verdict(path)
             _say_finished(folder, setup, summary)
         return summary
@@ -150,7 +150,7 @@ def _say_verdict(path: Path) -> None:
 
 def _check_same_recipe(recipe: Recipe, world: World) -> None:
     """Machines started by hand may have been given different options, which would train what no recipe says."""
-    trees = [dict(leaves(experiment(tree))) for tree in world.from_all(to_tree(recipe))]
+    trees = [dict(leaves(experiment(tree))) for tree in world.all_gather_object(to_tree(recipe))]
     for rank, tree in enumerate(trees):
         if differing := sorted(key for key in trees[0].keys() | tree.keys() if trees[0].get(key) != tree.get(key)):
             values = "; ".join(f"{key} is {trees[0].get(key)!r} there, {tree.get(key)!r} here" for key in differing)
@@ -161,7 +161,7 @@ def _check_same_recipe(recipe: Recipe, world: World) -> None:
 
 def _check_same_data(setup: Setup) -> None:
     """Machines may hold different data in the same place, which would train what no record shows."""
-    prints = setup.world.from_all(setup.source.fingerprint)
+    prints = setup.world.all_gather_object(setup.source.fingerprint)
     for rank, found in enumerate(prints):
         if found != prints[0]:
             raise UserError(
@@ -212,7 +212,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[Save, dict[str, Any]
         log.info("resuming from step %d (%s)", first_step, saved[0].folder)
     hosts = world.hosts()
     start = environment.collect(hosts, world.device)
-    if world.is_leader:
+    if world.is_rank_zero:
         checksum = folder.write_recipe(dump_recipe(recipe))  # only now: a start that was refused changes nothing
         folder.append_environment(
             start
@@ -222,20 +222,20 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[Save, dict[str, Any]
             | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
         )
     metric = recipe.checkpoint.best
-    best = world.on_leader(lambda: _best_value(folder, metric))
+    best = world.on_rank_zero(lambda: _best_value(folder, metric))
     disk = DiskWarning()
     run = Run(
         folder,
         setup,
-        Fan(_sinks(folder, setup, first_step, disk) if world.is_leader else []),
-        Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_leader else NoWriter(),
+        Fan(_sinks(folder, setup, first_step, disk) if world.is_rank_zero else []),
+        Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_rank_zero else NoWriter(),
         display_of(world, setup.total_steps, first_step),
         mirror,
         first_step,
         best=best,
         disk=disk,
     )
-    if world.is_leader:
+    if world.is_rank_zero:
         run.begin()
     return run
 
@@ -268,6 +268,6 @@ def _sinks(folder: RunFolder, setup: Setup, first_step: int, disk: DiskWarning) 
 
 
 def display_of(world: World, total_steps: int = 0, first_step: int = 0) -> Display:
-    if not world.is_leader:
+    if not world.is_rank_zero:
         return Display()
     return Bar(total_steps, first_step) if console.is_terminal else Lines()

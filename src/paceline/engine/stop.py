@@ -19,7 +19,7 @@ class Signals:
     def __init__(self, world: World) -> None:
         self.received = 0
         self._since = 0.0
-        self._announce = world.is_leader and AGENT not in os.environ  # the agent speaks for its ranks
+        self._announce = world.is_rank_zero and AGENT not in os.environ  # the agent speaks for its ranks
         # who stops a whole service or job sends one signal to launcher and ranks, and the launcher passes on its own
         self._same_within = 2.0 if world.size > 1 else 0.0
 

@@ -42,7 +42,7 @@ from paceline.system.device import between, now
 def train(setup: Setup, run: Run) -> dict[str, Any]:
     """Train from where the run stands to the end of the recipe; the results."""
     recipe, total = setup.recipe, setup.total_steps
-    log_every, evaluate_every, save_every = intervals(recipe, setup.timeline)
+    log_every, evaluate_every, checkpoint_every = intervals(recipe, setup.timeline)
     agreement = Agreement(setup.world, num_wishes=4)
     batches = setup.loader.steps(run.first_step)
     with Signals(setup.world) as signals, closing(agreement):
@@ -54,17 +54,17 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
             run.window.add(train_step(setup, micro_batches, step, lr), setup.timeline.phase_at(step).global_batch)
             done = step + 1
             if step == run.first_step:
-                setup.world.hasten()
+                setup.world.shorten_timeout()
             if setup.ema:
                 setup.ema.update(setup.replica.module, done)
             run.display.step(done)
 
             now = time.monotonic()
-            wishes = [signals.received, log_every.wish(now), evaluate_every.wish(now), save_every.wish(now)]
-            stop, log_due, evaluate_due, save_due = agreement.exchange(wishes)
+            wishes = [signals.received, log_every.wish(now), evaluate_every.wish(now), checkpoint_every.wish(now)]
+            stop, log_due, evaluate_due, checkpoint_due = agreement.exchange(wishes)
             last = done == total
             evaluating = evaluate_every.due(done, evaluate_due, now)
-            saving = save_every.due(done, save_due, now)
+            saving = checkpoint_every.due(done, checkpoint_due, now)
             if log_every.due(done, log_due, now) or evaluating or saving or stop or last:
                 run.log(done, lr)
             if not last and (evaluating or saving or stop):
@@ -128,5 +128,5 @@ def measure(setup: Setup, step: int, on_batch: Callable[[int], object], stop: Ca
 
 def intervals(recipe: Recipe, timeline: Timeline) -> tuple[Interval, Interval, Interval]:
     texts = (recipe.log.every, recipe.evaluate.every, recipe.checkpoint.every)
-    log_every, evaluate_every, save_every = (Interval(text, timeline) for text in texts)
-    return log_every, evaluate_every, save_every
+    log_every, evaluate_every, checkpoint_every = (Interval(text, timeline) for text in texts)
+    return log_every, evaluate_every, checkpoint_every

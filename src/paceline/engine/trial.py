@@ -35,8 +35,8 @@ def try_batch(recipe: Recipe, per_rank_batch: int, steps: int, limits: list[int]
     with world.connected():
         setup = build(as_trial(recipe, per_rank_batch, world.size, steps), world)
         seconds = _run(setup, steps)
-        memory = world.from_all(peak_memory(world.device))
-        if world.is_leader:
+        memory = world.all_gather_object(peak_memory(world.device))
+        if world.is_rank_zero:
             images = per_rank_batch * world.size * steps
             write_json(result, {"images_per_second": images / max(seconds, 1e-9), "memory": memory})
 

@@ -36,7 +36,7 @@ _TROUBLES = {
 
 
 @contextmanager
-def told_clearly(what: str) -> Iterator[None]:
+def translate_aws_errors(what: str) -> Iterator[None]:
     """What AWS says, with a cure."""
     import botocore.exceptions as aws
     from botocore.parsers import ResponseParserError
@@ -63,7 +63,7 @@ class Cloud:
             import boto3
         except ImportError:
             raise UserError("EC2 needs boto3; pip install 'paceline[aws]'") from None
-        with told_clearly("asking AWS"):
+        with translate_aws_errors("asking AWS"):
             self._session: Any = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
             self.ec2: Any = self._session.client("ec2")
             self.ssm: Any = self._session.client("ssm")
@@ -73,12 +73,12 @@ class Cloud:
 
     def kind(self, name: str) -> dict[str, Any]:
         """What a type of machine is and can do."""
-        with told_clearly(f"--instance-type {name}"):
+        with translate_aws_errors(f"--instance-type {name}"):
             return dict(self.ec2.describe_instance_types(InstanceTypes=[name])["InstanceTypes"][0])
 
     def image(self, identifier: str, name: str, architectures: Sequence[str]) -> dict[str, Any]:
         """By id or name; without either, AWS's own image for deep learning."""
-        with told_clearly("looking for the image"):
+        with translate_aws_errors("looking for the image"):
             if not identifier and not name:
                 arch = "x86_64" if "x86_64" in architectures else "arm64"
                 identifier = self.ssm.get_parameter(Name=_IMAGE.format(arch=arch))["Parameter"]["Value"]
@@ -94,7 +94,7 @@ class Cloud:
         own = {"SubnetIds": [identifier]} if identifier else {}
         filters = [] if identifier else [_named("default-for-az", "true")]
         filters += [_named("availability-zone", zone)] if zone else []
-        with told_clearly("looking for a subnet"):
+        with translate_aws_errors("looking for a subnet"):
             found = self.ec2.describe_subnets(Filters=filters, **own)["Subnets"]
         if not found:
             raise UserError(f"there is no subnet{f' in {zone}' if zone else ''} to put machines into; say --subnet")
@@ -102,7 +102,7 @@ class Cloud:
 
     def spot_price(self, kind: str, zone: str = "") -> float | None:
         filters = [_named("availability-zone", zone)] if zone else []
-        with told_clearly("asking for prices"):
+        with translate_aws_errors("asking for prices"):
             history = self.ec2.describe_spot_price_history(
                 InstanceTypes=[kind], ProductDescriptions=["Linux/UNIX"], Filters=filters, MaxResults=20
             )["SpotPriceHistory"]
@@ -117,7 +117,7 @@ class Cloud:
         }  # fmt: skip
         filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()]
         try:
-            with told_clearly("asking for prices"):
+            with translate_aws_errors("asking for prices"):
                 pricing = self._session.client("pricing", region_name="us-east-1")  # one of the few that have it
                 found = pricing.get_products(ServiceCode="AmazonEC2", Filters=filters, MaxResults=10)["PriceList"]
             terms = [term for one in found for term in json.loads(one)["terms"]["OnDemand"].values()]
@@ -128,7 +128,7 @@ class Cloud:
 
     def machines(self, job: str = "*", states: Sequence[str] = _ALIVE) -> list[Any]:
         filters = [_named(f"tag:{JOB}", job), _named("instance-state-name", *states)]
-        with told_clearly("listing machines"):
+        with translate_aws_errors("listing machines"):
             pages = self.ec2.get_paginator("describe_instances").paginate(Filters=filters)
             found = [machine for page in pages for group in page["Reservations"] for machine in group["Instances"]]
         return sorted(found, key=lambda machine: tag(machine, "Name"))
@@ -136,7 +136,7 @@ class Cloud:
     def volumes(self, name: str = "", job: str | None = None) -> list[Any]:
         filters = [_named("tag:Name", name)] if name else []
         filters += [_named(f"tag:{JOB}", job)] if job is not None else []
-        with told_clearly("listing volumes"):
+        with translate_aws_errors("listing volumes"):
             return list(self.ec2.describe_volumes(Filters=filters)["Volumes"])
 
     # ---- making ----
@@ -144,7 +144,7 @@ class Cloud:
     def key(self, name: str, job: str, public: Path | None, private: Path) -> None:
         """The user's own public key under the job's name, or a new pair whose private half stays in its folder."""
         tags = tagged("key-pair", job, name)
-        with told_clearly("making a key pair"):
+        with translate_aws_errors("making a key pair"):
             if public:
                 self.ec2.import_key_pair(KeyName=name, PublicKeyMaterial=public.read_bytes(), TagSpecifications=tags)
                 return
@@ -154,7 +154,7 @@ class Cloud:
 
     def firewall(self, job: str, network: str, ssh_from: str) -> str:
         """Open between its machines, and to one address for ssh."""
-        with told_clearly("making a security group"):
+        with translate_aws_errors("making a security group"):
             made = self.ec2.create_security_group(
                 GroupName=job, Description=f"machines of {job}", VpcId=network,
                 TagSpecifications=tagged("security-group", job, job),
@@ -168,7 +168,7 @@ class Cloud:
     def placement(self, job: str) -> str:
         """Machines close to each other; not every account and region has it."""
         try:
-            with told_clearly("making a placement group"):
+            with translate_aws_errors("making a placement group"):
                 tags = tagged("placement-group", job, job)
                 self.ec2.create_placement_group(GroupName=job, Strategy="cluster", TagSpecifications=tags)
         except UserError:
@@ -176,26 +176,26 @@ class Cloud:
         return job
 
     def run(self, wish: dict[str, Any]) -> Any:
-        with told_clearly(f"renting a {wish['InstanceType']}"):
+        with translate_aws_errors(f"renting a {wish['InstanceType']}"):
             return self.ec2.run_instances(MinCount=1, MaxCount=1, **wish)["Instances"][0]
 
     def wait_until_running(self, identifiers: Sequence[str]) -> None:
-        with told_clearly("waiting for the machines"):
+        with translate_aws_errors("waiting for the machines"):
             self.ec2.get_waiter("instance_running").wait(InstanceIds=[*identifiers], WaiterConfig={"Delay": 5})
 
     def volume(self, job: str, name: str, **wish: Any) -> str:
         tags = tagged("volume", job, name)
-        with told_clearly(f"making volume {name}"):
+        with translate_aws_errors(f"making volume {name}"):
             made = str(self.ec2.create_volume(TagSpecifications=tags, **wish)["VolumeId"])
             self.ec2.get_waiter("volume_available").wait(VolumeIds=[made], WaiterConfig={"Delay": 3})
         return made
 
     def snapshots(self) -> list[Any]:
-        with told_clearly("listing snapshots"):
+        with translate_aws_errors("listing snapshots"):
             return list(self.ec2.describe_snapshots(Filters=[_named(f"tag:{JOB}", "*")])["Snapshots"])
 
     def attach(self, volume: str, machine: str, ends_with_it: bool) -> None:
-        with told_clearly(f"attaching {volume}"):
+        with translate_aws_errors(f"attaching {volume}"):
             self.ec2.get_waiter("volume_available").wait(VolumeIds=[volume], WaiterConfig={"Delay": 3})
             self.ec2.attach_volume(VolumeId=volume, InstanceId=machine, Device="/dev/sdf")
             if ends_with_it:
@@ -206,7 +206,7 @@ class Cloud:
 
     def end(self, machines: Sequence[str]) -> None:
         """Machines that may be gone already."""
-        with suppress(UserError), told_clearly("ending machines"):
+        with suppress(UserError), translate_aws_errors("ending machines"):
             self.ec2.terminate_instances(InstanceIds=[*machines])
 
     def _delete_volume(self, volume: str) -> None:
@@ -217,7 +217,7 @@ class Cloud:
     def switch(self, machines: Sequence[str], on: bool) -> None:
         """Off: only their disks cost money. Spot machines cannot be switched off, only ended."""
         action = self.ec2.start_instances if on else self.ec2.stop_instances
-        with told_clearly(f"switching machines {'on' if on else 'off'}"):
+        with translate_aws_errors(f"switching machines {'on' if on else 'off'}"):
             action(InstanceIds=[*machines])
 
     def release(self, job: str) -> list[str]:
@@ -230,7 +230,7 @@ class Cloud:
             deadline = time.monotonic() + seconds
             while True:
                 try:
-                    with told_clearly(what):
+                    with translate_aws_errors(what):
                         action()
                     return
                 except UserError as error:
@@ -247,7 +247,7 @@ class Cloud:
         for volume in self.volumes(job=job):
             attempt("deleting a volume", partial(self._delete_volume, volume["VolumeId"]), 60)
         of_job = [_named(f"tag:{JOB}", job)]
-        with suppress(UserError), told_clearly("listing"):
+        with suppress(UserError), translate_aws_errors("listing"):
             for group in self.ec2.describe_security_groups(Filters=of_job)["SecurityGroups"]:
                 delete = partial(self.ec2.delete_security_group, GroupId=group["GroupId"])
                 attempt("deleting a security group", delete, 60)

@@ -57,13 +57,13 @@ def ssh_options(job: Job, host: str) -> tuple[str, ...]:
     return (*job.extra.get("ssh", ()), *named)
 
 
-def with_meeting_place(job: Job, where: str) -> Job:
+def with_rendezvous(job: Job, where: str) -> Job:
     """Decide which machine keeps the list of the others: this one if they can reach it, else the first of them.
 
     `where` is "auto", "here", or one of the hosts.
     """
     if job.backend == "local":
-        return replace(job, meeting=f"127.0.0.1:{_free_port_here()}")
+        return replace(job, rendezvous=f"127.0.0.1:{_free_port_here()}")
     if where not in ("auto", "here", *job.hosts):
         raise UserError(f"--meet {where}: say auto, here, or one of the hosts ({', '.join(job.hosts)})")
     hosts = [host for name, host in hosts_of(job).items() if name != HERE]
@@ -71,14 +71,16 @@ def with_meeting_place(job: Job, where: str) -> Job:
     if where in ("auto", "here"):
         ours = {addresses(host)[0] for host in hosts}
         if len(ours) == 1 and all(_can_reach(host, python, *ours) for host in hosts):
-            return replace(job, meeting=f"{ours.pop()}:{_free_port_here()}", meeting_host="", within=Job.within)
+            return replace(
+                job, rendezvous=f"{ours.pop()}:{_free_port_here()}", rendezvous_host="", join_timeout=Job.join_timeout
+            )
         if where == "here":
             raise UserError(
                 f"--meet here: not all hosts can connect to this machine ({', '.join(ours)}); say --meet HOST"
             )
     keeper = next((host for host in hosts if host.name == where), hosts[0])
     place = f"{addresses(keeper)[1]}:{free_port(keeper, python)}"
-    return replace(job, meeting=place, meeting_host=keeper.name, within=Job.within)
+    return replace(job, rendezvous=place, rendezvous_host=keeper.name, join_timeout=Job.join_timeout)
 
 
 def _free_port_here() -> int:
@@ -144,8 +146,8 @@ def reopen(job: Job) -> None:
 
 def plan(job: Job) -> Sequence[object]:
     """Where the machines meet is found when it is submitted."""
-    keeper = job.extra["meet"] if job.extra["meet"] in job.hosts else ""
-    return nodes.plan(replace(job, meeting="ADDRESS:PORT", meeting_host=keeper))
+    keeper = job.extra["rendezvous_host"] if job.extra["rendezvous_host"] in job.hosts else ""
+    return nodes.plan(replace(job, rendezvous="ADDRESS:PORT", rendezvous_host=keeper))
 
 
 def submit(job: Job) -> Job:
@@ -154,7 +156,7 @@ def submit(job: Job) -> Job:
     secrets = nodes.secrets_of(job)
     if job.python and (job.backend != "local" or job.python != sys.executable):
         refuse_different_code([hosts[name] for name in job.hosts], job.python)
-    job = with_meeting_place(job, job.extra["meet"])
+    job = with_rendezvous(job, job.extra["rendezvous_host"])
     again = jobs.is_known(job)
     jobs.save(job)
     reopen(job)

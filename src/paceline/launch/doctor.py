@@ -168,7 +168,7 @@ def _together(hosts: Sequence[Host], python: str, found: Checked) -> None:
     """Ranks on all of them exchange for three seconds."""
     place = f"{addresses(hosts[0])[1]}:{free_port(hosts[0], python)}"
     nodes = f"--nodes {len(hosts)} --rendezvous {shlex.quote(place)}"
-    words = f"{quoted(python)} -m paceline try-exchange {nodes} --node-rank"
+    words = f"{quoted(python)} -m paceline test-allreduce {nodes} --node-rank"
     # through standard input: command lines are for everybody to read
     secret = f"export {TOKEN}={new_token()}\nexec"
     with ThreadPoolExecutor(len(hosts)) as pool:

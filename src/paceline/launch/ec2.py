@@ -37,7 +37,7 @@ def plan(job: Job) -> list[object]:
         ]
     )
     before = rent.before(job, "vol-ID" if volume else "")
-    return [rented, *control.plan(replace(job, before=dict.fromkeys(job.hosts, before)))]
+    return [rented, *control.plan(replace(job, setup_scripts=dict.fromkeys(job.hosts, before)))]
 
 
 def submit(job: Job) -> Job:

@@ -9,7 +9,7 @@ from functools import partial
 from paceline.errors import UserError
 from paceline.launch import job as jobs
 from paceline.launch import nodes, sessions
-from paceline.launch.control import hosts_of, is_stopped, look, say, with_meeting_place
+from paceline.launch.control import hosts_of, is_stopped, look, say, with_rendezvous
 from paceline.launch.job import Job
 from paceline.launch.nodes import HERE
 from paceline.launch.sessions import Progress
@@ -40,22 +40,22 @@ def revive(job: Job, own: Progress) -> Job | None:
 
 def start_again(job: Job, name: str) -> Job | None:
     """On one machine; on all of them if it kept the meeting place, without which nobody can join."""
-    if name == job.meeting_host:
-        return _meet_elsewhere(job)
+    if name == job.rendezvous_host:
+        return _move_rendezvous(job)
     steps = list(nodes.node_steps(job, name))
     nodes.carry_out(steps, hosts_of(job), nodes.secrets_of(job), partial(is_stopped, job))
     return job
 
 
-def _meet_elsewhere(job: Job) -> Job | None:
+def _move_rendezvous(job: Job) -> Job | None:
     """All machines that can be reached stop, and go on from the last save, meeting at another one."""
     reached = [own for own in look(job) if not own.state.startswith("unreachable")]
-    others = [own.host.name for own in reached if own.host.name != job.meeting_host]
+    others = [own.host.name for own in reached if own.host.name != job.rendezvous_host]
     if is_stopped(job) or not reached:
         return None
-    job = with_meeting_place(job, others[0] if others else job.meeting_host)
-    job = replace(job, within=_SOON if len(reached) < len(job.hosts) else job.within)
-    say(f"the meeting place was lost: going on from the last save, meeting at {job.meeting}")
+    job = with_rendezvous(job, others[0] if others else job.rendezvous_host)
+    job = replace(job, join_timeout=_SOON if len(reached) < len(job.hosts) else job.join_timeout)
+    say(f"the meeting place was lost: going on from the last save, meeting at {job.rendezvous}")
     for line in sessions.stop([own.host for own in reached], grace=60):
         say(f"left over: {line}")
     jobs.save(job)
@@ -116,12 +116,12 @@ def _is_over(progress: dict[str, Progress], stopped: bool) -> bool:
 
 def _stranded(job: Job, progress: dict[str, Progress]) -> bool:
     """The machine that kept the meeting place is lost, and others ended since they could not meet again."""
-    keeper = progress.get(job.meeting_host)
+    keeper = progress.get(job.rendezvous_host)
     others = [own.state for own in progress.values() if own is not keeper]
     if {"running", "ended 0"} & set(others) or not any(state.startswith("ended") for state in others):
         return False
     if keeper is None:
-        return not sessions.is_alive(hosts_of(job)[HERE], "meet")
+        return not sessions.is_alive(hosts_of(job)[HERE], "rendezvous")
     return keeper.state.startswith(("lost", "absent", "unreachable", GONE, LEFT))
 
 
@@ -154,8 +154,8 @@ class _Returns:
         if not idle or (len(idle) == len(progress) and not stranded) or (revive := self._revive) is None:
             return job
         if stranded:
-            if self._may(job.meeting_host):
-                self.pending = job.meeting_host, self._pool.submit(_meet_elsewhere, job)
+            if self._may(job.rendezvous_host):
+                self.pending = job.rendezvous_host, self._pool.submit(_move_rendezvous, job)
         elif name := next(filter(self._may, idle), ""):
             self.pending = name, self._pool.submit(revive, job, replace(progress[name]))
         return job
@@ -175,7 +175,7 @@ class _Returns:
 
     def hope(self, job: Job, progress: dict[str, Progress]) -> bool:
         """Whether a machine may still be brought back, though nobody trains."""
-        left = self._done.get(job.meeting_host, 0) < _MOST_RETURNS
+        left = self._done.get(job.rendezvous_host, 0) < _MOST_RETURNS
         return self.pending is not None or (left and _stranded(job, progress) and self._revive is not None)
 
     def _taken_up(self, job: Job, progress: dict[str, Progress], name: str, future: "Future[Job | None]") -> Job:

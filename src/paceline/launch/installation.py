@@ -157,7 +157,7 @@ def all_reduce(told: dict[str, dict[str, Any]]) -> Iterator[Finding]:
     """Two processes of this machine meet and sum tensors, started as `paceline train --procs 2` starts its ranks."""
     if "error" in told[DEVICES]:
         return
-    words = [sys.executable, "-m", "paceline", "try-exchange", "--procs", "2", "--seconds", "1"]
+    words = [sys.executable, "-m", "paceline", "test-allreduce", "--procs", "2", "--seconds", "1"]
     hidden = {} if told[DEVICES]["gpus"] > 1 else {"CUDA_VISIBLE_DEVICES": ""}  # two ranks cannot share a GPU
     cure = "check the firewall of the loopback interface and the variables GLOO_*, NCCL_* and TORCH_*"
     try:

@@ -29,15 +29,15 @@ class Job:
     hosts: tuple[str, ...]
     procs: int = 1
     """Processes on each host."""
-    fewest: int = 1
+    min_nodes: int = 1
     """Hosts that are enough to go on."""
-    meeting: str = ""
+    rendezvous: str = ""
     """HOST:PORT where the hosts find each other."""
-    within: int = 300
+    join_timeout: int = 300
     """Seconds to wait there until all are there."""
-    meeting_host: str = ""
+    rendezvous_host: str = ""
     """The host that keeps it; empty: the machine that launched."""
-    patience: int = 15
+    rank_timeout: int = 15
     """Seconds after which a silent rank counts as lost."""
     python: str = ""
     """Interpreter on the hosts that has paceline; empty: an environment is made from the code that is copied."""
@@ -45,11 +45,11 @@ class Job:
     """Image with paceline in it, instead of an interpreter."""
     code: str = ""
     """Folder that is copied to the hosts."""
-    passed: tuple[str, ...] = ()
+    pass_env: tuple[str, ...] = ()
     """Names of variables that ranks get; their values are never written down here."""
     variables: dict[str, str] = field(default_factory=dict)
     """Others, which are no secrets."""
-    before: dict[str, str] = field(default_factory=dict)
+    setup_scripts: dict[str, str] = field(default_factory=dict)
     """Scripts of single hosts, to be run before anything else."""
     runs: str = "runs"
     """Where the run folder is brought to."""
@@ -67,7 +67,7 @@ class Job:
         run_name("--name", self.name)
         for host in self.hosts:
             host_name("--hosts", host)
-        for name in (*self.passed, *self.variables):
+        for name in (*self.pass_env, *self.variables):
             variable("--pass", name)
 
 
@@ -158,7 +158,7 @@ def load(job_id: str) -> Job:
     private_folder(folder)
     try:
         content = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-        lists = {key: tuple(content[key]) for key in ("hosts", "passed")}
+        lists = {key: tuple(content[key]) for key in ("hosts", "pass_env")}
         return Job(**(content | lists), recipe=(folder / "recipe.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError, RecursionError, UserError) as error:
         raise UserError(f"{folder / 'job.json'} is damaged ({error}); remove the folder to forget the job") from None

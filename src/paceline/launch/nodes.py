@@ -27,7 +27,7 @@ from paceline.launch.values import operand, plain, quoted, variable
 from paceline.system.host import cores
 from paceline.system.remote import is_remote, refuse_password
 
-HERE, MEETING = "here", "keep the meeting place"
+HERE, RENDEZVOUS = "here", "rendezvous"
 SECRETS = "secrets"
 """File in the folder of a job, with what must be in no command line and in no plan; removed as soon as it is read."""
 _LONGEST = 24 * 3600.0  # fetching all of ImageNet over a slow line
@@ -57,17 +57,18 @@ def plan(job: Job) -> list[Step]:
     steps = [step for host in job.hosts for step in node_steps(job, host)]
     starts = [step for step in steps if step.title == "start"]
     ready = [step for step in steps if step.title != "start"]
-    here = [] if job.meeting_host else [Step(HERE, "files", files={SECRETS: ""})]
+    here = [] if job.rendezvous_host else [Step(HERE, "files", files={SECRETS: ""})]
     return [*here, *ready, _meeting(job), *starts]
 
 
 def _meeting(job: Job) -> Step:
-    address, _, port = job.meeting.rpartition(":")
-    words = f"meet --address {shlex.quote(address)} --port {shlex.quote(port)}"
-    if job.meeting_host:
-        return Step(job.meeting_host, MEETING, detached("meet", _program(job, "meet", words), _read_secrets(job)))
+    address, _, port = job.rendezvous.rpartition(":")
+    words = f"rendezvous --address {shlex.quote(address)} --port {shlex.quote(port)}"
+    if job.rendezvous_host:
+        script = detached("rendezvous", _program(job, "rendezvous", words), _read_secrets(job))
+        return Step(job.rendezvous_host, RENDEZVOUS, script)
     program = f"{shlex.quote(sys.executable)} -m paceline {words}"
-    return Step(HERE, MEETING, detached("meet", program, f". ./{SECRETS}; rm -f {SECRETS}"))
+    return Step(HERE, RENDEZVOUS, detached("rendezvous", program, f". ./{SECRETS}; rm -f {SECRETS}"))
 
 
 def node_steps(job: Job, host: str) -> Iterator[Step]:
@@ -76,8 +77,8 @@ def node_steps(job: Job, host: str) -> Iterator[Step]:
     tree = Path(job.code) if job.code and makes else None
     files = {"recipe.yaml": job.recipe, "node.sh": _node_script(job, host), SECRETS: ""}
     yield Step(host, "files", _CHECK, files, tree)
-    if job.before.get(host):
-        yield Step(host, "disks", job.before[host])
+    if job.setup_scripts.get(host):
+        yield Step(host, "disks", job.setup_scripts[host])
     if makes:
         yield Step(host, "environment", _environment(job))
     if fetched := remote_data(job):
@@ -100,7 +101,11 @@ def _read_secrets(job: Job) -> str:
 
 
 def _exports(job: Job, host: str) -> str:
-    named = job.variables | {"PACELINE_JOB": job.id, "PACELINE_HOST": host, "PACELINE_PATIENCE": str(job.patience)}
+    named = job.variables | {
+        "PACELINE_JOB": job.id,
+        "PACELINE_HOST": host,
+        "PACELINE_RANK_TIMEOUT": str(job.rank_timeout),
+    }
     return "export " + " ".join(f"{variable('variable', name)}={shlex.quote(value)}" for name, value in named.items())
 
 
@@ -128,7 +133,7 @@ def _program(job: Job, name: str, words: str) -> str:
     """What runs paceline with these words on a machine, for a shell; a container's id goes to NAME.cid."""
     if job.container:
         # the host's network and shared memory, and its GPUs if it has some; variables by name only
-        names = ("PACELINE_JOB", "PACELINE_HOST", "PACELINE_PATIENCE", "PACELINE_CACHE", *job.variables)
+        names = ("PACELINE_JOB", "PACELINE_HOST", "PACELINE_RANK_TIMEOUT", "PACELINE_CACHE", *job.variables)
         given = " ".join(f"-e {variable('variable', own)}" for own in names)
         gpus = "$(command -v nvidia-smi > /dev/null && echo --gpus all)"
         place = f'--cidfile {name}.cid --network host --ipc host -v "$PWD:$PWD" -w "$PWD"'
@@ -182,8 +187,8 @@ fi"""
 def _node_script(job: Job, host: str) -> str:
     what = ["--resume", job.resume] if job.resume else ["recipe.yaml", "--name", job.name]
     words = ["train", *what, "--procs", str(job.procs), "--job", job.id]
-    words += ["--nodes", f"{job.fewest}:{len(job.hosts)}", "--rendezvous", job.meeting]
-    words += ["--meet-within", str(job.within)]
+    words += ["--nodes", f"{job.min_nodes}:{len(job.hosts)}", "--rendezvous", job.rendezvous]
+    words += ["--join-timeout", str(job.join_timeout)]
     words += ["--results", job.results] if job.results else []
     if job.backend == "local":  # its nodes share the processors
         words += ["--threads", str(max(1, cores() // (job.procs * len(job.hosts))))]
@@ -245,10 +250,10 @@ def secrets_text(secrets: dict[str, str]) -> bytes:
 
 def passed_of(job: Job) -> dict[str, str]:
     """Variables of this environment that the user wants the ranks to have."""
-    missing = [name for name in job.passed if name not in os.environ]
+    missing = [name for name in job.pass_env if name not in os.environ]
     if missing:
         raise UserError(f"--pass {', '.join(missing)}: not set in this environment; export it first")
-    return {name: os.environ[name] for name in job.passed}
+    return {name: os.environ[name] for name in job.pass_env}
 
 
 def secrets_of(job: Job) -> dict[str, str]:

@@ -114,7 +114,7 @@ def _settled(job: Job, cloud: Cloud, number: int, machine: str) -> Job:
     reached = {"id": machine, "address": str(ipaddress.ip_address(public or found["PrivateIpAddress"]))}
     return replace(
         job,
-        before=job.before | {host: before(job, volume)},
+        setup_scripts=job.setup_scripts | {host: before(job, volume)},
         extra=job.extra | {"machines": job.extra["machines"] | {host: reached}},
     )
 

@@ -91,10 +91,10 @@ elif [ -s node.pid ]; then echo lost; else echo absent; fi"""
 
 _STOP = """{alive}
 rm -f secrets
-for name in node meet; do
+for name in node rendezvous; do
     alive $name || continue
     sid=$(cut -d' ' -f1 $name.pid)
-    pkill -TERM -s "$sid" -f 'paceline (train|meet)'
+    pkill -TERM -s "$sid" -f 'paceline (train|rendezvous)'
     i=0; while alive $name && [ $i -lt {tenths} ]; do sleep 0.1; i=$((i+1)); done
     pkill -KILL -s "$sid"
     [ ! -s $name.cid ] || docker rm -f "$(cat $name.cid)" > /dev/null 2>&1
@@ -116,7 +116,7 @@ def stop(hosts: Sequence[Host], grace: float) -> list[str]:
             answer = host.run(_STOP.format(alive=_ALIVE, tenths=int(10 * grace)), timeout=grace + 60)
         except HostError as error:
             return [str(error)]
-        names = {"node", "meet"} & set(answer.text.split()) if answer.status != 97 else ()
+        names = {"node", "rendezvous"} & set(answer.text.split()) if answer.status != 97 else ()
         return [f"{host.name}: {name} could not be ended" for name in sorted(names)]
 
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:

@@ -122,9 +122,9 @@ class InBackground:
     Of a sink that cannot keep up, records are dropped, and one that does not end is left behind; both are said.
     """
 
-    def __init__(self, make: Callable[[], Sink], name: str, patience: float = 20.0):
+    def __init__(self, make: Callable[[], Sink], name: str, close_timeout: float = 20.0):
         self._queue: queue.Queue[dict[str, Any] | str] = queue.Queue(maxsize=1000)
-        self._make, self._name, self._patience = make, name, patience
+        self._make, self._name, self._patience = make, name, close_timeout
         self._dropped = 0
         self._thread = BackgroundThread(self._work, name)
         self._thread.start()

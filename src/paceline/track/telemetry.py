@@ -21,7 +21,7 @@ from paceline.track.devices import Gpus
 from paceline.track.other_work import OtherWork
 from paceline.track.records import JsonLines
 
-_PATIENCE = 5.0
+_RANK_TIMEOUT = 5.0
 
 
 class HostSampler:
@@ -82,7 +82,7 @@ class HostSampler:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(_PATIENCE)
+        self._thread.join(_RANK_TIMEOUT)
         if self._thread.is_alive():
             return  # a driver that does not answer: the thread dies with the process
         self._gpus.close()

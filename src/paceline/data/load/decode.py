@@ -48,7 +48,7 @@ class BatchDecoder:
 
     def __init__(self, threads: int, pin: bool, max_corrupt: float, replace: bool = True):
         """`replace`: damaged samples by their neighbours; else their keys become -1."""
-        self._pin, self._max_damaged, self._replace = pin, max_corrupt, replace
+        self._pin, self._max_corrupt, self._replace = pin, max_corrupt, replace
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode", initializer=unbind)
         self._threads = threads
         self._own = threading.local()
@@ -141,10 +141,10 @@ class BatchDecoder:
             self._use_neighbours(buffer, request, failed)
         else:
             request.keys[failed] = -1
-        if len(self._named) > self._max_damaged * max(samples, 1 / (self._max_damaged or 1)):
+        if len(self._named) > self._max_corrupt * max(samples, 1 / (self._max_corrupt or 1)):
             raise UserError(
                 f"{photographs.folder}: {len(self._named)} of {samples} samples have been found damaged, more "
-                f"than data.max_corrupt={self._max_damaged}; {photographs.cure}, or allow more of them"
+                f"than data.max_corrupt={self._max_corrupt}; {photographs.cure}, or allow more of them"
             )
 
     def _use_neighbours(self, buffer: torch.Tensor, request: Request, failed: list[int]) -> None:

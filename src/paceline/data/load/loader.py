@@ -31,7 +31,7 @@ def normalisation(data: Data, device: torch.device) -> Normalise:
     return Normalise(torch.tensor(mean), torch.tensor(std), device)
 
 
-class PhotographLoader:
+class ImageLoader:
     """Training batches of one rank: random crops, decoded in the background."""
 
     def __init__(self, data: Data, splits: Mapping[str, Photographs], plan: Plan, device: torch.device, threads: int):
@@ -114,7 +114,7 @@ class PhotographLoader:
         )
 
 
-class PhotographEvaluator:
+class ImageEvaluator:
     """Validation batches of one rank: whole batches are dealt out, so that each sample is in exactly one of them."""
 
     def __init__(

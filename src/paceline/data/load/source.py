@@ -14,15 +14,15 @@ from paceline.data import cache, sets
 from paceline.data.classes import Class
 from paceline.data.images import Files, Photographs
 from paceline.data.load.in_memory import ResidentEvaluator, ResidentLoader
-from paceline.data.load.loader import DEFAULT_SIZE, PhotographEvaluator, PhotographLoader
+from paceline.data.load.loader import DEFAULT_SIZE, ImageEvaluator, ImageLoader
 from paceline.data.load.order import Plan
 from paceline.data.prepare.sources import all_for_validation, fingerprint, listing
 from paceline.data.shards import Dataset, default_folder
 from paceline.system.logs import log
 
 _PREPARED = ("imagenet", "shards")
-Loader = ResidentLoader | PhotographLoader
-Evaluator = ResidentEvaluator | PhotographEvaluator
+Loader = ResidentLoader | ImageLoader
+Evaluator = ResidentEvaluator | ImageEvaluator
 
 
 class Source(Protocol):
@@ -199,9 +199,9 @@ class _Photographs:
         size = [phase.evaluate_size or DEFAULT_SIZE] * 2
         return {"size": size, "crop_pct": self.recipe.evaluate.crop_pct, "interpolation": "bilinear"}
 
-    def loader(self, plan: Plan, device: torch.device) -> PhotographLoader:
-        return PhotographLoader(self.recipe.data, self.splits["train"], plan, device, self.threads)
+    def loader(self, plan: Plan, device: torch.device) -> ImageLoader:
+        return ImageLoader(self.recipe.data, self.splits["train"], plan, device, self.threads)
 
-    def evaluator(self, phase: ResolvedPhase, rank: int, ranks: int, device: torch.device) -> PhotographEvaluator:
+    def evaluator(self, phase: ResolvedPhase, rank: int, ranks: int, device: torch.device) -> ImageEvaluator:
         data, evaluate, split = self.recipe.data, self.recipe.evaluate, self.splits["val"][phase.variant]
-        return PhotographEvaluator(data, evaluate, phase, split, rank, ranks, device, self.threads)
+        return ImageEvaluator(data, evaluate, phase, split, rank, ranks, device, self.threads)
