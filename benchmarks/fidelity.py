@@ -48,7 +48,7 @@ def distance(record: bytes, jpeg: bytes, number: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, required=True, help="a folder or tar of JPEG photographs")
+    parser.add_argument("--images", type=Path, required=True, help="a folder or tar of JPEG images")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         files = [path.read_bytes() for path in extracted(options.images, Path(folder))]

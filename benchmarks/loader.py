@@ -1,4 +1,4 @@
-"""This loader against others on the same photographs: images per processor second on one core, and images/s on all.
+"""This loader against others on the same images: images per processor second on one core, and images/s on all.
 
     python benchmarks/loader.py --images DIR_OR_TAR [--out loader-benchmark] [--rounds 5]
 
@@ -326,7 +326,7 @@ def _draw(batches: Iterator[Any], seconds: float) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, help="a folder or tar of JPEG photographs")
+    parser.add_argument("--images", type=Path, help="a folder or tar of JPEG images")
     parser.add_argument("--out", type=Path, default=Path("loader-benchmark"), help="where data and results go")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="length of one measurement")

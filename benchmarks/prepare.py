@@ -50,7 +50,7 @@ def _jpegs(folder: Path) -> list[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, required=True, metavar="TAR", help="a tar of JPEG photographs")
+    parser.add_argument("--images", type=Path, required=True, metavar="TAR", help="a tar of JPEG images")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])

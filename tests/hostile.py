@@ -95,7 +95,7 @@ def _array(dtype: bytes, raw: bytes, shape: bytes = b"K\x01") -> bytes:
 
 def pictures() -> dict[str, bytes]:
     """A sound image of every format that is read."""
-    image = photograph(40, 30)
+    image = sample_image(40, 30)
     options: dict[str, tuple[str, dict[str, object]]] = {
         "jpeg": ("jpeg", {}),
         "progressive jpeg": ("jpeg", {"progressive": True}),

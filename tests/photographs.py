@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 
-def photograph(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.Image:
+def sample_image(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.Image:
     """Noise at every scale, as photographs have it."""
     chance = np.random.default_rng(seed)
     total = np.zeros((height, width, 3))
@@ -30,6 +30,6 @@ def tree(root: Path, classes: int = 3, images: int = 4, splits: tuple[str, ...] 
             folder = root / split / f"n{label:08d}"
             folder.mkdir(parents=True)
             for number in range(images):
-                content = jpeg(photograph(40 + 8 * label, 30 + 5 * number, 100 * label + number))
+                content = jpeg(sample_image(40 + 8 * label, 30 + 5 * number, 100 * label + number))
                 (folder / f"{split}_{number}.JPEG").write_bytes(content)
     return root

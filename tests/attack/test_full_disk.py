@@ -72,7 +72,7 @@ def test_training_says_it_once_fails_and_resumes(
     assert again.returncode == 0, again.stderr
     assert f"resuming from step {max(saves)} " in again.stderr
     assert _is_the_same(run, undisturbed)
-    assert run.damaged == 0
+    assert run.num_corrupt == 0
     survived("disks that refuse writes during training")
 
 

@@ -141,7 +141,7 @@ def _made_tars() -> tuple[int, int]:
 
 
 def _mutated_tars() -> tuple[int, int]:
-    files = {"a.jpg": jpeg(photograph(16, 16)), "folder/b.jpg": b"x" * 700, "c" * 300: b"long"}
+    files = {"a.jpg": jpeg(sample_image(16, 16)), "folder/b.jpg": b"x" * 700, "c" * 300: b"long"}
     linked = tar_of(files)[:-1024] + member(b"link", 0, b"2", link=b"/etc/passwd") + attributes(path="d" * 50)
     plain = linked + member(b"d", 1, body=b"x") + sparse(b"e", 100) + _END
     packed = [plain, *(pack(plain) for pack in (gzip.compress, bz2.compress, lzma.compress))]

@@ -114,7 +114,7 @@ def _all_refuse(here, run: Path, save: Path) -> None:
     _refused(here("evaluate", save))
     _refused(here("export", save, "--to", "weights.safetensors"))
     _refused(here("train", "--resume", run, *LONGER))
-    aside = save.with_name(f"damaged-{save.name}")
+    aside = save.with_name(f"corrupt-{save.name}")
     assert sorted(path.name for path in (save if save.exists() else aside).iterdir()) == kept
 
 

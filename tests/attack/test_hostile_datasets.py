@@ -187,8 +187,8 @@ def test_forged_rows_are_refused_before_training(here, data: Path, field: str, v
     ("field", "value", "says"),
     [
         ("width", 41, "40 x 30 pixels, the index says 41 x 30"),
-        ("offset", 1, "the record's header is damaged"),
-        ("length", 100, "the record's header is damaged"),
+        ("offset", 1, "the record's header is corrupt"),
+        ("length", 100, "the record's header is corrupt"),
     ],
 )
 def test_rows_that_do_not_fit_their_records_are_found(

@@ -189,7 +189,7 @@ def test_impossible_numbers_are_left_out_and_counted(run: Path, survived) -> Non
             (run / "metrics.jsonl").write_bytes(sound + line.encode() + b"\n")
             now, notes = _told(read(run))
             assert now == figures
-            assert "1 damaged line was left out of metrics.jsonl" in notes
+            assert "1 corrupt line was left out of metrics.jsonl" in notes
             count += 1
     survived("impossible numbers in records", count)
 

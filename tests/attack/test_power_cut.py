@@ -99,7 +99,7 @@ def test_training_resumes_after_a_power_cut(training: Recorded, tmp_path: Path, 
         assert _values(run, "train", 60) == _values(whole, "train", 60), cut
         # the last evaluation is repeated if the run was cut off between it and its end
         assert dict.fromkeys(_values(run, "eval", 60)) == dict.fromkeys(_values(whole, "eval", 60)), cut
-        assert run.damaged == 0, cut
+        assert run.num_corrupt == 0, cut
         assert _contents(run.path / "checkpoints" / "step-00000060", "*.safetensors") == _contents(
             whole.path / "checkpoints" / "step-00000060", "*.safetensors"
         ), cut

@@ -49,7 +49,7 @@ def photographs(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def bucket(cluster: Cluster, photographs: Path, tmp_path_factory) -> Iterator[ObjectStore]:
-    """A store that the machines can reach, with prepared photographs in it."""
+    """A store that the machines can reach, with prepared images in it."""
     with object_store(tmp_path_factory.mktemp("store"), cluster.gateway) as made:
         for path in (own for own in photographs.rglob("*") if own.is_file()):
             made.client.upload_file(str(path), "results", f"photographs/{path.relative_to(photographs)}")

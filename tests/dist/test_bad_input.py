@@ -94,7 +94,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks(paceline, tmp_path: Path, pro
     newest = next(store.committed(tmp_path / "runs" / "digits" / "checkpoints"))
     assert f"the last good checkpoint is runs/digits/checkpoints/{newest.name}" in text
     assert newest.name == "step-00000020"
-    assert (newest.parent / "damaged-step-00000026").exists()
+    assert (newest.parent / "corrupt-step-00000026").exists()
     store.read(newest)
     assert RunFolder(tmp_path / "runs" / "digits").read_summary()["status"] == "failed"
 
@@ -117,7 +117,7 @@ def test_a_full_disk_while_saving(paceline, here, tmp_path: Path) -> None:
     assert "resuming from step 20" in again.stderr
 
 
-def test_checkpoints_that_are_damaged_or_of_another_model(here, tmp_path: Path) -> None:
+def test_checkpoints_that_are_corrupt_or_of_another_model(here, tmp_path: Path) -> None:
     assert here("train", "digits", *TINY, "--train.duration", "20ba").returncode == 0
     run = tmp_path / "runs" / "digits"
     assert "model cannot change in a resumed run" in complaint(

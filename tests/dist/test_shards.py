@@ -1,4 +1,4 @@
-"""Training from prepared photographs: the same promises as from memory."""
+"""Training from prepared images: the same promises as from memory."""
 
 import socket
 import subprocess

@@ -116,7 +116,7 @@ def test_what_file_managers_and_editors_leave_is_not_part_of_a_save(tmp_path: Pa
     assert found[0].folder == path
 
 
-def test_a_damaged_newest_save_is_named_and_the_one_before_it_used(tmp_path: Path, caplog) -> None:
+def test_a_corrupt_newest_save_is_named_and_the_one_before_it_used(tmp_path: Path, caplog) -> None:
     _write(tmp_path, 1)
     newest = _write(tmp_path, 2)
     (newest / "model.safetensors").write_bytes(b"rubbish")
@@ -127,15 +127,15 @@ def test_a_damaged_newest_save_is_named_and_the_one_before_it_used(tmp_path: Pat
     assert str(newest / "model.safetensors") in caplog.text
 
 
-def test_when_every_save_is_damaged_nothing_starts_anew_by_itself(tmp_path: Path) -> None:
+def test_when_every_save_is_corrupt_nothing_starts_anew_by_itself(tmp_path: Path) -> None:
     for step in (1, 2):
         (_write(tmp_path, step) / "model.safetensors").write_bytes(b"rubbish")
-    with pytest.raises(UserError, match="all 2 saves are damaged"):
+    with pytest.raises(UserError, match="all 2 saves are corrupt"):
         store.last(tmp_path)
-    assert len(list(tmp_path.glob("damaged-*"))) == 2
+    assert len(list(tmp_path.glob("corrupt-*"))) == 2
 
 
-def test_saves_from_a_step_on_are_put_aside_damaged_ones_too(tmp_path: Path) -> None:
+def test_saves_from_a_step_on_are_put_aside_corrupt_ones_too(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         _write(tmp_path, step)
     (tmp_path / "step-00000003" / "state.json").write_bytes(b"rubbish")
@@ -161,16 +161,16 @@ def test_a_save_that_lacked_only_its_name_counts(tmp_path: Path) -> None:
     assert store.read(tmp_path / "step-00000002")[0].step == 2
 
 
-def test_a_save_that_is_damaged_for_the_second_time_is_put_aside_too(tmp_path: Path) -> None:
+def test_a_save_that_is_corrupt_for_the_second_time_is_put_aside_too(tmp_path: Path) -> None:
     _write(tmp_path, 1)
     for _ in range(2):
         (_write(tmp_path, 2) / "model.safetensors").write_bytes(b"rubbish")
         found = store.last(tmp_path)
         assert found
         assert found[0].step == 1
-    assert sorted(path.name for path in tmp_path.glob("damaged-*")) == [
-        "damaged-step-00000002",
-        "damaged-step-00000002-2",
+    assert sorted(path.name for path in tmp_path.glob("corrupt-*")) == [
+        "corrupt-step-00000002",
+        "corrupt-step-00000002-2",
     ]
 
 

@@ -123,7 +123,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
         cifar10.prepare(tmp_path / "out", path)
 
 
-def test_damaged_arrays_are_named_and_prepared_anew(tmp_path: Path, binary_files: dict[str, bytes]) -> None:
+def test_corrupt_arrays_are_named_and_prepared_anew(tmp_path: Path, binary_files: dict[str, bytes]) -> None:
     cifar10.prepare(tmp_path / "out", _tar(tmp_path / "a.tar", binary_files))
     labels = tmp_path / "out" / "val_labels.npy"
     np.save(labels, np.zeros(5, np.uint8))

@@ -1,4 +1,4 @@
-"""The native codec against libjpeg-turbo (through Pillow), its two paths against each other, and damaged input."""
+"""The native codec against libjpeg-turbo (through Pillow), its two paths against each other, and corrupt input."""
 
 import io
 import random
@@ -50,7 +50,7 @@ def test_luma_is_libjpeg_s_to_the_bit_and_export_is_exact(kind: dict[str, object
     options = dict(kind)
     mode = str(options.pop("mode", "RGB"))
     for number, (width, height) in enumerate(SHAPES):
-        content = jpeg(photograph(width, height, number, mode), **options)
+        content = jpeg(sample_image(width, height, number, mode), **options)
         record = codec.pack(content)
         assert codec.describe(record) == (width, height, 1 if mode == "L" else 3)
         image = Image.open(io.BytesIO(content))
@@ -68,7 +68,7 @@ def test_crops_are_pillow_s_antialiased_ones(subsampling: str, limit: float) -> 
     chance = random.Random(0)
     distances = []
     for number in range(12):
-        content = jpeg(photograph(500, 375, number), subsampling=subsampling)
+        content = jpeg(sample_image(500, 375, number), subsampling=subsampling)
         record, image = codec.pack(content), Image.open(io.BytesIO(content))
         for _ in range(4):
             width, height = chance.randint(60, 500), chance.randint(60, 375)
@@ -90,7 +90,7 @@ def test_all_paths_give_the_same_bytes() -> None:
             "subsampling": chance.choice(["4:4:4", "4:2:2", "4:2:0"]),
             "quality": chance.choice([5, 50, 90, 100]),
         }
-        record = codec.pack(jpeg(photograph(width, height, number, chance.choice(["RGB", "RGB", "L"])), **options))
+        record = codec.pack(jpeg(sample_image(width, height, number, chance.choice(["RGB", "RGB", "L"])), **options))
         for _ in range(10):
             w, h = chance.randint(1, width), chance.randint(1, height)
             box = (chance.randint(0, width - w), chance.randint(0, height - h), w, h, chance.randint(0, 1))
@@ -100,7 +100,7 @@ def test_all_paths_give_the_same_bytes() -> None:
 
 
 def test_a_flipped_bit_in_a_record_is_noticed_200_of_200() -> None:
-    record = codec.pack(jpeg(photograph(120, 90)))
+    record = codec.pack(jpeg(sample_image(120, 90)))
     chance = random.Random(2)
     for path in codec.paths():
         codec.describe(record, path)
@@ -112,8 +112,8 @@ def test_a_flipped_bit_in_a_record_is_noticed_200_of_200() -> None:
                 codec.describe(bytes(changed), path)
 
 
-def test_a_damaged_record_is_named_and_its_neighbours_are_decoded() -> None:
-    records = [codec.pack(jpeg(photograph(64, 64, number))) for number in range(3)]
+def test_a_corrupt_record_is_named_and_its_neighbours_are_decoded() -> None:
+    records = [codec.pack(jpeg(sample_image(64, 64, number))) for number in range(3)]
     records[1] = records[1][:-1] + bytes([records[1][-1] ^ 1])
     shards, places = shard(*records)
     out = np.zeros((3, 3, 32, 32), np.uint8)
@@ -142,10 +142,10 @@ def test_a_damaged_record_is_named_and_its_neighbours_are_decoded() -> None:
     [
         (b"", "not a JPEG"),
         (b"\x89PNG\r\n\x1a\n", "not a JPEG"),
-        (jpeg(photograph(64, 64))[:-300], "the JPEG ends early"),
-        (jpeg(photograph(64, 64), progressive=True), "progressive"),
-        (jpeg(photograph(64, 64).convert("CMYK")), "neither grey nor three"),
-        (jpeg(photograph(64, 64), keep_rgb=True), "RGB instead of YCbCr"),
+        (jpeg(sample_image(64, 64))[:-300], "the JPEG ends early"),
+        (jpeg(sample_image(64, 64), progressive=True), "progressive"),
+        (jpeg(sample_image(64, 64).convert("CMYK")), "neither grey nor three"),
+        (jpeg(sample_image(64, 64), keep_rgb=True), "RGB instead of YCbCr"),
     ],
 )
 def test_what_is_no_baseline_jpeg_is_named(content: bytes, reason: str) -> None:
@@ -153,8 +153,8 @@ def test_what_is_no_baseline_jpeg_is_named(content: bytes, reason: str) -> None:
         codec.pack(content)
 
 
-def test_damaged_input_never_reads_or_writes_out_of_bounds(tmp_path: Path) -> None:
-    """Twenty thousand damaged records and as many JPEGs, under the sanitizers."""
+def test_corrupt_input_never_reads_or_writes_out_of_bounds(tmp_path: Path) -> None:
+    """Twenty thousand corrupt records and as many JPEGs, under the sanitizers."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     sources = [str(path) for path in NATIVE.glob("*.c") if path.name != "api.c"]
     flags = ["-std=c11", "-O1", "-g", "-D_GNU_SOURCE", "-ffp-contract=off", "-fsanitize=address,undefined"]
@@ -168,7 +168,7 @@ def test_damaged_input_never_reads_or_writes_out_of_bounds(tmp_path: Path) -> No
     for number, options in enumerate(KINDS):
         choice = dict(options)
         path = tmp_path / f"{number}.jpg"
-        path.write_bytes(jpeg(photograph(90 + 10 * number, 60, number, str(choice.pop("mode", "RGB"))), **choice))
+        path.write_bytes(jpeg(sample_image(90 + 10 * number, 60, number, str(choice.pop("mode", "RGB"))), **choice))
         files.append(str(path))
     rounds = 20_000 // len(files) + 1
     answer = subprocess.run([str(tmp_path / "fuzz"), str(rounds), *files], capture_output=True, text=True, check=False)

@@ -61,7 +61,7 @@ def _run(tmp_path: Path, watch: str, script: str) -> subprocess.CompletedProcess
     enable = "\nfaulthandler.enable()\n"
     code = (enable if watch == "before" else "").join(["import faulthandler\n", _BEGIN])
     code += (f"\ncrop(){enable}" if watch == "after" else "") + script
-    (tmp_path / "shard").write_bytes(jpeg(photograph(90, 60)))
+    (tmp_path / "shard").write_bytes(jpeg(sample_image(90, 60)))
     (tmp_path / "other").write_bytes(bytes(10_000))
     words = [sys.executable, "-c", code, str(tmp_path / "shard"), str(tmp_path / "other")]
     return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=HANG, check=False)

@@ -15,11 +15,11 @@ from paceline.data.prepare.convert import convert_as
 from paceline.data.prepare.isolated import Isolated, Unreadable
 from paceline.errors import UserError
 
-SOUND = jpeg(photograph(40, 30))
+SOUND = jpeg(sample_image(40, 30))
 
 
 def test_threads_share_processes_and_get_what_a_direct_call_gives() -> None:
-    files = [jpeg(photograph(40, 30 + number)) for number in range(12)]
+    files = [jpeg(sample_image(40, 30 + number)) for number in range(12)]
     with Isolated(convert_as, [{}, {"max_side": 16}]) as convert, ThreadPoolExecutor(3) as pool:
         results = list(pool.map(convert, files, timeout=HANG))
         assert 1 <= len(convert._idle) <= 3

@@ -308,7 +308,7 @@ def test_jobs_are_listed_with_their_states(tmp_path: Path, ask: Ask, monkeypatch
     assert status == 0
     assert "a  " in told
     assert "unreadable" in told
-    assert "job.json is damaged" in told
+    assert "job.json is corrupt" in told
 
 
 def test_a_machine_that_does_not_answer_does_not_hold_up_the_list(tmp_path: Path, ask: Ask) -> None:

@@ -111,14 +111,14 @@ def test_mistakes(here) -> None:
         assert "there is no job yet" in answer.stderr
 
 
-def test_a_damaged_job_file_is_named(here, tmp_path: Path) -> None:
+def test_a_corrupt_job_file_is_named(here, tmp_path: Path) -> None:
     folder = jobs.folder_of("broken")
     for own in (folder.parents[1], folder.parent, folder):
         private_folder(own)
     (folder / "job.json").write_text("{")
     answer = here("status", "broken")
     assert answer.returncode == 1
-    assert "job.json is damaged" in answer.stderr
+    assert "job.json is corrupt" in answer.stderr
 
 
 def test_ignored_files_are_not_copied(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The loader of prepared photographs: order, crops, exactness, damage."""
+"""The loader of prepared images: order, crops, exactness, damage."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def dataset(tmp_path_factory) -> Dataset:
 
 
 def loader(
-    source: Dataset | Photographs,
+    source: Dataset | ImageSplit,
     ranks: int = 1,
     rank: int = 0,
     accumulation: int = 1,
@@ -145,7 +145,7 @@ def test_evaluation_sees_every_sample_once_on_any_number_of_ranks(dataset: Datas
 
 def test_a_panorama_alone_in_its_batch_is_cut_to_what_can_be_shown(tmp_path: Path) -> None:
     root = tree(tmp_path / "in")
-    photograph(1900, 60).save(root / "val" / "n00000002" / "zzz.JPEG", "jpeg")
+    sample_image(1900, 60).save(root / "val" / "n00000002" / "zzz.JPEG", "jpeg")
     prepare(source(root, "folder"), tmp_path / "out", [Variant()], 2)
     evaluate = Evaluate(per_rank_batch=4, size=36, rectangular=True)
     split = Dataset.open(tmp_path / "out").split("val")
@@ -155,35 +155,35 @@ def test_a_panorama_alone_in_its_batch_is_cut_to_what_can_be_shown(tmp_path: Pat
     assert all((min(shape) == 36 and max(shape) % 8 == 0) or shape == (36, 36) for shape in shapes)
 
 
-def test_a_damaged_sample_is_named_counted_and_replaced_until_there_are_too_many(tmp_path: Path, caplog) -> None:
+def test_a_corrupt_sample_is_named_counted_and_replaced_until_there_are_too_many(tmp_path: Path, caplog) -> None:
     root = tree(tmp_path / "in", images=20)
     prepare(source(root, "folder"), tmp_path / "out", [Variant()], 2)
     split = Dataset.open(tmp_path / "out").split("train")
     shard = split.folder / "shard-00000.pcl"
 
-    def damage(number: int) -> None:
+    def corrupt(number: int) -> None:
         content = bytearray(shard.read_bytes())
         content[int(split.index[number]["offset"]) + 200] ^= 1
         shard.write_bytes(content)
 
-    damage(3)
+    corrupt(3)
     once = loader(Dataset.open(tmp_path / "out"))
     from paceline.system.logs import log
 
     log.propagate = True
     ids = torch.cat([batch.ids for (batch,) in one_epoch(once, 0)])
-    assert once.damaged == 1
+    assert once.num_corrupt == 1
     assert 3 not in ids
     assert "shard-00000.pcl at byte" in caplog.text
     assert split.names[3] in caplog.text
     for number in (5, 8, 11):
-        damage(number)
+        corrupt(number)
     often = loader(Dataset.open(tmp_path / "out"))
-    with pytest.raises(UserError, match=r"2 of 60 samples have been found damaged, more than data.max_corrupt=0.001"):
+    with pytest.raises(UserError, match=r"2 of 60 samples have been found corrupt, more than data.max_corrupt=0.001"):
         list(one_epoch(often, 0))
 
 
-def test_a_damaged_validation_sample_is_left_out_of_the_count(tmp_path: Path) -> None:
+def test_a_corrupt_validation_sample_is_left_out_of_the_count(tmp_path: Path) -> None:
     prepare(source(tree(tmp_path / "in"), "folder"), tmp_path / "out", [Variant()], 2)
     split = Dataset.open(tmp_path / "out").split("val")
     shard = split.folder / "shard-00000.pcl"
@@ -198,7 +198,7 @@ def test_a_damaged_validation_sample_is_left_out_of_the_count(tmp_path: Path) ->
         assert sum(len(batch.images) for batch in batches) == sum(len(batch.labels) for batch in batches) == 11
 
 
-def test_a_damaged_index_is_refused(tmp_path: Path) -> None:
+def test_a_corrupt_index_is_refused(tmp_path: Path) -> None:
     prepare(source(tree(tmp_path / "in"), "folder"), tmp_path / "out", [Variant()], 2)
     index = tmp_path / "out" / "original" / "train" / "index.npy"
     content = bytearray(index.read_bytes())

@@ -59,9 +59,9 @@ def devkit(path: Path) -> Path:
 def archives(tmp_path: Path) -> dict[str, Path]:
     inner = {}
     for number, wnid in enumerate(WNIDS):
-        images = {f"{wnid}_{image}.JPEG": jpeg(photograph(50, 40, 10 * number + image)) for image in range(3)}
+        images = {f"{wnid}_{image}.JPEG": jpeg(sample_image(50, 40, 10 * number + image)) for image in range(3)}
         inner[f"{wnid}.tar"] = tar(tmp_path / f"{wnid}.tar", images).read_bytes()
-    val = {f"ILSVRC2012_val_{n:08d}.JPEG": jpeg(photograph(64, 48, 50 + n)) for n in range(len(TRUTH), 0, -1)}
+    val = {f"ILSVRC2012_val_{n:08d}.JPEG": jpeg(sample_image(64, 48, 50 + n)) for n in range(len(TRUTH), 0, -1)}
     return {
         "train": tar(tmp_path / "ILSVRC2012_img_train.tar", inner),
         "val": tar(tmp_path / "ILSVRC2012_img_val.tar", val),
@@ -157,7 +157,7 @@ def test_trees_limits_and_fractions(here, tmp_path: Path) -> None:
 
 def test_files_that_are_not_what_they_should_be_are_handled_and_listed(here, tmp_path: Path) -> None:
     folder = tree(tmp_path / "in") / "train" / "n00000000"
-    image = photograph(48, 40)
+    image = sample_image(48, 40)
 
     def saved(kind: str, picture: Image.Image = image) -> bytes:
         out = io.BytesIO()
@@ -171,7 +171,7 @@ def test_files_that_are_not_what_they_should_be_are_handled_and_listed(here, tmp
         "d_16bit.png": saved("png", Image.fromarray(np.arange(0, 65000, 65, dtype=np.uint16).reshape(25, 40))),
         "e_palette.gif": saved("gif"),
         "f_alpha.png": saved("png", image.convert("RGBA")),
-        "g_cut.jpg": jpeg(photograph(300, 300), quality=95)[:30_000],
+        "g_cut.jpg": jpeg(sample_image(300, 300), quality=95)[:30_000],
         "h_empty.jpg": b"",
         "i_text.jpg": b"<html>404 not found</html>",
         "j_cut_at_once.jpg": jpeg(image)[:300],
@@ -206,7 +206,7 @@ def test_files_that_are_not_what_they_should_be_are_handled_and_listed(here, tmp
 
 def test_interrupted_by_kill_9_it_ends_byte_identical(tmp_path: Path) -> None:
     root = tmp_path / "in"
-    small = [jpeg(photograph(16, 16, number)) for number in range(8)]
+    small = [jpeg(sample_image(16, 16, number)) for number in range(8)]
     for label in range(2):
         (root / f"class {label}").mkdir(parents=True)
         for number in range(1300):
@@ -316,7 +316,7 @@ def test_odd_names_and_contents_are_left_out_or_kept_but_never_end_it(here, tmp_
     folder = root / "train" / "n00000000"
     information = PngInfo()
     information.add_text("comment", "x" * 70_000)
-    photograph(40, 30).save(folder / "comment.png", pnginfo=information)
+    sample_image(40, 30).save(folder / "comment.png", pnginfo=information)
     (folder / "q[").mkdir()
     (folder / "q[" / "z].jpg").write_bytes(b"no image")
     os.link(folder / "train_0.JPEG", os.fsencode(folder) + b"/name\xff.jpg")
@@ -388,5 +388,5 @@ def test_what_was_left_out_is_counted_by_reason(here, tmp_path: Path) -> None:
 
 def _png(width: int, height: int) -> bytes:
     out = io.BytesIO()
-    photograph(width, height).save(out, "png")
+    sample_image(width, height).save(out, "png")
     return out.getvalue()

@@ -1,4 +1,4 @@
-"""Reading run folders: what is whole, what is missing or damaged, and what must not be believed."""
+"""Reading run folders: what is whole, what is missing or corrupt, and what must not be believed."""
 
 import json
 from pathlib import Path
@@ -39,19 +39,19 @@ def test_missing_records_and_missing_settings_are_no_speed_up(tmp_path: Path) ->
     assert "model.options" in fairness([read(one), read(other)]).sentence
 
 
-def test_damaged_records_are_one_clear_line(tmp_path: Path, capsys) -> None:
+def test_corrupt_records_are_one_clear_line(tmp_path: Path, capsys) -> None:
     good = make_run(tmp_path, "good")
     for name, text in (("metrics.jsonl", '{"kind": "train", "step": 1, "seconds": "x"}\n'), ("environment.json", "[]")):
         bad = make_run(tmp_path, f"bad-{name}")
         (bad / name).write_text(text)
         assert main(["compare", str(good), str(bad)]) == 0
     printed = capsys.readouterr().out
-    assert "bad-metrics.jsonl: 1 damaged line was left out" in printed
-    assert "bad-environment.json: environment.json is missing or damaged" in printed
+    assert "bad-metrics.jsonl: 1 corrupt line was left out" in printed
+    assert "bad-environment.json: environment.json is missing or corrupt" in printed
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "recipe.yaml").write_bytes(b"\xff\xfe\x00")
     assert main(["doctor", str(tmp_path / "binary")]) == 0
-    assert "recipe.yaml is damaged" in capsys.readouterr().out
+    assert "recipe.yaml is corrupt" in capsys.readouterr().out
 
 
 ODD = (
@@ -70,7 +70,7 @@ def test_records_with_odd_values_are_left_out(tmp_path: Path, odd: str) -> None:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     lines[0] = lines[0][:-1] + f", {odd}}}"
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n" + '{"kind": [], "step": 1}\n' + "[" * 100_000 + "\n")
-    assert "3 damaged lines were left out of metrics.jsonl" in read(folder).notes
+    assert "3 corrupt lines were left out of metrics.jsonl" in read(folder).notes
     write_logbook([read(folder)], tmp_path / "book")
 
 
@@ -99,7 +99,7 @@ def test_a_cut_file_is_not_taken_for_a_whole_run(tmp_path: Path) -> None:
     garbled = make_run(tmp_path, "garbled")
     (garbled / "metrics.jsonl").write_text("\n".join([*lines[:-2], lines[-2][:-20], lines[-1]]) + "\n")
     assert not read(garbled).complete
-    assert "1 damaged line was left out of metrics.jsonl" in read(garbled).notes
+    assert "1 corrupt line was left out of metrics.jsonl" in read(garbled).notes
 
 
 def test_figures_of_single_ranks_survive_in_long_runs(tmp_path: Path) -> None:

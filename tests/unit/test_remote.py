@@ -85,10 +85,10 @@ def test_what_an_interruption_left_is_used(prepared: Path, server: FileServer) -
 def test_data_that_does_not_match_its_checksums_is_refused(prepared: Path, server: FileServer, tmp_path: Path) -> None:
     shutil.copytree(prepared / "out", tmp_path / "served")
     server.root = tmp_path
-    damaged = tmp_path / "served" / "original" / "val" / "shard-00000.pcl"
-    content = bytearray(damaged.read_bytes())
+    corrupt = tmp_path / "served" / "original" / "val" / "shard-00000.pcl"
+    content = bytearray(corrupt.read_bytes())
     content[100] ^= 1
-    damaged.write_bytes(content)
+    corrupt.write_bytes(content)
     with pytest.raises(UserError, match=r"val/shard-00000.pcl does not match its checksum"):
         cache.local(f"{server.address}/served", "original")
     assert not list(cache.cache_folder().glob("*/dataset.json"))

@@ -109,7 +109,7 @@ def test_nothing_there_is_said_with_a_way_on(tmp_path: Path, ask: Answer) -> Non
     assert "nowhere is not a folder" in told
 
 
-def test_damaged_files_do_not_stop_the_list(some: Path, ask: Answer) -> None:
+def test_corrupt_files_do_not_stop_the_list(some: Path, ask: Answer) -> None:
     (some / "a-newest" / "recipe.yaml").write_text("{")
     _summarize(some / "b-finished", best="x", train_seconds="y", epoch=[1])
     _begun(some / "z-oldest", "yesterday")

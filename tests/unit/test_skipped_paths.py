@@ -1,4 +1,4 @@
-"""Runs given as `runs/*`: paths that are not runs are skipped and listed, what is damaged is an error."""
+"""Runs given as `runs/*`: paths that are not runs are skipped and listed, what is corrupt is an error."""
 
 import json
 import re
@@ -58,10 +58,10 @@ def test_what_cannot_be_read_is_still_an_error(tmp_path: Path, capsys, monkeypat
     assert "none of these is a run" in capsys.readouterr().err
     assert main(["compare", "logbook", "one"]) == 1
     assert "compare needs two runs or more, and only one is a run" in capsys.readouterr().err
-    (make_run(Path("."), "damaged") / "recipe.yaml").unlink()
-    assert main(["report", "one", "damaged", "gone", "logbook"]) == 1
+    (make_run(Path("."), "corrupt") / "recipe.yaml").unlink()
+    assert main(["report", "one", "corrupt", "gone", "logbook"]) == 1
     errors = capsys.readouterr().err
-    assert "left out: damaged is an incomplete run folder" in errors
+    assert "left out: corrupt is an incomplete run folder" in errors
     assert "gone: there is no such run" in errors
     assert Path("report.html").is_file()
     with pytest.raises(NotARun, match="logbook is a logbook, not a run"):

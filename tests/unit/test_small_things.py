@@ -85,7 +85,7 @@ def test_ranks_of_a_machine_share_its_cores_out(monkeypatch) -> None:
 
 
 @pytest.fixture
-def damaged(tmp_path: Path) -> Path:
+def corrupt(tmp_path: Path) -> Path:
     root = tree(tmp_path / "photos", classes=2, images=6)
     for name in ("val_1.JPEG", "val_3.JPEG"):
         (root / "val" / "n00000001" / name).write_bytes(b"not an image")
@@ -93,17 +93,17 @@ def damaged(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("procs", [1, 2])
-def test_damaged_validation_images_are_counted_over_all_ranks(damaged: Path, procs: int) -> None:
-    run_ranks(damaged, procs, "train", "digits", *SMALL, "--data.max_corrupt", 0.5)
-    assert RunFolder(damaged / "runs" / "digits").read_summary()["final"]["samples"] == 10
-    answer = run_ranks(damaged, procs, "evaluate", "runs/digits")
+def test_corrupt_validation_images_are_counted_over_all_ranks(corrupt: Path, procs: int) -> None:
+    run_ranks(corrupt, procs, "train", "digits", *SMALL, "--data.max_corrupt", 0.5)
+    assert RunFolder(corrupt / "runs" / "digits").read_summary()["final"]["samples"] == 10
+    answer = run_ranks(corrupt, procs, "evaluate", "runs/digits")
     assert "2 images left out" in answer.stdout
 
 
 @pytest.mark.parametrize("procs", [1, 2])
-def test_too_many_of_them_are_refused_on_any_number_of_ranks(damaged: Path, procs: int) -> None:
+def test_too_many_of_them_are_refused_on_any_number_of_ranks(corrupt: Path, procs: int) -> None:
     with pytest.raises(AssertionError, match="2 of 12 validation images could not be read"):
-        run_ranks(damaged, procs, "train", "digits", *SMALL, "--data.max_corrupt", 0.1)
+        run_ranks(corrupt, procs, "train", "digits", *SMALL, "--data.max_corrupt", 0.1)
 
 
 def test_a_validation_split_that_cannot_be_read_at_all(here, tmp_path: Path) -> None:

@@ -45,10 +45,10 @@ def test_records_after_a_kill_and_a_resume_count_once(tmp_path: Path) -> None:
     ]
     assert records[0]["loss"] is None
     assert records[-1]["loss"] == 0.3
-    assert folder.damaged == 0
+    assert folder.num_corrupt == 0
     folder.metrics.write_text("garbage\n" + folder.metrics.read_text())
     folder.records()
-    assert folder.damaged == 1
+    assert folder.num_corrupt == 1
 
 
 def test_a_sink_that_fails_is_dropped_and_training_goes_on() -> None:
@@ -116,7 +116,7 @@ def test_records_that_leave_out_figures_of_ranks_are_not_taken_for_damaged(tmp_p
     records = folder.records(per_rank=2)
     assert [record["step"] for record in records] == list(range(1, 9))
     assert sum("seconds_per_rank" in record for record in records) == 2
-    assert folder.damaged == 0
+    assert folder.num_corrupt == 0
 
 
 def test_a_flipped_bit_at_the_end_of_the_records_is_damage(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_flipped_bit_at_the_end_of_the_records_is_damage(tmp_path: Path) -> No
     text = folder.metrics.read_bytes()
     folder.metrics.write_bytes(text.replace(b'"step": 2', b'"step": 6'))
     assert [record["step"] for record in folder.records()] == [1]
-    assert folder.damaged == 1
+    assert folder.num_corrupt == 1
 
 
 def test_what_a_power_cut_left_behind_the_last_checkpoint_is_no_damage(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_a_power_cut_left_behind_the_last_checkpoint_is_no_damage(tmp_path:
     again.write({"kind": "resume", "step": 2})
     again.write(_train(3))
     assert [record["step"] for record in folder.records() if record["kind"] == "train"] == [1, 2, 3]
-    assert folder.damaged == 0
+    assert folder.num_corrupt == 0
 
 
 def test_tensorboard_gets_this_field_s_tags(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_images_beyond_the_limits_are_left_out_with_the_reason(here, tmp_path: P
 
 
 def test_scans_in_a_thumbnail_or_a_video_after_the_image_do_not_count() -> None:
-    image = jpeg(photograph(48, 40), progressive=True)
+    image = jpeg(sample_image(48, 40), progressive=True)
     thumbnails = b"\xff\xe3\x01\x2c" + b"\xff\xda" * 149
     assert open_image(image[:2] + thumbnails + image[2:] + b"\xff\xda" * 1000)[0].size == (48, 40)
 

@@ -149,7 +149,7 @@ class Results:
                 return
             # encrypted buckets have other tags
             if bytes(obstore.get(self._store, name).bytes()) != content:
-                raise OSError(f"{name} arrived damaged")
+                raise OSError(f"{name} arrived corrupt")
             self._tags_are_checksums = False
         elif obstore.head(self._store, name)["size"] != len(content):
             raise OSError(f"{name} arrived cut off")

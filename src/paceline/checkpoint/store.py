@@ -122,7 +122,7 @@ def clear_up(folder: Path) -> None:
 
 def _put_aside(folder: Path) -> None:
     """Keep a save, but no longer among those that count."""
-    names = (f"damaged-{folder.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 10_000))))
+    names = (f"corrupt-{folder.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 10_000))))
     folder.rename(next(path for name in names if not (path := folder.with_name(name)).exists()))
 
 
@@ -139,7 +139,7 @@ def step_of(folder: Path) -> int:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of a save, the marker last, without what file managers left there; none of a damaged one."""
+    """The files of a save, the marker last, without what file managers left there; none of a corrupt one."""
     try:
         return [folder / name for name in (*manifest_of(folder), MANIFEST, COMMIT)]
     except CorruptCheckpoint:
@@ -161,19 +161,19 @@ def export_weights(folder: Path, target: Path, raw: bool) -> str:
 
 
 def last(folder: Path) -> tuple[Save, dict[str, Any]] | None:
-    """The newest sound save; damaged ones are named, put aside and passed over. None if nothing was ever saved."""
+    """The newest sound save; corrupt ones are named, put aside and passed over. None if nothing was ever saved."""
     clear_up(folder)
-    damaged = 0
+    corrupt = 0
     for path in committed(folder):
         try:
             return read(path)
         except CorruptCheckpoint as error:
-            log.warning("damaged checkpoint: %s; trying the one before it", error)
+            log.warning("corrupt checkpoint: %s; trying the one before it", error)
             _put_aside(path)
-            damaged += 1
-    if damaged:
+            corrupt += 1
+    if corrupt:
         raise UserError(
-            f"{folder}: all {damaged} saves are damaged (kept as damaged-*); start anew with another --name"
+            f"{folder}: all {corrupt} saves are corrupt (kept as corrupt-*); start anew with another --name"
         )
     return None
 
@@ -185,7 +185,7 @@ def put_aside_from(folder: Path, step: int) -> Path | None:
             if describe(path).step < step:
                 return path
         except CorruptCheckpoint as error:
-            log.warning("damaged checkpoint: %s", error)
+            log.warning("corrupt checkpoint: %s", error)
         _put_aside(path)
     return None
 

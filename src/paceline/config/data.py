@@ -44,19 +44,19 @@ class Augment:
     cutout: CountOrZero = 0
     """Side of a square set to the mean colour at a random place; 0 for none."""
     crop: Literal["random", "center"] = "random"
-    """Photographs: a random crop (torchvision's RandomResizedCrop), or the middle as in evaluation."""
+    """Image files: a random crop (torchvision's RandomResizedCrop), or a center crop, as in evaluation."""
     crop_scale: tuple[Area, Area] = (0.08, 1.0)
-    """Photographs: smallest and largest share of the area that a random crop sees."""
+    """Image files: smallest and largest share of the area that a random crop sees."""
     crop_ratio: tuple[Positive, Positive] = (0.75, 4 / 3)
-    """Photographs: narrowest and widest aspect ratio of a random crop."""
+    """Image files: narrowest and widest aspect ratio of a random crop."""
     policy: Literal["none", "randaugment", "trivialaugment"] = "none"
-    """Photographs: colours and shapes changed by chance, with torchvision's operations."""
+    """Image files: colours and shapes changed by chance, with torchvision's operations."""
     num_ops: Annotated[Count, Field(le=32)] = 2
     """randaugment: operations an image."""
     magnitude: Annotated[int, Field(ge=0, le=30)] = 9
     """randaugment: how strong they are, of 30."""
     color_jitter: Annotated[NotNegative, Field(le=1)] = 0.0
-    """Photographs: change brightness, contrast and saturation by up to this share."""
+    """Image files: change brightness, contrast and saturation by up to this share."""
     random_erasing: Share = 0.0
     """Chance that a random rectangle of an image is set to the mean colour."""
 
@@ -74,20 +74,20 @@ class Data:
     """Prepared folder (also its https:// or s3:// address), image folder or CSV list; empty: $PACELINE_DATA/NAME, or
     data/NAME below the current folder."""
     variant: str = ""
-    """Which size of prepared photographs, if there are several, e.g. max-400-q90."""
+    """Which size of prepared images, if there are several, e.g. max-400-q90."""
     size: Side = 0
-    """Side in pixels that images are resized to; 0: their own size in memory, 224 for photographs."""
+    """Side in pixels that images are resized to; 0: their own size in memory, 224 for image files."""
     mean: tuple[float, ...] = ()
-    """Mean per channel (0-1) to subtract; empty: measured, or ImageNet's for photographs."""
+    """Mean per channel (0-1) to subtract; empty: measured, or ImageNet's for image files."""
     std: tuple[Positive, ...] = ()
-    """Standard deviation per channel (0-1) to divide by; empty: measured, or ImageNet's for photographs."""
+    """Standard deviation per channel (0-1) to divide by; empty: measured, or ImageNet's for image files."""
     augment: Augment = field(default_factory=Augment)
     """Training augmentation."""
     decode_threads: CountOrZero = 0
-    """Threads that decode photographs, in each process; 0: as many as the process computes with."""
+    """Threads that decode images, in each process; 0: as many as the process computes with."""
     aug_repeats: Annotated[Count, Field(le=64)] = 1
     """Repeated augmentation: show each image of an epoch this many times, and only that share of all images."""
     max_corrupt: Share = 0.001
-    """Share of damaged samples, replaced by their neighbours, beyond which training stops."""
+    """Share of corrupt samples, replaced by their neighbours, beyond which training stops."""
     synthetic: Synthetic = field(default_factory=Synthetic)
     """Shape of the generated set."""

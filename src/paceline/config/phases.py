@@ -25,9 +25,9 @@ class Phase:
     lr: Annotated[tuple[NotNegative, ...], Field(max_length=2)] = ()
     """Learning rate: [constant], or [first, last], linear per step; in all phases or in none (then optim.schedule)."""
     min_crop: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Photographs: smallest share of the area that a random crop sees; 0: data.augment.crop_scale."""
+    """Image files: smallest share of the area that a random crop sees; 0: data.augment.crop_scale."""
     variant: str = ""
-    """Which size of prepared photographs; empty: data.variant."""
+    """Which size of prepared images; empty: data.variant."""
     evaluate_size: Side = 0
     """Side of validation images in this phase; 0: evaluate.size, or the phase's own size."""
     rectangular: bool = False

@@ -160,11 +160,11 @@ class Evaluate:
     per_rank_batch: Count = 500
     """Images per forward pass on one rank."""
     size: Side = 0
-    """Photographs: side in pixels; 0: data.size."""
+    """Image files: side in pixels; 0: data.size."""
     crop_pct: Area = 0.875
-    """Photographs: share of the shorter side that the middle crop sees."""
+    """Image files: part of the shorter side that the center crop keeps."""
     rectangular: bool = False
-    """Photographs: batches of like aspect ratio, so that less of each image is cut off."""
+    """Image files: batches of like aspect ratio, so that less of each image is cut off."""
     tta: Literal["none", "flip", "flip-translate"] = "none"
     """Average the logits of mirrored, or mirrored and shifted, views."""
 

@@ -1,4 +1,4 @@
-"""Photographs as the loaders see them, whether they lie in shards or in ordinary files."""
+"""Encoded images as the loaders see them, whether they lie in shards or in ordinary files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,10 +25,10 @@ class Reader(Protocol):
         """Fill `out`, uint8 (n, 3, height, width); what went wrong, by position."""
 
 
-class Photographs(Protocol):
+class ImageSplit(Protocol):
     folder: Path
     cure: str
-    """What to do about damaged samples."""
+    """What to do about corrupt samples."""
 
     def __len__(self) -> int: ...
 
@@ -91,5 +91,5 @@ def _size(path: Path) -> tuple[int, int]:
     try:
         with Image.open(path, formats=FORMATS) as image:
             return image.size
-    except Exception:  # Pillow raises nearly anything; that the file is damaged is said when it is read
+    except Exception:  # Pillow raises nearly anything; that the file is corrupt is said when it is read
         return 1, 1

@@ -29,7 +29,7 @@ def choose_folder(recipe: Recipe, root: Path, name: str, again: bool) -> Path:
 def _fingerprint_of(folder: RunFolder) -> str:
     """What the run trains: as recipe.yaml tells, or else its last start, or its newest checkpoint."""
     if folder.recipe_is_as_written is not False:
-        with suppress(UserError, OSError):  # missing, damaged, or written by another version
+        with suppress(UserError, OSError):  # missing, corrupt, or written by another version
             return fingerprint(load_recipe(str(folder.recipe)))
     if started := [str(start["recipe"]) for start in folder.read_starts()[-1:] if "recipe" in start]:
         return started[0]

@@ -63,7 +63,7 @@ class Run:
     def log(self, step: int, lr: float) -> None:
         """Close the window: every rank learns every rank's figures, the leader writes them down."""
         newest = newest_step(self.folder.checkpoints) if self.mirror.needed and self._world.is_rank_zero else -1
-        more = [self.setup.loader.damaged, peak_memory(self._world.device), newest]
+        more = [self.setup.loader.num_corrupt, peak_memory(self._world.device), newest]
         own = torch.cat([self.window.take(), torch.tensor(more, dtype=torch.float64)])
         ranks = torch.stack(self._world.gather(own))
         split = {name: times for name, times in zip(SPLIT, ranks[:, 5:-3].T.tolist(), strict=True) if _known(times)}
@@ -89,8 +89,8 @@ class Run:
             if scale < self._scale and self._world.is_rank_zero:
                 log.info("fp16 overflowed before step %d: those steps were skipped, loss scale now %g", step, scale)
             self._scale = scale
-        if damaged := int(ranks[:, -3].sum()):
-            record["damaged"] = damaged
+        if corrupt := int(ranks[:, -3].sum()):
+            record["corrupt"] = corrupt
         if self._world.size > 1:
             record["seconds_per_rank"] = split
         record["memory_per_rank"] = ranks[:, -2].long().tolist()

@@ -45,7 +45,7 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
         "precision": setup.precision,
         "parameters": sum(p.numel() for p in setup.replica.module.parameters()),
         "images": images,
-        "damaged": trained[-1].get("damaged", 0) if trained else 0,
+        "corrupt": trained[-1].get("corrupt", 0) if trained else 0,
         "train_seconds": train_seconds,
         "seconds": seconds,
         "images_per_second": images / train_seconds if train_seconds else None,

@@ -161,7 +161,7 @@ def load(job_id: str) -> Job:
         lists = {key: tuple(content[key]) for key in ("hosts", "pass_env")}
         return Job(**(content | lists), recipe=(folder / "recipe.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError, RecursionError, UserError) as error:
-        raise UserError(f"{folder / 'job.json'} is damaged ({error}); remove the folder to forget the job") from None
+        raise UserError(f"{folder / 'job.json'} is corrupt ({error}); remove the folder to forget the job") from None
 
 
 def token_of(job: Job) -> str:

@@ -1,4 +1,4 @@
-"""From a run folder to a Run: what is damaged or missing is left out and said."""
+"""From a run folder to a Run: what is corrupt or missing is left out and said."""
 
 import re
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def read_folder(path: Path) -> Run:
         run.status = "killed"
     for file, found in (("environment.json", run.starts), ("summary.json", run.summary)):
         if not found:
-            run.notes.append(f"{file} is missing or damaged: what it tells is unknown")
+            run.notes.append(f"{file} is missing or corrupt: what it tells is unknown")
     run.notes += _partial(run)
     for lacking in (*_missing_steps(run, folder), *_changed_on_the_way(run)):
         run.complete = False
@@ -54,7 +54,7 @@ def _recipe(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
         if folder.recipe_is_as_written is False:
             notes.append("recipe.yaml was changed after the run was started: what it tells may be wrong")
         return dict(recipe)
-    notes.append("recipe.yaml is damaged: what was trained is unknown")
+    notes.append("recipe.yaml is corrupt: what was trained is unknown")
     return {}
 
 
@@ -73,8 +73,8 @@ def _partial(run: Run) -> Iterator[str]:
 
 
 def _missing_steps(run: Run, folder: RunFolder) -> Iterator[str]:
-    if damaged := folder.damaged:
-        yield f"{damaged} damaged line{'s were' if damaged > 1 else ' was'} left out of metrics.jsonl"
+    if corrupt := folder.num_corrupt:
+        yield f"{corrupt} corrupt line{'s were' if corrupt > 1 else ' was'} left out of metrics.jsonl"
     if folder.cut_off and run.status == "finished":
         yield "partial: metrics.jsonl ends within a line"
     if not run.trained:

@@ -224,7 +224,7 @@ def _duration(record: dict[str, Any]) -> float:
 
 
 class NotARun(UserError):
-    """A path that has nothing of a run in it, rather than one that is damaged."""
+    """A path that has nothing of a run in it, rather than one that is corrupt."""
 
     def __init__(self, path: Path, reason: str, hint: str = ""):
         super().__init__(f"{path} is {reason}{hint}")

@@ -48,7 +48,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.summary = path / "summary.json"
-        self.damaged = 0
+        self.num_corrupt = 0
         """Lines of the records that were read last which tell nothing."""
         self.cut_off = False
         """Whether they end within a line, as those of a killed run may."""
@@ -127,7 +127,7 @@ class RunFolder:
     def append_environment(self, start: dict[str, Any]) -> None:
         starts = self.read_starts()
         if not starts and self.environment.exists():  # what can still be read of it is not to be lost
-            self.environment.rename(self.path / f"damaged-{self.environment.name}")
+            self.environment.rename(self.path / f"corrupt-{self.environment.name}")
         write_sealed(self.environment, {"starts": [*starts, start]})
 
     def sync(self) -> None:
@@ -149,7 +149,7 @@ class RunFolder:
     def records(self, per_rank: int = 0) -> list[dict[str, Any]]:
         """Records that count: what a killed run wrote beyond the save it was resumed from is left out.
 
-        Lines that were cut off or damaged are left out as well, and counted. With `per_rank`, only about that many of
+        Lines that were cut off or corrupt are left out as well, and counted. With `per_rank`, only about that many of
         the records keep their figures of single ranks, evenly spread: those of a long run on many ranks take long to
         read.
         """
@@ -164,7 +164,7 @@ class RunFolder:
         if self.cut_off and found[-1] is None:
             found.pop()  # it was being written
         counted = _without_undone(found)
-        self.damaged = counted.count(None)
+        self.num_corrupt = counted.count(None)
         return [record for record in counted if record is not None]
 
 
@@ -195,7 +195,7 @@ def without_undone(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _without_undone(records: Iterable[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
-    """The same; None is a damaged line, of which a kill or a power cut may leave some before the run is resumed."""
+    """The same; None is a corrupt line, of which a kill or a power cut may leave some before the run is resumed."""
     kept: list[dict[str, Any] | None] = []
     for record in records:
         if record is not None and record["kind"] == "resume":

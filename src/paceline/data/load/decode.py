@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.data.images import Change, Choose, Photographs, Reader
+from paceline.data.images import Change, Choose, ImageSplit, Reader
 from paceline.errors import UserError
 from paceline.system.host import unbind
 from paceline.system.logs import log
@@ -22,7 +22,7 @@ _MAX_AHEAD_BYTES = 256 << 20
 class Request:
     """One batch: which samples, how the part of each that is seen is chosen, and the size it is brought to."""
 
-    photographs: Photographs
+    split: ImageSplit
     keys: np.ndarray
     choose: Choose
     width: int
@@ -33,7 +33,7 @@ class Request:
 
     @property
     def ids(self) -> np.ndarray:
-        return self.keys % len(self.photographs)
+        return self.keys % len(self.split)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -47,7 +47,7 @@ class BatchDecoder:
     """Turns requests into uint8 batches (n, 3, height, width), in order, some of them ahead of time."""
 
     def __init__(self, threads: int, pin: bool, max_corrupt: float, replace: bool = True):
-        """`replace`: damaged samples by their neighbours; else their keys become -1."""
+        """`replace`: corrupt samples by their neighbours; else their keys become -1."""
         self._pin, self._max_corrupt, self._replace = pin, max_corrupt, replace
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode", initializer=unbind)
         self._threads = threads
@@ -113,16 +113,16 @@ class BatchDecoder:
 
     def _decode(self, request: Request, pixels: np.ndarray, part: slice) -> dict[int, str]:
         """Decode some images of a batch; positions of those that failed, with the reasons."""
-        photographs, keys = request.photographs, request.keys[part]
-        failed = self._reader(photographs).read(keys, request.choose, pixels[part])
+        split, keys = request.split, request.keys[part]
+        failed = self._reader(split).read(keys, request.choose, pixels[part])
         if request.change:
             request.change(pixels[part], keys)
         return {part.start + position: reason for position, reason in failed.items()}
 
-    def _reader(self, photographs: Photographs) -> Reader:
-        """This thread's own, opened at the first use of these photographs."""
-        if getattr(self._own, "photographs", None) is not photographs:
-            self._own.photographs, self._own.reader = photographs, photographs.reader()
+    def _reader(self, split: ImageSplit) -> Reader:
+        """This thread's own, opened at the first use of these split."""
+        if getattr(self._own, "split", None) is not split:
+            self._own.split, self._own.reader = split, split.reader()
         reader: Reader = self._own.reader
         return reader
 
@@ -130,12 +130,12 @@ class BatchDecoder:
         reasons = {position: reason for future in futures for position, reason in future.result().items()}
         if not reasons:
             return
-        photographs, samples, failed = request.photographs, len(request.photographs), list(reasons)
+        split, samples, failed = request.split, len(request.split), list(reasons)
         for position in failed:  # here, in the order of batches, not in the threads that are ahead
-            where = photographs.where(int(request.keys[position]))
+            where = split.where(int(request.keys[position]))
             if where not in self._named:
                 self._named.add(where)
-                log.warning("damaged sample: %s: %s", where, reasons[position])
+                log.warning("corrupt sample: %s: %s", where, reasons[position])
         self.replaced += len(failed)
         if self._replace:
             self._use_neighbours(buffer, request, failed)
@@ -143,15 +143,15 @@ class BatchDecoder:
             request.keys[failed] = -1
         if len(self._named) > self._max_corrupt * max(samples, 1 / (self._max_corrupt or 1)):
             raise UserError(
-                f"{photographs.folder}: {len(self._named)} of {samples} samples have been found damaged, more "
-                f"than data.max_corrupt={self._max_corrupt}; {photographs.cure}, or allow more of them"
+                f"{split.folder}: {len(self._named)} of {samples} samples have been found corrupt, more "
+                f"than data.max_corrupt={self._max_corrupt}; {split.cure}, or allow more of them"
             )
 
     def _use_neighbours(self, buffer: torch.Tensor, request: Request, failed: list[int]) -> None:
         pixels = buffer.view(len(request.keys), -1)
         sound = sorted(set(range(len(request.keys))) - set(failed))
         if not sound:
-            raise UserError(f"{request.photographs.folder}: a whole batch is damaged; {request.photographs.cure}")
+            raise UserError(f"{request.split.folder}: a whole batch is corrupt; {request.split.cure}")
         for position in failed:
             nearest = min(sound, key=lambda other: abs(other - position))
             pixels[position] = pixels[nearest]

@@ -44,8 +44,8 @@ class _Pixels:
 class ResidentLoader:
     """Training batches of one rank."""
 
-    damaged = 0
-    """Samples replaced because they were damaged; in memory there are none."""
+    num_corrupt = 0
+    """Samples replaced because they were corrupt; in memory there are none."""
 
     def __init__(self, data: Data, images: ImageSet, plan: Plan, device: torch.device):
         check_samples(plan.timeline, len(images.train), images.name)

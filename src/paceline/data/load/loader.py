@@ -1,4 +1,4 @@
-"""Loaders for photographs, with the interface of those for data in memory."""
+"""Loaders for split, with the interface of those for data in memory."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -10,7 +10,7 @@ from paceline.config.batch import check_samples
 from paceline.config.data import Data
 from paceline.config.recipe import Evaluate
 from paceline.config.timeline import ResolvedPhase
-from paceline.data.images import Photographs
+from paceline.data.images import ImageSplit
 from paceline.data.load.augment import cut_out_, erase_
 from paceline.data.load.batch import Batch, Normalise
 from paceline.data.load.crops import centre_boxes, training_boxes
@@ -24,7 +24,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def normalisation(data: Data, device: torch.device) -> Normalise:
-    """The recipe's mean and standard deviation, else ImageNet's, which everybody uses for photographs."""
+    """The recipe's mean and standard deviation, else ImageNet's, which everybody uses for split."""
     mean, std = (data.mean, data.std) if data.mean else (IMAGENET_MEAN, IMAGENET_STD)
     if len(mean) != 3:
         raise UserError(f"data.mean has {len(mean)} values, but prepared images have 3 channels")
@@ -34,8 +34,8 @@ def normalisation(data: Data, device: torch.device) -> Normalise:
 class ImageLoader:
     """Training batches of one rank: random crops, decoded in the background."""
 
-    def __init__(self, data: Data, splits: Mapping[str, Photographs], plan: Plan, device: torch.device, threads: int):
-        """`splits`: the training photographs of every variant that the plan's phases name."""
+    def __init__(self, data: Data, splits: Mapping[str, ImageSplit], plan: Plan, device: torch.device, threads: int):
+        """`splits`: the training images of every variant that the plan's phases name."""
         first = next(iter(splits.values()))
         check_samples(plan.timeline, len(first), first.folder)
         self._data, self._splits, self.plan = data, splits, plan
@@ -44,19 +44,19 @@ class ImageLoader:
         self._decoder = BatchDecoder(threads, device.type == "cuda", data.max_corrupt)
 
     @property
-    def damaged(self) -> int:
-        """Samples that were damaged, and replaced by their neighbours, since the start."""
+    def num_corrupt(self) -> int:
+        """Samples that were corrupt, and replaced by their neighbours, since the start."""
         return self._decoder.replaced
 
     def plain_images(self, count: int) -> torch.Tensor:
         """The first training images, their middle parts, normalised: what data-dependent initialisation looks at.
 
-        As many as have the pixels of `count` small ones: thousands of photographs would fill the memory.
+        As many as have the pixels of `count` small ones: thousands of large images would fill the memory.
         """
         phase = self.plan.timeline.phases[0]
         size = phase.size or DEFAULT_SIZE
         ids = np.arange(min(max(16, count * 32 * 32 // (size * size)), self.plan.num_samples))
-        request = _middle(self._splits[phase.variant], ids, 1.0, size, size)
+        request = _center(self._splits[phase.variant], ids, 1.0, size, size)
         for _, pixels in self._decoder.batches([request]):
             return self._normalise(pixels)
         raise AssertionError("a request gives a batch")
@@ -86,7 +86,7 @@ class ImageLoader:
 
     def _batch(self, request: Request, pixels: torch.Tensor) -> Batch:
         augment = self._data.augment
-        batch = self._normalise.batch(pixels, request.photographs.labels(request.ids), request.ids)
+        batch = self._normalise.batch(pixels, request.split.labels(request.ids), request.ids)
         keys = torch.from_numpy(request.keys).to(batch.images.device)
         if augment.cutout:
             cut_out_(batch.images, keys, augment.cutout, self.plan.seed, request.epoch)
@@ -104,7 +104,7 @@ class ImageLoader:
         size, seed = phase.size or DEFAULT_SIZE, self.plan.seed
         augment = replace(self._data.augment, crop_scale=phase.crop_scale)
         return Request(
-            photographs=self._splits[phase.variant],
+            split=self._splits[phase.variant],
             keys=keys.numpy().copy(),
             choose=training_boxes(augment, seed, epoch, size),
             width=size,
@@ -122,7 +122,7 @@ class ImageEvaluator:
         data: Data,
         evaluate: Evaluate,
         phase: ResolvedPhase,
-        split: Photographs,
+        split: ImageSplit,
         rank: int,
         ranks: int,
         device: torch.device,
@@ -144,7 +144,7 @@ class ImageEvaluator:
         self._decoder = BatchDecoder(threads, device.type == "cuda", max_corrupt=1.0, replace=False)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Samples that are damaged are left out, and so do not count."""
+        """Samples that are corrupt are left out, and so do not count."""
         for request, pixels in self._decoder.batches(self._request(ids) for ids in self._batches):
             sound = request.keys >= 0
             if sound.all():
@@ -160,15 +160,15 @@ class ImageEvaluator:
             aspect = float(np.clip(np.exp(np.log(self._aspects[ids]).mean()), 0.25, 4.0))
             longer = max(self._size, round(self._size * max(aspect, 1 / aspect) / 8) * 8)
             width, height = (longer, self._size) if aspect > 1 else (self._size, longer)
-        return _middle(self._split, ids, self._share, width, height)
+        return _center(self._split, ids, self._share, width, height)
 
 
 def _aspects(sizes: np.ndarray) -> np.ndarray:
     return sizes[:, 0].astype(np.float64) / sizes[:, 1]
 
 
-def _middle(photographs: Photographs, ids: np.ndarray, share: float, width: int, height: int) -> Request:
+def _center(split: ImageSplit, ids: np.ndarray, share: float, width: int, height: int) -> Request:
     def choose(sizes: np.ndarray, _ids: np.ndarray) -> np.ndarray:
         return centre_boxes(sizes, share, width, height)
 
-    return Request(photographs, ids.copy(), choose, width, height)
+    return Request(split, ids.copy(), choose, width, height)

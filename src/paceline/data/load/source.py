@@ -12,7 +12,7 @@ from paceline.config.recipe import Recipe
 from paceline.config.timeline import ResolvedPhase, Timeline
 from paceline.data import cache, sets
 from paceline.data.classes import Class
-from paceline.data.images import Files, Photographs
+from paceline.data.images import Files, ImageSplit
 from paceline.data.load.in_memory import ResidentEvaluator, ResidentLoader
 from paceline.data.load.loader import DEFAULT_SIZE, ImageEvaluator, ImageLoader
 from paceline.data.load.order import Plan
@@ -80,27 +80,27 @@ def fetch(recipe: Recipe) -> None:
 
 
 def _variants(recipe: Recipe) -> list[str]:
-    """Sizes of prepared photographs that the phases of a recipe name."""
+    """Sizes of prepared images that the phases of a recipe name."""
     return list(dict.fromkeys(phase.variant or recipe.data.variant for phase in recipe.all_phases()))
 
 
 def _local(recipe: Recipe) -> Path:
-    """The folder of prepared photographs on this machine, with every variant that the recipe names."""
+    """The folder of prepared images on this machine, with every variant that the recipe names."""
     place = recipe.data.path or str(default_folder(recipe.data.name))
     folders = {cache.local(place, variant) for variant in _variants(recipe)}
     return folders.pop()
 
 
-def _shards(recipe: Recipe) -> "_Photographs":
+def _shards(recipe: Recipe) -> "_ImageData":
     variants = _variants(recipe)
     dataset = Dataset.open(_local(recipe))
     names = tuple(dataset.choose(variant) for variant in variants)
     splits = {split: {variant: dataset.split(split, variant) for variant in variants} for split in ("train", "val")}
     place, classes = recipe.data.path or str(default_folder(recipe.data.name)), tuple(dataset.classes)
-    return _Photographs(recipe, dataset.name, place, classes, f"{dataset.fingerprint}-{'+'.join(names)}", splits, names)
+    return _ImageData(recipe, dataset.name, place, classes, f"{dataset.fingerprint}-{'+'.join(names)}", splits, names)
 
 
-def _files(recipe: Recipe, root: Path, only_evaluate: bool) -> "_Photographs":
+def _files(recipe: Recipe, root: Path, only_evaluate: bool) -> "_ImageData":
     files = all_for_validation(root) if only_evaluate else listing(root)
     log.info(
         "%s: %d image files, which Pillow decodes anew at every use; prepared, they load many times faster: "
@@ -110,7 +110,7 @@ def _files(recipe: Recipe, root: Path, only_evaluate: bool) -> "_Photographs":
     print_of = fingerprint(files, root)
     splits = {split: dict.fromkeys(_variants(recipe), Files(root, entries)) for split, entries in files.splits.items()}
     classes = tuple(Class(id_, id_) for id_ in files.ids)
-    return _Photographs(recipe, recipe.data.name, str(root), classes, print_of, splits)
+    return _ImageData(recipe, recipe.data.name, str(root), classes, print_of, splits)
 
 
 @dataclass(frozen=True)
@@ -168,13 +168,13 @@ class _Resident:
 
 
 @dataclass(frozen=True)
-class _Photographs:
+class _ImageData:
     recipe: Recipe
     name: str
     place: str
     classes: tuple[Class, ...]
     fingerprint: str
-    splits: Mapping[str, Mapping[str, Photographs]]
+    splits: Mapping[str, Mapping[str, ImageSplit]]
     """By split and variant."""
     variants: tuple[str, ...] = ()
     channels: int = 3

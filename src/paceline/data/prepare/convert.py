@@ -108,7 +108,7 @@ def open_image(content: bytes) -> tuple[Image.Image, str]:
         except MemoryError:
             raise Unreadable("needs too much memory to decode") from None
         except Exception as error:
-            # Pillow's decoders raise nearly anything on damaged files
+            # Pillow's decoders raise nearly anything on corrupt files
             reason = re.sub(r" ?<_io.BytesIO[^>]*>", "", " ".join(str(error).split()))  # an address is no reason
             raise Unreadable(f"not an image ({reason[:120] or type(error).__name__})") from None
 
