@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from conftest import HANG
-from photographs import photograph
+from sample_images import sample_image
 
 ADDRESS = 0x4141414141414141
 """Nothing is there: whoever follows it crashes."""

@@ -58,7 +58,7 @@ def make_run(
             "loss": 0.5,
         }
         evaluated |= {"samples": 360, "correct": 300, "seconds": eval_seconds}
-        records += [train, evaluated, place | {"kind": "save", "seconds": save_seconds}]
+        records += [train, evaluated, place | {"kind": "checkpoint", "seconds": save_seconds}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     samples = [{"kind": "host", "time": 0.0, "gpus": []}]
     samples += [

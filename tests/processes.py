@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d
 from paceline.cli.main import main
 from paceline.track.records import RunFolder
 
-# Ranks fork from a process that has imported everything and done nothing, which saves seconds at every start.
+# Ranks fork from a process that has imported everything and done nothing, which checkpoints seconds at every start.
 _ready = multiprocessing.get_context("forkserver")
 _ready.set_forkserver_preload(["paceline.engine.preload"])
 

@@ -22,7 +22,7 @@ class NoRunFolder(UserError):
 
 
 class Stopped(Exception):
-    """Training ended early on a signal, after a committed save; carries the exit status."""
+    """Training ended early on a signal, after a committed checkpoint; carries the exit status."""
 
     def __init__(self, signum: int):
         self.signum = signum

@@ -103,64 +103,70 @@ PROGRESS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def _header(save: Path, header: bytes, data: bytes = b"") -> None:
-    (save / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + data)
-    reseal(save)
+def _header(checkpoint: Path, header: bytes, data: bytes = b"") -> None:
+    (checkpoint / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + data)
+    reseal(checkpoint)
 
 
-def _content(save: Path, name: str, content: bytes) -> None:
-    (save / name).write_bytes(content)
-    reseal(save)
+def _content(checkpoint: Path, name: str, content: bytes) -> None:
+    (checkpoint / name).write_bytes(content)
+    reseal(checkpoint)
 
 
-def _links_out(save: Path) -> None:
-    path = save / "model.safetensors"
-    outside = shutil.copy(path, save.parent.parent.parent / "outside.safetensors")
+def _links_out(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    outside = shutil.copy(path, checkpoint.parent.parent.parent / "outside.safetensors")
     path.unlink()
     path.symlink_to(outside)
-    reseal(save)
+    reseal(checkpoint)
 
 
-def _is_fifo(save: Path) -> None:
-    (save / "model.safetensors").unlink()
-    os.mkfifo(save / "model.safetensors")
-    reseal(save, **{"model.safetensors": {"bytes": 0, "sha256": 64 * "0"}})
+def _is_fifo(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    os.mkfifo(checkpoint / "model.safetensors")
+    reseal(checkpoint, **{"model.safetensors": {"bytes": 0, "sha256": 64 * "0"}})
 
 
-def _is_enormous(save: Path) -> None:
-    with (save / "model.safetensors").open("wb") as file:
+def _is_enormous(checkpoint: Path) -> None:
+    with (checkpoint / "model.safetensors").open("wb") as file:
         file.truncate(10**11)
-    reseal(save, **{"model.safetensors": {"bytes": 10**11, "sha256": 64 * "0"}})
+    reseal(checkpoint, **{"model.safetensors": {"bytes": 10**11, "sha256": 64 * "0"}})
 
 
 _ONE = b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
 FILES: dict[str, Attack] = {
-    "state.json is empty": lambda save: _content(save, "state.json", b""),
-    "state.json is a list": lambda save: _content(save, "state.json", b"[]"),
-    "state.json is not JSON": lambda save: _content(save, "state.json", b"{"),
-    "state.json is not UTF-8": lambda save: _content(save, "state.json", b"\xff\xfe"),
-    "state.json is bottomless": lambda save: _content(save, "state.json", b"[" * 200_000),
-    "state.json has endless digits": lambda save: _content(save, "state.json", b'{"format": ' + b"9" * 5000 + b"}"),
-    "the manifest leads out": lambda save: reseal(save, **{"../../x": {"bytes": 1, "sha256": 64 * "0"}}),
-    "the manifest is absolute": lambda save: reseal(save, **{"/etc/passwd": {"bytes": 1, "sha256": 64 * "0"}}),
-    "the manifest lacks state.json": lambda save: reseal(save, **{"state.json": None}),
-    "the manifest lacks weights": lambda save: reseal(save, **{"model.safetensors": None}),
-    "the manifest counts below zero": lambda save: reseal(save, **{"state.json": {"bytes": -1, "sha256": ""}}),
-    "the manifest has no sums": lambda save: reseal(save, **{"state.json": 5}),
-    "the manifest is a list": lambda save: commit(save, b"[]"),
-    "the manifest is bottomless": lambda save: commit(save, b"[" * 50_000),
-    "the manifest is not UTF-8": lambda save: commit(save, b"\xff"),
+    "state.json is empty": lambda checkpoint: _content(checkpoint, "state.json", b""),
+    "state.json is a list": lambda checkpoint: _content(checkpoint, "state.json", b"[]"),
+    "state.json is not JSON": lambda checkpoint: _content(checkpoint, "state.json", b"{"),
+    "state.json is not UTF-8": lambda checkpoint: _content(checkpoint, "state.json", b"\xff\xfe"),
+    "state.json is bottomless": lambda checkpoint: _content(checkpoint, "state.json", b"[" * 200_000),
+    "state.json has endless digits": lambda checkpoint: _content(
+        checkpoint, "state.json", b'{"format": ' + b"9" * 5000 + b"}"
+    ),
+    "the manifest leads out": lambda checkpoint: reseal(checkpoint, **{"../../x": {"bytes": 1, "sha256": 64 * "0"}}),
+    "the manifest is absolute": lambda checkpoint: reseal(
+        checkpoint, **{"/etc/passwd": {"bytes": 1, "sha256": 64 * "0"}}
+    ),
+    "the manifest lacks state.json": lambda checkpoint: reseal(checkpoint, **{"state.json": None}),
+    "the manifest lacks weights": lambda checkpoint: reseal(checkpoint, **{"model.safetensors": None}),
+    "the manifest counts below zero": lambda checkpoint: reseal(
+        checkpoint, **{"state.json": {"bytes": -1, "sha256": ""}}
+    ),
+    "the manifest has no sums": lambda checkpoint: reseal(checkpoint, **{"state.json": 5}),
+    "the manifest is a list": lambda checkpoint: commit(checkpoint, b"[]"),
+    "the manifest is bottomless": lambda checkpoint: commit(checkpoint, b"[" * 50_000),
+    "the manifest is not UTF-8": lambda checkpoint: commit(checkpoint, b"\xff"),
     "weights are a FIFO": _is_fifo,
     "weights lead out": _links_out,
     "weights are enormous": _is_enormous,
-    "weights are empty": lambda save: _content(save, "model.safetensors", b""),
-    "a header of 2**63 bytes": lambda save: _content(save, "model.safetensors", struct.pack("<Q", 1 << 63)),
-    "a header that is not JSON": lambda save: _header(save, b"{" * 100),
-    "a header without data": lambda save: _header(save, _ONE),
-    "a header beyond the data": lambda save: _header(save, _ONE.replace(b"[0, 8]", b"[0, 8000]"), bytes(8)),
-    "a header of an unknown type": lambda save: _header(save, _ONE.replace(b"F32", b"X99"), bytes(8)),
-    "a header of a negative shape": lambda save: _header(save, _ONE.replace(b"[2]", b"[-2]"), bytes(8)),
-    "other tensors": lambda save: _header(save, _ONE, bytes(8)),
+    "weights are empty": lambda checkpoint: _content(checkpoint, "model.safetensors", b""),
+    "a header of 2**63 bytes": lambda checkpoint: _content(checkpoint, "model.safetensors", struct.pack("<Q", 1 << 63)),
+    "a header that is not JSON": lambda checkpoint: _header(checkpoint, b"{" * 100),
+    "a header without data": lambda checkpoint: _header(checkpoint, _ONE),
+    "a header beyond the data": lambda checkpoint: _header(checkpoint, _ONE.replace(b"[0, 8]", b"[0, 8000]"), bytes(8)),
+    "a header of an unknown type": lambda checkpoint: _header(checkpoint, _ONE.replace(b"F32", b"X99"), bytes(8)),
+    "a header of a negative shape": lambda checkpoint: _header(checkpoint, _ONE.replace(b"[2]", b"[-2]"), bytes(8)),
+    "other tensors": lambda checkpoint: _header(checkpoint, _ONE, bytes(8)),
 }
 
 
@@ -173,7 +179,7 @@ def _tensor(part: str, ending: str, change: Callable[[torch.Tensor], torch.Tenso
         name = _first(tensors, ending)
         tensors[name] = change(tensors[name])
 
-    return lambda save: change_tensors(save, part, inside)
+    return lambda checkpoint: change_tensors(checkpoint, part, inside)
 
 
 WEIGHTS: dict[str, Attack] = {

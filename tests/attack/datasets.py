@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from photographs import tree
+from sample_images import tree
 
 from paceline.data import arrays, codec
 from paceline.data.description import DESCRIPTION, sealed

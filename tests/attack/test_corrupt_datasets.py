@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import HANG, complaint
-from photographs import tree
 from processes import start, wait_for_step
+from sample_images import tree
 
 from attack.datasets import FILES, crops, cuts, flips, make_arrays, make_shards, train
 from paceline.data import arrays

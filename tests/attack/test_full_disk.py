@@ -12,7 +12,7 @@ import pytest
 from conftest import HANG, TINY, command, complaint, environment
 from disk import preloaded
 from made_runs import make_run
-from photographs import tree
+from sample_images import tree
 
 from paceline.checkpoint import store
 from paceline.track.records import RunFolder
@@ -65,12 +65,12 @@ def test_training_says_it_once_fails_and_resumes(
     assert last.endswith("paceline train --resume runs/digits")
     assert text.count("Training continues") <= 1
     run = RunFolder(tmp_path / RUN)
-    saves = [store.read(path)[0].step for path in store.committed(run.checkpoints)]
-    assert saves
-    assert max(saves) < 60
+    checkpoints = [store.read(path)[0].step for path in store.committed(run.checkpoints)]
+    assert checkpoints
+    assert max(checkpoints) < 60
     again = here("train", "--resume", RUN)
     assert again.returncode == 0, again.stderr
-    assert f"resuming from step {max(saves)} " in again.stderr
+    assert f"resuming from step {max(checkpoints)} " in again.stderr
     assert _is_the_same(run, undisturbed)
     assert run.num_corrupt == 0
     survived("disks that refuse writes during training")

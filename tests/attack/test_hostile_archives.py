@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import complaint
 from hostile import attributes, deep_mat, exploits, in_a_process, member, mutated, python2_batch, sparse, tar_of
-from photographs import jpeg, photograph
+from sample_images import jpeg, sample_image
 
 from paceline.data.prepare import cifar10, imagenet
 from paceline.data.prepare.tars import archive

@@ -50,29 +50,29 @@ def _flipped(content: bytes, chance: random.Random) -> bytes:
 
 def test_flipped_bits_are_noticed(runs: dict[str, Path], tmp_path: Path, survived) -> None:
     """In every file, by whoever reads the checkpoint as a whole or only its description."""
-    _, save = copied(runs["adamw"], tmp_path / "run")
+    _, checkpoint = copied(runs["adamw"], tmp_path / "run")
     chance, count = random.Random(1), 0
-    for path in sorted(save.iterdir()):
+    for path in sorted(checkpoint.iterdir()):
         sound = path.read_bytes()
         for _ in range(60):
             path.write_bytes(_flipped(sound, chance))
             with pytest.raises(CorruptCheckpoint):
-                read(save)
+                read(checkpoint)
             count += 1
         path.write_bytes(sound)
-    assert read(save)[0].step == 4
+    assert read(checkpoint)[0].step == 4
     survived("flipped bits in checkpoints", count)
 
 
 def test_torn_files_are_noticed(runs: dict[str, Path], tmp_path: Path, survived) -> None:
-    _, save = copied(runs["adamw"], tmp_path / "run")
+    _, checkpoint = copied(runs["adamw"], tmp_path / "run")
     count = 0
-    for path in sorted(save.iterdir()):
+    for path in sorted(checkpoint.iterdir()):
         sound = path.read_bytes()
         for length in {0, 1, len(sound) // 2, len(sound) - 1}:
             path.write_bytes(sound[:length])
             with pytest.raises(CorruptCheckpoint):
-                read(save)
+                read(checkpoint)
             count += 1
         path.write_bytes(sound)
     survived("torn files of checkpoints", count)
@@ -85,20 +85,20 @@ def _setup(run: Path) -> Setup:
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_flipped_bits_under_matching_checksums(runs: dict[str, Path], tmp_path: Path, survived, name: str) -> None:
     """What cannot be told from the work of paceline is taken over; all else is an error for users."""
-    _, save = copied(runs[name], tmp_path / "run")
+    _, checkpoint = copied(runs[name], tmp_path / "run")
     setup, chance, count = _setup(runs[name]), random.Random(2), 0
-    sound = {path.name: path.read_bytes() for path in save.iterdir()}
+    sound = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
     for file, times in (("state.json", 150), ("model.safetensors", 50), ("optimizer.safetensors", 50)):
         for _ in range(times):
-            (save / file).write_bytes(_flipped(sound[file], chance))
-            reseal(save)
+            (checkpoint / file).write_bytes(_flipped(sound[file], chance))
+            reseal(checkpoint)
             try:
-                _, parts = read(save)
-                setup.load(parts, str(save))
+                _, parts = read(checkpoint)
+                setup.load(parts, str(checkpoint))
             except UserError:
                 pass
             count += 1
-        (save / file).write_bytes(sound[file])
+        (checkpoint / file).write_bytes(sound[file])
     survived("flipped bits in checkpoints with matching checksums", count)
 
 
@@ -108,37 +108,39 @@ def _refused(answer: Any) -> None:
     assert "paceline: " in answer.stderr, answer.stderr
 
 
-def _all_refuse(here, run: Path, save: Path) -> None:
+def _all_refuse(here, run: Path, checkpoint: Path) -> None:
     """Evaluation, export and resume; the last one puts the checkpoint aside, and loses nothing of it."""
-    kept = sorted(path.name for path in save.iterdir())
-    _refused(here("evaluate", save))
-    _refused(here("export", save, "--to", "weights.safetensors"))
+    kept = sorted(path.name for path in checkpoint.iterdir())
+    _refused(here("evaluate", checkpoint))
+    _refused(here("export", checkpoint, "--to", "weights.safetensors"))
     _refused(here("train", "--resume", run, *LONGER))
-    aside = save.with_name(f"corrupt-{save.name}")
-    assert sorted(path.name for path in (save if save.exists() else aside).iterdir()) == kept
+    aside = checkpoint.with_name(f"corrupt-{checkpoint.name}")
+    assert sorted(path.name for path in (checkpoint if checkpoint.exists() else aside).iterdir()) == kept
 
 
 @pytest.mark.parametrize("kind", ["state", "progress", "files"])
 def test_hostile_checkpoints_are_refused(here, runs: dict[str, Path], tmp_path: Path, survived, kind: str) -> None:
     attacks: dict[str, Attack] = {
-        "state": {name: (lambda save, own=own: change_state(save, own)) for name, own in STATE.items()},
-        "progress": {name: (lambda save, own=own: change_progress(save, own)) for name, own in PROGRESS.items()},
+        "state": {name: (lambda checkpoint, own=own: change_state(checkpoint, own)) for name, own in STATE.items()},
+        "progress": {
+            name: (lambda checkpoint, own=own: change_progress(checkpoint, own)) for name, own in PROGRESS.items()
+        },
         "files": FILES,
     }[kind]
     for attack in attacks.values():
-        run, save = copied(runs["adamw"], tmp_path / "runs" / "adamw")
-        attack(save)
+        run, checkpoint = copied(runs["adamw"], tmp_path / "runs" / "adamw")
+        attack(checkpoint)
         with pytest.raises(UserError):
-            read(save)
-        _all_refuse(here, run, save)
+            read(checkpoint)
+        _all_refuse(here, run, checkpoint)
     survived("hostile checkpoints", len(attacks))
 
 
 def test_weights_of_strangers_are_refused(here, runs: dict[str, Path], tmp_path: Path, survived) -> None:
     for attack in WEIGHTS.values():
-        _, save = copied(runs["adamw"], tmp_path / "runs" / "adamw")
-        attack(save)
-        _refused(here("evaluate", save))
+        _, checkpoint = copied(runs["adamw"], tmp_path / "runs" / "adamw")
+        attack(checkpoint)
+        _refused(here("evaluate", checkpoint))
         _refused(here("train", "--resume", "runs/adamw", *LONGER))
     survived("hostile checkpoints", len(WEIGHTS))
 
@@ -147,9 +149,9 @@ def test_optimizer_states_of_strangers_are_refused(runs: dict[str, Path], tmp_pa
     """By what resuming calls before the first step: fused kernels would write out of bounds."""
     setup = _setup(runs["adamw"])
     for name, attack in OPTIMIZER.items():
-        _, save = copied(runs["adamw"], tmp_path / "run")
-        attack(save)
-        _, parts = read(save)
+        _, checkpoint = copied(runs["adamw"], tmp_path / "run")
+        attack(checkpoint)
+        _, parts = read(checkpoint)
         with pytest.raises(UserError, match="of the optimizer"):
             setup.load(parts, name)
     survived("hostile checkpoints", len(OPTIMIZER))
@@ -160,8 +162,8 @@ def test_resuming_a_strangers_optimizer_does_not_crash(
     paceline, runs: dict[str, Path], tmp_path: Path, survived, name: str
 ) -> None:
     """In a process of its own: without the check, fused kernels end it with a segmentation fault."""
-    _, save = copied(runs["adamw"], tmp_path / "runs" / "adamw")
-    OPTIMIZER[name](save)
+    _, checkpoint = copied(runs["adamw"], tmp_path / "runs" / "adamw")
+    OPTIMIZER[name](checkpoint)
     answer = paceline("train", "--resume", "runs/adamw", *LONGER)
     _refused(answer)
     assert "state 0 of the optimizer" in answer.stderr
@@ -170,14 +172,14 @@ def test_resuming_a_strangers_optimizer_does_not_crash(
 
 def test_momentum_that_is_missing_starts_from_zero(here, runs: dict[str, Path], tmp_path: Path, survived) -> None:
     """As that of layers which were never used, and said: fused SGD takes the momentum of all or of none."""
-    _, save = copied(runs["sgd"], tmp_path / "runs" / "sgd")
+    _, checkpoint = copied(runs["sgd"], tmp_path / "runs" / "sgd")
 
     def drop(state: dict[str, Any]) -> None:
         pairs = dict(state["parts"]["optimizer"]["pairs"])
         del pairs["state"]["pairs"][0]
 
-    change_tensors(save, "optimizer", lambda tensors: tensors.pop("state.0.momentum_buffer"))
-    change_state(save, drop)
+    change_tensors(checkpoint, "optimizer", lambda tensors: tensors.pop("state.0.momentum_buffer"))
+    change_state(checkpoint, drop)
     answer = here("train", "--resume", "runs/sgd", *LONGER, "--precision", "fp32")
     assert answer.returncode == 0, answer.stderr
     assert "the optimizer has no state of 1 of" in answer.stderr
@@ -185,7 +187,7 @@ def test_momentum_that_is_missing_starts_from_zero(here, runs: dict[str, Path], 
 
 
 def test_stray_files_do_no_harm(here, runs: dict[str, Path], tmp_path: Path, survived) -> None:
-    run, save = copied(runs["adamw"], tmp_path / "runs" / "adamw")
+    run, checkpoint = copied(runs["adamw"], tmp_path / "runs" / "adamw")
     strays = (
         ".DS_Store",
         "Thumbs.db",
@@ -195,17 +197,17 @@ def test_stray_files_do_no_harm(here, runs: dict[str, Path], tmp_path: Path, sur
         "#state.json#",
         "ema.bak",
     )
-    for folder in (save, save.parent, run, run / "telemetry"):
+    for folder in (checkpoint, checkpoint.parent, run, run / "telemetry"):
         for name in strays:
             (folder / name).write_bytes(b"\0\1stray")
-    shutil.copytree(save, save.with_name(f"{save.name} copy"))
+    shutil.copytree(checkpoint, checkpoint.with_name(f"{checkpoint.name} copy"))
     (run / "telemetry" / "._host.jsonl").write_bytes(b"\0\1stray")
-    assert describe(save).step == 4
+    assert describe(checkpoint).step == 4
     for words in (("evaluate", run), ("export", run, "--to", "w.safetensors"), ("doctor", run), ("runs", run.parent)):
         answer = here(*words)
         assert answer.returncode == 0, answer.stderr
     answer = here("train", "--resume", run, *LONGER)
     assert "resuming from step 4" in answer.stderr, answer.stderr
     assert answer.returncode == 0
-    assert [path.name for path in store.committed(save.parent)] == ["step-00000006", "step-00000004"]
+    assert [path.name for path in store.committed(checkpoint.parent)] == ["step-00000006", "step-00000004"]
     survived("stray files", 4 * len(strays) + 2)

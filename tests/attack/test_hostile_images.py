@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import complaint
 from hostile import bombs, disguised, in_a_process, mutated, pictures, slow_bmp
-from photographs import tree
+from sample_images import tree
 
 from paceline.data import codec
 from paceline.data.images import Files

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import HANG, TINY, environment
 from disk import Cut, power_cuts, preloaded
-from photographs import tree
+from sample_images import tree
 
 from paceline.checkpoint import store
 from paceline.data.describe import check
@@ -63,7 +63,7 @@ def _covered(left: RunFolder, whole: RunFolder) -> int:
     assert left.read_starts() == whole.read_starts()
     for kind in ("train", "eval"):
         assert _values(left, kind, step) == _values(whole, kind, step), f"{kind} records of step {step}"
-    assert [record["step"] for record in left.records() if record["kind"] == "save"][-1] >= step
+    assert [record["step"] for record in left.records() if record["kind"] == "checkpoint"][-1] >= step
     assert b'"kind": "host"' in next(left.telemetry.glob("*.jsonl")).read_bytes()
     assert next(left.tensorboard.iterdir()).stat().st_size > 0
     return step

@@ -74,7 +74,9 @@ def test_ctrl_c_in_a_terminal_reaches_all_processes(begin: Begin, survived, role
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_all_processes_saves_all_the_same(begin: Begin, survived, tmp_path: Path, signum: int) -> None:
+def test_a_signal_to_all_processes_checkpoints_all_the_same(
+    begin: Begin, survived, tmp_path: Path, signum: int
+) -> None:
     """As the end of a service does, also to those that ranks fork from."""
     run = tmp_path / "runs" / "digits"
     job = begin(command(*ENDLESS, "--procs", 2))

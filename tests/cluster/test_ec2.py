@@ -13,8 +13,8 @@ import pytest
 from jobs import last_step, noticed, on_disk, ranks_now, slow_variables, slowed, starts, wait_for
 from machines import Cluster, cluster_of
 from object_store import ObjectStore, object_store
-from photographs import tree
 from rented import devices, from_snapshot, launcher_of, loop_device, no_disks, what_is_left, words_of
+from sample_images import tree
 
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare

@@ -69,7 +69,7 @@ def test_training_goes_on_without_a_lost_machine_and_takes_it_back(
     assert 1 in ranks
 
 
-def test_a_machine_that_is_told_to_leave_saves_first(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_machine_that_is_told_to_leave_checkpoints_first(cluster: Cluster, tmp_path: Path) -> None:
     words = ("--train.duration", "200ba", "--pass", "PACELINE_SPOT", *WORDS, "--checkpoint.every", "1000ba")
     with (
         slowed(cluster.folder) as at_full_speed,
@@ -83,7 +83,7 @@ def test_a_machine_that_is_told_to_leave_saves_first(cluster: Cluster, tmp_path:
         output = job.wait()
     assert job.status == 0, output
     assert "this machine will be taken away" in output
-    assert "resuming from step" in output  # without a save there would be none
+    assert "resuming from step" in output  # without a checkpoint there would be none
     (run,) = (tmp_path / "runs").iterdir()
     assert [record["step"] for record in _records(run) if record["kind"] == "train"] == list(range(1, 201))
 

@@ -150,7 +150,7 @@ URGENT = ("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=
 
 
 @pytest.mark.parametrize("how", [NOTICE, URGENT], ids=["time is up", "preempted"])
-def test_told_to_leave_it_saves_requeues_and_ends_with_the_same_weights(
+def test_told_to_leave_it_checkpoints_requeues_and_ends_with_the_same_weights(
     slurm: Slurm, tmp_path: Path, whole: dict[str, torch.Tensor], how: tuple[str, ...]
 ) -> None:
     run = RunFolder(tmp_path / "runs" / "told")

@@ -86,7 +86,7 @@ def test_the_other_machine_never_comes(paceline, node_rank: int) -> None:
 
 @pytest.mark.parametrize("procs", [1, 2])
 def test_a_loss_that_is_not_finite_stops_all_ranks(paceline, tmp_path: Path, procs: int) -> None:
-    """The loss of step 27 is that of the weights after step 26: the save of step 26 is no good, the one of step 20 is."""
+    """The loss of step 27 is that of the weights after step 26: the checkpoint of step 26 is no good, the one of step 20 is."""
     points = "[{at: 0ba, factor: 1.0}, {at: 25ba, factor: 1.0}, {at: 25ba, factor: 1.0e+30}]"
     schedule = ("--optim.schedule", f"{{name: piecewise, points: {points}}}", "--checkpoint.every", "13ba")
     text = complaint(paceline("train", "digits", *TINY, *schedule, "--procs", procs, "--log.every", "7ba"))

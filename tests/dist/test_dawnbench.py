@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import yaml
-from photographs import tree
+from sample_images import tree
 from processes import run_ranks
 
 from paceline.config.io import load_recipe, to_tree

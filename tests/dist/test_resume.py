@@ -67,7 +67,7 @@ def test_one_killed_rank_ends_the_others_with_a_clear_message(tmp_path: Path, un
 
 
 @pytest.mark.parametrize(("procs", "signum"), [(1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, procs: int, signum: int) -> None:
+def test_a_signal_checkpoints_and_says_how_to_go_on(tmp_path: Path, procs: int, signum: int) -> None:
     run = tmp_path / "runs" / "digits"
     process = start(tmp_path, "train", "digits", *LONG, "--procs", procs, "--checkpoint.every", "1000ba")
     wait_for_step(process, run, 5)
@@ -128,7 +128,7 @@ def test_a_signal_within_an_evaluation(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=HANG)
     assert process.returncode == 128 + signal.SIGINT, errors
     assert "SIGINT received: stopping; once more to leave at once" in errors
-    assert [record["kind"] for record in RunFolder(run).records()] == ["train", "save"]
+    assert [record["kind"] for record in RunFolder(run).records()] == ["train", "checkpoint"]
     run_ranks(tmp_path, 1, "train", "--resume", run, "--evaluate.per_rank_batch", 50_000)
     summary = RunFolder(run).read_summary()
     assert (summary["status"], summary["final"]["samples"]) == ("finished", 300_000)

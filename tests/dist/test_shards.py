@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import HANG, PRECISIONS, command, environment
-from photographs import tree
+from sample_images import tree
 from processes import ranks, run_ranks, start, wait_for_step
 
 from paceline.checkpoint import store

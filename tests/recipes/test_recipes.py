@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from photographs import tree
+from sample_images import tree
 
 from paceline.config.io import dump_recipe, load_recipe, shipped
 from paceline.config.timeline import Timeline

@@ -59,10 +59,10 @@ def test_state_survives_a_trip_through_tensors_and_json() -> None:
         flatten({"model": {1}})
 
 
-def test_a_save_is_read_back(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_back(tmp_path: Path) -> None:
     path = _write(tmp_path, 5, top1=0.5)
-    save, parts = store.read(path)
-    assert (save.step, save.metrics) == (5, {"top1": 0.5})
+    checkpoint, parts = store.read(path)
+    assert (checkpoint.step, checkpoint.metrics) == (5, {"top1": 0.5})
     assert parts["progress"]["step"] == 5
     assert 0 in parts["optimizer"]["state"]  # whole-number keys stay whole numbers
     fresh = torch.optim.AdamW(nn.Linear(3, 2).parameters())
@@ -104,7 +104,7 @@ def test_a_missing_or_cut_file_is_noticed(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "name", [".DS_Store", "Thumbs.db", "desktop.ini", "._model.safetensors", "state.json~", "ema.safetensors"]
 )
-def test_what_file_managers_and_editors_leave_is_not_part_of_a_save(tmp_path: Path, name: str) -> None:
+def test_what_file_managers_and_editors_leave_is_not_part_of_a_checkpoint(tmp_path: Path, name: str) -> None:
     path = _write(tmp_path, 1)
     (path / name).write_bytes(b"not mine")
     (tmp_path / name).write_bytes(b"not mine")
@@ -116,7 +116,7 @@ def test_what_file_managers_and_editors_leave_is_not_part_of_a_save(tmp_path: Pa
     assert found[0].folder == path
 
 
-def test_a_corrupt_newest_save_is_named_and_the_one_before_it_used(tmp_path: Path, caplog) -> None:
+def test_a_corrupt_newest_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path, caplog) -> None:
     _write(tmp_path, 1)
     newest = _write(tmp_path, 2)
     (newest / "model.safetensors").write_bytes(b"rubbish")
@@ -127,10 +127,10 @@ def test_a_corrupt_newest_save_is_named_and_the_one_before_it_used(tmp_path: Pat
     assert str(newest / "model.safetensors") in caplog.text
 
 
-def test_when_every_save_is_corrupt_nothing_starts_anew_by_itself(tmp_path: Path) -> None:
+def test_when_every_checkpoint_is_corrupt_nothing_starts_anew_by_itself(tmp_path: Path) -> None:
     for step in (1, 2):
         (_write(tmp_path, step) / "model.safetensors").write_bytes(b"rubbish")
-    with pytest.raises(UserError, match="all 2 saves are corrupt"):
+    with pytest.raises(UserError, match="all 2 checkpoints are corrupt"):
         store.last(tmp_path)
     assert len(list(tmp_path.glob("corrupt-*"))) == 2
 
@@ -151,8 +151,8 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def test_a_save_that_lacked_only_its_name_counts(tmp_path: Path) -> None:
-    """Killed between taking the old save of a step away and giving the new one its name."""
+def test_a_checkpoint_that_lacked_only_its_name_counts(tmp_path: Path) -> None:
+    """Killed between taking the old checkpoint of a step away and giving the new one its name."""
     _write(tmp_path, 1)
     _write(tmp_path, 2).rename(tmp_path / ".writing-step-00000002")
     found = store.last(tmp_path)
@@ -161,7 +161,7 @@ def test_a_save_that_lacked_only_its_name_counts(tmp_path: Path) -> None:
     assert store.read(tmp_path / "step-00000002")[0].step == 2
 
 
-def test_a_save_that_is_corrupt_for_the_second_time_is_put_aside_too(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_corrupt_for_the_second_time_is_put_aside_too(tmp_path: Path) -> None:
     _write(tmp_path, 1)
     for _ in range(2):
         (_write(tmp_path, 2) / "model.safetensors").write_bytes(b"rubbish")
@@ -225,7 +225,7 @@ def test_the_writer_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert writer.error is None
 
 
-def test_a_save_is_of_the_moment_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_checkpoint_is_of_the_moment_it_was_asked_for(tmp_path: Path) -> None:
     weights = torch.zeros(1000)
     writer = Writer(tmp_path, keep=2, best_metric="top1")
     writer.start(1, writer.snapshot(lambda: _parts(1) | {"model": {"weights": weights}}), {})

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from conftest import complaint
-from photographs import tree
 from safetensors import safe_open
+from sample_images import tree
 
 from paceline.checkpoint import store
 from paceline.data.classes import Class, match

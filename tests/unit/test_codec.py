@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from photographs import jpeg, photograph
 from PIL import Image
+from sample_images import jpeg, sample_image
 
 from paceline.data import codec
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import HANG, environment
-from photographs import jpeg, photograph
+from sample_images import jpeg, sample_image
 
 _BEGIN = """
 import faulthandler, mmap, sys, threading

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from conftest import HANG
 from hostile import png_of, slow_bmp
-from photographs import jpeg, photograph
+from sample_images import jpeg, sample_image
 
 from paceline.data import codec
 from paceline.data.prepare import isolated

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import complaint
-from photographs import tree
+from sample_images import tree
 
 from paceline.config.data import Data
 from paceline.config.io import load_recipe

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import one_epoch
-from photographs import photograph, tree
+from sample_images import sample_image, tree
 
 from paceline.config.data import Augment, Data
 from paceline.config.phases import Phase
 from paceline.config.recipe import Evaluate, Recipe, Train
 from paceline.config.timeline import Timeline
-from paceline.data.images import Files, Photographs
+from paceline.data.images import Files, ImageSplit
 from paceline.data.load.augment import mirrored
 from paceline.data.load.crops import centre_boxes, random_boxes
 from paceline.data.load.loader import ImageEvaluator, ImageLoader

@@ -210,12 +210,12 @@ CASES = {
     ),
     "tiny batch": (1, {"compute": 0.04, "optimizer": 0.04}, {}, "tiny batch", "the optimizer is 49% of a step"),
     "evaluation too often": (1, {}, {"eval_seconds": 2.0}, "evaluation", "66% of the run is evaluation: 4 of 2 s"),
-    "blocking saves": (
+    "blocking checkpoints": (
         1,
         {},
         {"save_seconds": 1.0},
         "checkpoints",
-        "saves held training up for 47% of the run: 4 of 1 s",
+        "checkpoints held training up for 47% of the run: 4 of 1 s",
     ),
     "nothing but computing": (2, {}, {}, "compute", "limited by computing: 84% of the time is forward and backward"),
 }

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import scipy.io
 from conftest import HANG, command, complaint, environment
-from photographs import jpeg, photograph, tree
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from sample_images import jpeg, sample_image, tree
 from servers import FileServer
 
 from paceline.data import codec

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import command, complaint, environment
-from photographs import tree
+from sample_images import tree
 from servers import FileServer
 
 from paceline.data import cache

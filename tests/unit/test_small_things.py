@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from conftest import complaint, environment
-from photographs import tree
 from processes import run_ranks
+from sample_images import tree
 
 from paceline.cli.launch import _reachable
 from paceline.config.data import Data

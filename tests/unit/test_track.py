@@ -156,7 +156,7 @@ def test_tensorboard_gets_this_field_s_tags(tmp_path: Path) -> None:
     train = {"kind": "train", "step": 5, "loss": 1.5, "top1": 0.25, "lr": 0.1, "images_per_second": 9.0}
     board.write(train | {"seconds": seconds})
     board.write({"kind": "eval", "step": 5, "loss": 1.0, "top1": 0.5, "top5": 0.75})
-    board.write({"kind": "save", "step": 5})
+    board.write({"kind": "checkpoint", "step": 5})
     board.close()
     events = EventAccumulator(str(tmp_path)).Reload()
     assert set(events.Tags()["scalars"]) >= {"Loss/train", "Accuracy/train", "Loss/val", "Accuracy/val", "LearningRate"}

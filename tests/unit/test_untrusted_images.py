@@ -5,7 +5,7 @@ from pathlib import Path
 
 from conftest import complaint
 from hostile import deep_mat, disguised, jpeg_of_scans, png_of, tar_of
-from photographs import jpeg, photograph, tree
+from sample_images import jpeg, sample_image, tree
 
 from paceline.data.prepare.convert import open_image
 from paceline.data.shards import Dataset

@@ -1,7 +1,7 @@
 """A copy of the run folder in an object store, made while the run goes on, and brought back to resume it.
 
 Uploads go on in a thread of their own. They are repeated until they succeed, and compared with what the store says it
-has; training never waits for them. A save counts there only when its marker is, which goes last.
+has; training never waits for them. A checkpoint counts there only when its marker is, which goes last.
 """
 
 import hashlib
@@ -85,7 +85,7 @@ class Results:
         self._there = {name: (-1, 0.0) for name in found if name.startswith("checkpoints/step-")}
         complete = {name.split("/")[1] for name in found if name.endswith(f"/{COMMIT}")}
         here = {path.name for path in store.committed(self._folder / "checkpoints")}
-        # of saves that are here what is not complete there goes again
+        # of checkpoints that are here what is not complete there goes again
         for name in [name for name in self._there if name.split("/")[1] in here - complete]:
             del self._there[name]
 
@@ -97,7 +97,7 @@ class Results:
         """One pass over the folder; whether everything is there now."""
         try:
             self._upload()
-        except FileNotFoundError:  # an old save was deleted meanwhile
+        except FileNotFoundError:  # an old checkpoint was deleted meanwhile
             return False
         except Exception as error:  # whatever the store or the network says: later
             if not self._failed_since:
@@ -112,8 +112,8 @@ class Results:
     def _upload(self) -> None:
         import obstore
 
-        saves = [path.name for path in store.committed(self._folder / "checkpoints")] if not self._only else []
-        for path in self._changed(saves):
+        checkpoints = [path.name for path in store.committed(self._folder / "checkpoints")] if not self._only else []
+        for path in self._changed(checkpoints):
             name = path.relative_to(self._folder).as_posix()
             state = path.stat()
             content = path.read_bytes()
@@ -122,9 +122,9 @@ class Results:
             self._there[name] = (state.st_size, state.st_mtime)
         if not self._only:
             self._name_best()
-            self._remove_old(set(saves))
+            self._remove_old(set(checkpoints))
 
-    def _changed(self, saves: list[str]) -> Iterator[Path]:
+    def _changed(self, checkpoints: list[str]) -> Iterator[Path]:
         """Records first: a checkpoint must find those of its steps, whenever the uploads end."""
         for path in sorted((self._folder / self._only).rglob("*")):
             name = path.relative_to(self._folder).as_posix()
@@ -133,7 +133,7 @@ class Results:
             state = path.stat()
             if self._there.get(name) != (state.st_size, state.st_mtime):
                 yield path
-        for name in saves:
+        for name in checkpoints:
             folder = self._folder / "checkpoints" / name
             for path in store.files_of(folder):
                 if path.relative_to(self._folder).as_posix() not in self._there:
@@ -155,7 +155,7 @@ class Results:
             raise OSError(f"{name} arrived cut off")
 
     def _name_best(self) -> None:
-        """The best save also has a name that does not change."""
+        """The best checkpoint also has a name that does not change."""
         import obstore
 
         best = store.best(self._folder / "checkpoints", self._metric)
@@ -165,10 +165,12 @@ class Results:
             obstore.copy(self._store, f"checkpoints/{best.folder.name}/{path.name}", f"{_BEST}/{path.name}")
         self._best = best.folder.name
 
-    def _remove_old(self, saves: set[str]) -> None:
+    def _remove_old(self, checkpoints: set[str]) -> None:
         import obstore
 
-        old = [name for name in self._there if name.startswith("checkpoints/") and name.split("/")[1] not in saves]
+        old = [
+            name for name in self._there if name.startswith("checkpoints/") and name.split("/")[1] not in checkpoints
+        ]
         for name in sorted(old, key=lambda name: not name.endswith(COMMIT)):  # without it none counts
             if name in self._there:
                 obstore.delete(self._store, name)

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.checkpoint.verified import Save
+from paceline.checkpoint.verified import CheckpointInfo
 from paceline.distributed.world import World
 
-Read = TypeVar("Read", tuple[Save, dict[str, Any]], tuple[Save, dict[str, Any]] | None)
+Read = TypeVar("Read", tuple[CheckpointInfo, dict[str, Any]], tuple[CheckpointInfo, dict[str, Any]] | None)
 
 
 def read_on_rank_zero(world: World, read: Callable[[], Read]) -> Read:
@@ -15,11 +15,11 @@ def read_on_rank_zero(world: World, read: Callable[[], Read]) -> Read:
 
     def plain() -> list[Any] | None:
         if found := read():
-            save, parts = found
-            return [str(save.folder), save.step, save.metrics, save.recipe, parts]
+            checkpoint, parts = found
+            return [str(checkpoint.folder), checkpoint.step, checkpoint.metrics, checkpoint.recipe, parts]
         return None
 
     if not (told := world.on_rank_zero(plain)):
         return None  # type: ignore[return-value]
     folder, step, metrics, recipe, parts = told
-    return Save(Path(folder), step, metrics, recipe), parts
+    return CheckpointInfo(Path(folder), step, metrics, recipe), parts

@@ -4,9 +4,9 @@
         model.safetensors ema.safetensors optimizer.safetensors    tensors
         state.json       everything else: position, metrics, scaler, skeletons of the above
         manifest.json    size and SHA-256 of every file
-        COMMIT           SHA-256 of the manifest; without it the save does not exist
+        COMMIT           SHA-256 of the manifest; without it the checkpoint does not exist
 
-`last` and `best` are found by reading committed saves, never by trusting a name.
+`last` and `best` are found by reading committed checkpoints, never by trusting a name.
 """
 
 import json
@@ -27,8 +27,8 @@ from paceline.checkpoint.verified import (
     FORMAT,
     MANIFEST,
     STATE,
+    CheckpointInfo,
     CorruptCheckpoint,
-    Save,
     describe,
     digest,
     manifest_of,
@@ -51,7 +51,7 @@ def write(
     metrics: dict[str, float],
     before_commit: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a save; an existing one of the same step is replaced only after the new one is complete.
+    """Write a checkpoint; an existing one of the same step is replaced only after the new one is complete.
 
     `before_commit` brings to disk what must survive a power cut if the checkpoint does.
     """
@@ -92,7 +92,7 @@ def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def _hide(folder: Path) -> Path | None:
-    """Take a save out of sight before its files go, so that being killed in between leaves no half of it."""
+    """Take a checkpoint out of sight before its files go, so that being killed in between leaves no half of it."""
     if not folder.exists():
         return None
     hidden = folder.with_name(f".deleting-{folder.name}")
@@ -100,9 +100,9 @@ def _hide(folder: Path) -> Path | None:
     return folder.rename(hidden)
 
 
-def delete(saves: Sequence[Path]) -> None:
-    """Delete saves of one folder; none that counts ever lacks some of its files, also after a power cut."""
-    hidden = [path for save in saves if (path := _hide(save))]
+def delete(checkpoints: Sequence[Path]) -> None:
+    """Delete checkpoints of one folder; none that counts ever lacks some of its files, also after a power cut."""
+    hidden = [path for checkpoint in checkpoints if (path := _hide(checkpoint))]
     if hidden:
         sync(hidden[0].parent)
     for path in hidden:
@@ -110,7 +110,7 @@ def delete(saves: Sequence[Path]) -> None:
 
 
 def clear_up(folder: Path) -> None:
-    """Deal with what a kill left: a save that lacked only its name gets it, halves go."""
+    """Deal with what a kill left: a checkpoint that lacked only its name gets it, halves go."""
     for path in folder.glob(".writing-*"):
         place = path.with_name(path.name.removeprefix(".writing-"))
         if (path / COMMIT).exists() and not place.exists():
@@ -121,25 +121,25 @@ def clear_up(folder: Path) -> None:
 
 
 def _put_aside(folder: Path) -> None:
-    """Keep a save, but no longer among those that count."""
+    """Keep a checkpoint, but no longer among those that count."""
     names = (f"corrupt-{folder.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 10_000))))
     folder.rename(next(path for name in names if not (path := folder.with_name(name)).exists()))
 
 
 def committed(folder: Path) -> Iterator[Path]:
-    """Folders of saves that claim to be complete, newest first; copies by other names do not count."""
+    """Folders of checkpoints that claim to be complete, newest first; copies by other names do not count."""
     if folder.is_dir():
         found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and not path.is_symlink()]
         yield from sorted((path for path in found if (path / COMMIT).exists()), key=step_of, reverse=True)
 
 
 def step_of(folder: Path) -> int:
-    """Of a committed save, by its name."""
+    """Of a committed checkpoint, by its name."""
     return int(folder.name.removeprefix("step-"))
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of a save, the marker last, without what file managers left there; none of a corrupt one."""
+    """The files of a checkpoint, the marker last, without what file managers left there; none of a corrupt one."""
     try:
         return [folder / name for name in (*manifest_of(folder), MANIFEST, COMMIT)]
     except CorruptCheckpoint:
@@ -147,21 +147,21 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def export_weights(folder: Path, target: Path, raw: bool) -> str:
-    """Write the averaged weights of a save, or those that were trained, as one file; what was done, in a line."""
+    """Write the averaged weights of a checkpoint, or those that were trained, as one file; what was done, in a line."""
     if not target.parent.is_dir():
         raise UserError(f"{target}: there is no folder {target.parent}; make it first")
-    save, parts = read(folder)
+    checkpoint, parts = read(folder)
     averaged = bool(parts["ema"]) and not raw
     weights = parts["ema"] if averaged else parts["model"]
     with replacing(target) as file:
         use = json.dumps({name: parts["progress"][name] for name in USE})
         file.write(safetensors.torch.save(weights, {"format": "pt", "paceline": use}))
     kind = "averaged weights" if averaged else "weights"
-    return f"{target}: {kind} of step {save.step} ({len(weights)} tensors) from {folder}"
+    return f"{target}: {kind} of step {checkpoint.step} ({len(weights)} tensors) from {folder}"
 
 
-def last(folder: Path) -> tuple[Save, dict[str, Any]] | None:
-    """The newest sound save; corrupt ones are named, put aside and passed over. None if nothing was ever saved."""
+def last(folder: Path) -> tuple[CheckpointInfo, dict[str, Any]] | None:
+    """The newest sound checkpoint; corrupt ones are named, put aside and skipped. None if there never was one."""
     clear_up(folder)
     corrupt = 0
     for path in committed(folder):
@@ -173,13 +173,13 @@ def last(folder: Path) -> tuple[Save, dict[str, Any]] | None:
             corrupt += 1
     if corrupt:
         raise UserError(
-            f"{folder}: all {corrupt} saves are corrupt (kept as corrupt-*); start anew with another --name"
+            f"{folder}: all {corrupt} checkpoints are corrupt (kept as corrupt-*); start anew with another --name"
         )
     return None
 
 
 def put_aside_from(folder: Path, step: int) -> Path | None:
-    """Take saves of this step and later ones out of use; the newest of those that stay."""
+    """Take checkpoints of this step and later ones out of use; the newest of those that stay."""
     for path in committed(folder):
         try:
             if describe(path).step < step:
@@ -190,15 +190,15 @@ def put_aside_from(folder: Path, step: int) -> Path | None:
     return None
 
 
-def best(folder: Path, metric: str) -> Save | None:
-    """The sound save with the best metric, the earliest of equals."""
-    saves = []
+def best(folder: Path, metric: str) -> CheckpointInfo | None:
+    """The sound checkpoint with the best metric, the earliest of equals."""
+    checkpoints = []
     for path in committed(folder):
         try:
-            save = describe(path)
+            checkpoint = describe(path)
         except CorruptCheckpoint:
             continue
-        if math.isfinite(save.metrics.get(metric, math.nan)):
-            saves.append(save)
+        if math.isfinite(checkpoint.metrics.get(metric, math.nan)):
+            checkpoints.append(checkpoint)
     sign = -1 if metric == "loss" else 1
-    return max(saves, key=lambda save: (sign * save.metrics[metric], -save.step), default=None)
+    return max(checkpoints, key=lambda checkpoint: (sign * checkpoint.metrics[metric], -checkpoint.step), default=None)

@@ -1,6 +1,6 @@
-"""Reading one save: files are compared with their checksums, then what they hold is checked.
+"""Reading one checkpoint: files are compared with their checksums, then what they hold is checked.
 
-Whoever made a save may have made its checksums too, so that neither a file's kind nor a value in it is trusted.
+Whoever made a checkpoint may have made its checksums too, so that neither a file's kind nor a value in it is trusted.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ _MOST_MANIFEST, _MOST_STATE = 1 << 16, 1 << 26
 
 
 class CorruptCheckpoint(UserError):
-    """A save that does not match its own checksums."""
+    """A checkpoint that does not match its own checksums."""
 
 
 @dataclass(frozen=True)
-class Save:
-    """A committed save whose description has been verified; tensors are verified when they are read."""
+class CheckpointInfo:
+    """A committed checkpoint whose description has been verified; tensors are verified when they are read."""
 
     folder: Path
     step: int
@@ -39,8 +39,8 @@ class Save:
     """What was trained, as a tree; checked when it is used."""
 
 
-def read(folder: Path) -> tuple[Save, dict[str, Any]]:
-    """Read and verify one save; CorruptCheckpoint names the file, and what is wrong with it."""
+def read(folder: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
+    """Read and verify one checkpoint; CorruptCheckpoint names the file, and what is wrong with it."""
     manifest = manifest_of(folder)
     for name in manifest:
         _verify(folder / name, manifest)
@@ -56,14 +56,14 @@ def read(folder: Path) -> tuple[Save, dict[str, Any]]:
             parts[name] = unflatten(state["parts"][name], tensors)
     with _named(folder / STATE):
         schema.check_tensors(parts)
-    return Save(folder, state["step"], state["metrics"], progress["recipe"]), parts
+    return CheckpointInfo(folder, state["step"], state["metrics"], progress["recipe"]), parts
 
 
-def describe(folder: Path) -> Save:
-    """Step, metrics and recipe of a save, without reading its tensors."""
+def describe(folder: Path) -> CheckpointInfo:
+    """Step, metrics and recipe of a checkpoint, without reading its tensors."""
     _verify(folder / STATE, manifest_of(folder))
     state, progress = _read_state(folder)
-    return Save(folder, state["step"], state["metrics"], progress["recipe"])
+    return CheckpointInfo(folder, state["step"], state["metrics"], progress["recipe"])
 
 
 def _verify(path: Path, manifest: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
         if read_regular(folder / COMMIT, len(digest(path)), folder) != digest(path).encode():
             raise CorruptCheckpoint(f"{path} does not match its commit marker")
     except FileNotFoundError as error:
-        raise CorruptCheckpoint(f"{folder} is not a complete save: {Path(error.filename).name} is missing") from None
+        raise CorruptCheckpoint(f"{folder} is not complete: {Path(error.filename).name} is missing") from None
     except OSError as error:
         raise CorruptCheckpoint(f"{folder} cannot be read ({error})") from None
     with _named(path):

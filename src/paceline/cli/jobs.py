@@ -197,7 +197,7 @@ def attach(arguments: list[str]) -> int:
 
 def resume(arguments: list[str]) -> int:
     """Start a job again that ended before its time."""
-    parser = _job_parser("resume", "Start a job again that failed or was stopped, from its last save, and follow it.")
+    parser = _job_parser("resume", "Resume a failed or stopped job from its last checkpoint, and follow it.")
     options = parser.parse_args(arguments)
     from paceline.launch import states
     from paceline.launch.job import load

@@ -134,7 +134,7 @@ def _print_times(options: argparse.Namespace, recipe: "Recipe", timeline: "Timel
     print(
         f"assumed: {speed:,.0f} images/s a rank at every size ({origin}); {parameters / 1e6:.1f} M parameters "
         f"sent between nodes as {recipe.grad_sync.dtype} at {options.bandwidth:g} Gbit/s, {options.overlap:.0%} "
-        "of it behind computing; no time for evaluation, saves or slow starts"
+        "of it behind computing; no time for evaluation, checkpoints or slow starts"
     )
 
 

@@ -182,8 +182,8 @@ def export(arguments: list[str]) -> int:
     from paceline.checkpoint.store import export_weights
     from paceline.engine.saved import find_checkpoint
 
-    save = find_checkpoint(options.source, "last" if options.last else "best")
-    say(export_weights(save, options.to, options.raw))
+    checkpoint = find_checkpoint(options.source, "last" if options.last else "best")
+    say(export_weights(checkpoint, options.to, options.raw))
     return 0
 
 

@@ -178,9 +178,9 @@ class Checkpoint:
     every: Interval = "1ep"
     """How often to save; the end of training always counts."""
     keep: Count = 2
-    """Newest saves to keep; the best one stays as well."""
+    """Newest checkpoints to keep; the best one stays as well."""
     best: Literal["top1", "loss"] = "top1"
-    """What makes a save the best."""
+    """What makes a checkpoint the best."""
 
 
 @dataclass(frozen=True)

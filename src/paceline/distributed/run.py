@@ -121,7 +121,9 @@ def first_failure(failures: dict[int, ProcessFailure]) -> str:
     rank = min(failures, key=cause_first)
     failure = failures[rank]
     if failure.exitcode in _KILLED:
-        return f"rank {rank} was killed (out of memory?); start the same command again to go on from the last save"
+        return (
+            f"rank {rank} was killed (out of memory?); start the same command again to resume from the last checkpoint"
+        )
     if failure.exitcode < 0:
         return f"rank {rank} died of {failure.signal_name()}"
     message = failure.error_file_data.get("message")

@@ -90,7 +90,7 @@ class World:
                 raise
             raise UserError(
                 f"rank {self.rank} {LOST_RANK} ({str(error).splitlines()[0][:120]}); look for the first failure "
-                "there, then start the same command again to go on from the last save"
+                "there, then start the same command again to go on from the last checkpoint"
             ) from None
         finally:
             _KEPT.append(dist.group.WORLD)

@@ -211,13 +211,13 @@ def build_model(recipe: Recipe, source: Source, num_classes: int, timeline: Time
 
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) -> None:
-    """Take over the weights of a save, which may be a stranger's, after all of them have been checked."""
+    """Take over the weights of a checkpoint, which may be a stranger's, after all of them have been checked."""
     own = model.state_dict()
     wrong = sorted(own.keys() ^ weights.keys())
     wrong += [name for name in weights if name in own and _kind(own[name]) != _kind(weights[name])]
     if wrong:
         raise UserError(
-            f"{origin} is a save of another model: {len(wrong)} tensors differ ({', '.join(wrong[:3])} ...); "
+            f"{origin} is a checkpoint of another model: {len(wrong)} tensors differ ({', '.join(wrong[:3])} ...); "
             "use the recipe it was trained with"
         )
     parameters = {name for name, _ in model.named_parameters()}

@@ -3,12 +3,12 @@
 from typing import Any
 
 from paceline.checkpoint import store
-from paceline.checkpoint.verified import CorruptCheckpoint, Save, describe, read
+from paceline.checkpoint.verified import CheckpointInfo, CorruptCheckpoint, describe, read
 from paceline.system.logs import log
 from paceline.track.records import RunFolder
 
 
-def newest_covered(folder: RunFolder) -> tuple[Save, dict[str, Any]] | None:
+def newest_covered(folder: RunFolder) -> tuple[CheckpointInfo, dict[str, Any]] | None:
     """The newest sound checkpoint that the records reach; without one, the newest, and what is missing is said.
 
     Records reach every checkpoint, unless the disk or the user has lost some of them.

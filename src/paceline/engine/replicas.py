@@ -1,7 +1,7 @@
 """A copy of the run folder on every machine that does not see the leader's, so that training survives the loss of any.
 
-Copies are made when a save is complete, and when ranks have met anew: whichever machine has the newest save gives it to
-the others. Machines that share a file system see one folder, and nothing is sent.
+Copies are made when a checkpoint is complete and after every rendezvous: the node with the newest checkpoint sends it to
+the others. Nodes that share a file system see one folder, and nothing is sent.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from paceline.track.records import RunFolder
 
 _CHUNK = 16 << 20
 _REWRITTEN = (".json", ".yaml")  # other files only grow
-_OF_A_MACHINE = ("telemetry/", "log.txt", ".", "checkpoints/")  # the last are sent save by save
+_OF_A_MACHINE = ("telemetry/", "log.txt", ".", "checkpoints/")  # the last are sent checkpoint by checkpoint
 
 
 class Mirror:
@@ -49,7 +49,7 @@ class Mirror:
         return lacking
 
     def bring_newest(self) -> None:
-        """Before a run is opened: the machine with the newest save gives it to the leader and to all others."""
+        """Before a run is opened: the machine with the newest checkpoint gives it to the leader and to all others."""
         if not self.needed:
             return
         own = newest_step(self._folder.checkpoints) if self._world.local_rank == 0 else -1
@@ -61,9 +61,9 @@ class Mirror:
             self._newest = steps[src]
 
     def follow(self, newest: int, settle: Callable[[], object]) -> None:
-        """After the leader has completed a save of step `newest`, which all ranks know by now.
+        """After the leader has completed a checkpoint of step `newest`, which all ranks know by now.
 
-        `settle` waits for a save that is being written: when it is complete, older ones are deleted.
+        `settle` waits for a checkpoint that is being written: when it is complete, older ones are deleted.
         """
         if self.needed and newest > self._newest:
             settle()
@@ -80,12 +80,12 @@ class Mirror:
         world, checkpoints = self._world, self._folder.checkpoints
         writes = writes and world.rank != src
         self._settle()
-        saves = {path.name for path in store.committed(checkpoints)}
-        there = [set(own) for own in world.all_gather_object(sorted(saves) if writes else None) if own is not None]
+        names = {path.name for path in store.committed(checkpoints)}
+        there = [set(own) for own in world.all_gather_object(sorted(names) if writes else None) if own is not None]
         to_send = list(self._to_send(set.intersection(*there))) if world.rank == src else []
         files: list[tuple[str, int, int]]
         kept: list[str]
-        files, kept = world.from_rank((to_send, sorted(saves)), src)
+        files, kept = world.from_rank((to_send, sorted(names)), src)
         written = []
         for name, begin, end in files:
             try:
@@ -93,13 +93,13 @@ class Mirror:
             except OSError as error:
                 raise UserError(self._refused(name, error)) from None
         if writes:
-            old = [checkpoints / name for name in saves - set(kept)]
-            names = [name for name, _, _ in files]
-            self._thread = BackgroundThread(self._commit, "mirror", (names, written, old))
+            old = [checkpoints / name for name in names - set(kept)]
+            sent = [name for name, _, _ in files]
+            self._thread = BackgroundThread(self._commit, "replicas", (sent, written, old))
             self._thread.start()
 
     def _to_send(self, known: set[str]) -> Iterator[tuple[str, int, int]]:
-        """Names and stretches of what the others lack; a save's marker, without which it does not count, last."""
+        """Names and stretches of what the others lack; a checkpoint's marker, without which it does not count, last."""
         root = self._folder.path
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root).as_posix()
@@ -110,9 +110,9 @@ class Mirror:
                 if size != sent:
                     yield name, sent, size
                 self._sent[name] = size
-        for save in store.committed(self._folder.checkpoints):
-            if save.name not in known:
-                for path in store.files_of(save):
+        for checkpoint in store.committed(self._folder.checkpoints):
+            if checkpoint.name not in known:
+                for path in store.files_of(checkpoint):
                     yield path.relative_to(root).as_posix(), 0, path.stat().st_size
 
     def _copy_file(self, src: int, path: Path, begin: int, end: int, writes: bool) -> Path:
@@ -139,7 +139,7 @@ class Mirror:
         return partial
 
     def _commit(self, names: Sequence[str], written: Sequence[Path], old: Sequence[Path]) -> None:
-        """In the background: bring copies to disk, in order, before they get their names; then old saves go."""
+        """In the background: bring copies to disk, in order, before they get their names; then old checkpoints go."""
         name = ""
         try:
             for name, partial in zip(names, written, strict=True):
@@ -171,6 +171,6 @@ class Mirror:
 
 
 def newest_step(checkpoints: Path) -> int:
-    """Of the saves that are complete; -1 without any."""
+    """Of the checkpoints that are complete; -1 without any."""
     newest = next(store.committed(checkpoints), None)
     return store.step_of(newest) if newest else -1

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint import store
-from paceline.checkpoint.verified import CorruptCheckpoint, Save, describe
+from paceline.checkpoint.verified import CheckpointInfo, CorruptCheckpoint, describe
 from paceline.config.io import fingerprint, leaves, load_recipe, recipe_from_tree, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
 from paceline.errors import ConfigError, UserError
@@ -53,7 +53,7 @@ def experiment(tree: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in tree.items() if key != "about"} | {"data": data}
 
 
-def check_recipe_file(folder: RunFolder, saved: Save | None, asked: Sequence[str]) -> None:
+def check_recipe_file(folder: RunFolder, saved: CheckpointInfo | None, asked: Sequence[str]) -> None:
     """Refuse a recipe.yaml that differs from the checkpoint unasked: a flipped bit makes another learning rate."""
     if folder.recipe_is_lost or folder.recipe_is_as_written:
         return  # the checkpoint's copy is used; or options of an earlier resume, killed before its first checkpoint
@@ -81,11 +81,11 @@ def _covers(option: str, key: str) -> bool:
     return option == key or key.startswith(f"{option}.") or option.startswith(f"{key}.")
 
 
-def _tree_of(saved: Save) -> dict[str, Any]:
+def _tree_of(saved: CheckpointInfo) -> dict[str, Any]:
     return to_tree(recipe_from_tree(saved.recipe, f"{saved.folder}: recipe"))
 
 
-def check_same_experiment(folder: RunFolder, recipe: Recipe, saved: Save) -> None:
+def check_same_experiment(folder: RunFolder, recipe: Recipe, saved: CheckpointInfo) -> None:
     """Overrides of a resumed run must not change what its position in the data means."""
     old, new = experiment(_tree_of(saved)), experiment(to_tree(recipe))
     changed = [key for key in ("seed", "data", "model", "phases", "ramp") if old[key] != new[key]]

@@ -45,7 +45,7 @@ class Run:
     disk: DiskWarning = field(default_factory=DiskWarning)
     window: Window = field(default_factory=Window)
     off_track: str = ""
-    """Why the run should end after its next save."""
+    """Why the run should end after its next checkpoint."""
     _evaluation: dict[str, Any] = field(default_factory=dict)
     _doubted: set[str] = field(default_factory=set)
     _scale: float = 0.0
@@ -99,7 +99,7 @@ class Run:
         self.mirror.follow(int(ranks[0, -1]), self.writer.wait)
 
     def _not_finite(self, what: str, weights_of: int) -> None:
-        """End the run; the weights after step `weights_of` are no good, so neither is a save of that step."""
+        """End the run; the weights after step `weights_of` are no good, so neither is a checkpoint of that step."""
         self.writer.wait()
         good = self._world.on_rank_zero(lambda: str(store.put_aside_from(self.folder.checkpoints, weights_of) or ""))
         where = f"the last good checkpoint is {good}" if good else "no checkpoint was saved before it"
@@ -166,13 +166,13 @@ class Run:
         )
 
     def save(self, step: int, setup: Setup) -> None:
-        """Start a save; only the copy into host memory holds training up."""
+        """Start a checkpoint; only the copy into host memory holds training up."""
         begin = time.perf_counter()
         measured = self._evaluation if self._evaluation.get("step") == step else {}
         metrics: dict[str, float] = {name: measured[name] for name in ("top1", "top5", "loss") if name in measured}
         state = setup.state(step) if setup.replica.gathers else None  # all ranks take part
         parts = self.writer.snapshot(lambda: state or setup.state(step))
-        self.sink.write({"kind": "save", **self._place(step), "seconds": time.perf_counter() - begin})
+        self.sink.write({"kind": "checkpoint", **self._place(step), "seconds": time.perf_counter() - begin})
         self.writer.start(step, parts, metrics, partial(self._bring_records_to_disk, step))
         self.window.restart()
 
@@ -218,7 +218,7 @@ class Run:
         return summary
 
     def _settle(self, step: int) -> None:
-        """Wait for the last save; a run whose end could not be saved has failed."""
+        """Wait for the last checkpoint; a run whose end could not be saved has failed."""
         self.writer.wait()
         error = self._world.broadcast_object(str(self.writer.error or ""))
         if error:

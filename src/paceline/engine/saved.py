@@ -1,4 +1,4 @@
-"""What a finished or a running run left: find a save, and evaluate it."""
+"""What a finished or a running run left: find a checkpoint, and evaluate it."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ from paceline.track.records import RunFolder
 
 
 def find_checkpoint(path: Path, which: str) -> Path:
-    """The save a path means: itself, or a run's best or last one."""
+    """The checkpoint a path means: itself, or a run's best or last one."""
     if (path / "COMMIT").exists():
         return path
     folder = RunFolder(path)
@@ -38,7 +38,7 @@ def find_checkpoint(path: Path, which: str) -> Path:
         raise UserError(f"{path} is neither a run folder (with recipe.yaml) nor a checkpoint (with COMMIT)")
     newest = next(store.committed(folder.checkpoints), None)
     if newest is None:
-        raise UserError(f"{path} has no complete checkpoint; let it train to its first save")
+        raise UserError(f"{path} has no complete checkpoint; let it train to its first checkpoint")
     if which == "last":
         return newest
     # by the checkpoint's own copy: recipe.yaml is not covered by a checksum
@@ -47,14 +47,14 @@ def find_checkpoint(path: Path, which: str) -> Path:
 
 
 def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str, dict[str, float]]:
-    """Evaluate a save with its own recipe, some fields overridden; what it was, and (on the leader) its metrics."""
+    """Evaluate a checkpoint with its own recipe, some fields overridden; a label, and on rank 0 the metrics."""
     # only the leader need see the folder, so a device other than the default has to come from the command line
     world = World.from_env("".join(dict(split_overrides(overrides)).get("device", [])) or "auto")
     with world.connected():
         logs.set_up(world.rank, world.size)
-        # the run may be going on, and replace its saves: the leader's choice counts
-        save, parts = read_on_rank_zero(world, lambda: read(find_checkpoint(path, which)))
-        folder = save.folder
+        # the run may be going on, and replace its checkpoints: the leader's choice counts
+        checkpoint, parts = read_on_rank_zero(world, lambda: read(find_checkpoint(path, which)))
+        folder = checkpoint.folder
         recipe = kinds.resolve(_saved_recipe(parts, str(folder), overrides))
         source = open_source(recipe, only_evaluate=True)
         if (channels := len(parts["progress"]["preprocessing"]["mean"])) != source.channels:
@@ -62,7 +62,7 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
                 f"{folder} was trained on images of {channels} channels, {source.name} has {source.channels}; "
                 "evaluate it on data of the same kind"
             )
-        # the save brings all the weights: nothing is to be fetched
+        # the checkpoint brings all the weights: nothing is to be fetched
         plain = dataclasses.replace(recipe, model=factory.untrained(recipe.model))
         timeline = Timeline.of(recipe, source.num_train)
         classes = [Class(*own) for own in parts["progress"]["classes"]]
@@ -85,7 +85,7 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
     lost = batches.num_samples - metrics["samples"]
     some = f", {lost:g} images left out" if lost else ""
     some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
-    label = f"{folder} (step {save.step}), {source.place or source.name}{some}, views {recipe.evaluate.tta}"
+    label = f"{folder} (step {checkpoint.step}), {source.place or source.name}{some}, views {recipe.evaluate.tta}"
     return label, metrics if world.is_rank_zero else {}
 
 
@@ -100,7 +100,7 @@ def _relabeled(batches: Iterable[Batch], numbers: list[int]) -> Iterator[Batch]:
 
 
 def _saved_recipe(parts: dict[str, Any], origin: str, overrides: Sequence[str]) -> Recipe:
-    """The recipe of a save; images are normalised as in training, whatever data they come from."""
+    """The recipe of a checkpoint; images are normalised as in training, whatever data they come from."""
     tree, seen = parts["progress"]["recipe"], parts["progress"]["preprocessing"]
     # augmentation has no bearing here, and may not suit other data
     tree["data"] = tree["data"] | {"mean": seen["mean"], "std": seen["std"], "augment": {}}

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
 from paceline.checkpoint.shared import read_on_rank_zero
-from paceline.checkpoint.verified import Save
+from paceline.checkpoint.verified import CheckpointInfo
 from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.config.batch import memory_key, strategy
 from paceline.config.io import dump_recipe, fingerprint, leaves, to_tree
@@ -112,7 +112,7 @@ def train_recipe(
 
 def _last_of_this_experiment(
     folder: RunFolder, recipe: Recipe, asked: Sequence[str] | None
-) -> tuple[Save, dict[str, Any]] | None:
+) -> tuple[CheckpointInfo, dict[str, Any]] | None:
     """The checkpoint to resume from, whose recipe must be this one but for what may change."""
     saved = newest_covered(folder)
     kept = saved[0] if saved else None
@@ -200,12 +200,14 @@ def _remove_if_unused(folder: RunFolder) -> None:
         shutil.rmtree(folder.path)
 
 
-def _open_run(folder: RunFolder, setup: Setup, saved: tuple[Save, dict[str, Any]] | None, mirror: Mirror) -> Run:
+def _open_run(
+    folder: RunFolder, setup: Setup, saved: tuple[CheckpointInfo, dict[str, Any]] | None, mirror: Mirror
+) -> Run:
     world, recipe = setup.world, setup.recipe
     first_step = 0
     if saved:
-        save, parts = saved
-        first_step = setup.load(parts, str(save.folder))
+        checkpoint, parts = saved
+        first_step = setup.load(parts, str(checkpoint.folder))
     if first_step > setup.total_steps or (first_step == setup.total_steps and folder.finished):
         raise UserError(f"{folder.path} is finished at step {first_step}; to train longer, raise --train.duration")
     if saved:
@@ -241,7 +243,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: tuple[Save, dict[str, Any]
 
 
 def _best_value(folder: RunFolder, metric: str) -> float | None:
-    """Of the best save; larger is better."""
+    """Of the best checkpoint; larger is better."""
     best = store.best(folder.checkpoints, metric)
     return (-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None
 

@@ -29,7 +29,7 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
     seconds = split_seconds(trained)
     train_seconds = sum(seconds.values())
     seconds["evaluate"] = sum(record["seconds"] for record in evaluated)
-    seconds["checkpoint"] = sum(record["seconds"] for record in records if record["kind"] == "save")
+    seconds["checkpoint"] = sum(record["seconds"] for record in records if record["kind"] == "checkpoint")
     images = sum(record["images"] for record in trained)
     metric = setup.recipe.checkpoint.best
     choose = min if metric == "loss" else max

@@ -48,14 +48,14 @@ def start_again(job: Job, name: str) -> Job | None:
 
 
 def _move_rendezvous(job: Job) -> Job | None:
-    """All machines that can be reached stop, and go on from the last save, meeting at another one."""
+    """All machines that can be reached stop, and go on from the last checkpoint, meeting at another one."""
     reached = [own for own in look(job) if not own.state.startswith("unreachable")]
     others = [own.host.name for own in reached if own.host.name != job.rendezvous_host]
     if is_stopped(job) or not reached:
         return None
     job = with_rendezvous(job, others[0] if others else job.rendezvous_host)
     job = replace(job, join_timeout=_SOON if len(reached) < len(job.hosts) else job.join_timeout)
-    say(f"the meeting place was lost: going on from the last save, meeting at {job.rendezvous}")
+    say(f"the meeting place was lost: going on from the last checkpoint, meeting at {job.rendezvous}")
     for line in sessions.stop([own.host for own in reached], grace=60):
         say(f"left over: {line}")
     jobs.save(job)

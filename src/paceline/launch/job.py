@@ -81,7 +81,7 @@ class Backend(Protocol):
         """Start it; the job with what was found out on the way."""
 
     def resume(self, job: Job) -> Job:
-        """Start one again that ended before its time, from its last save."""
+        """Start one again that ended before its time, from its last checkpoint."""
 
     def follow(self, job: Job, *, until: Callable[[], bool] = ..., bring_back: bool = ...) -> int:
         """Show what it prints until it is over, and bring lost machines back; its exit status."""

@@ -69,7 +69,7 @@ class Run:
     def seconds(self) -> dict[str, float]:
         """Where the time went, mean over ranks; parts that were not measured are missing."""
         found = split_seconds(self.trained)
-        for kind, part in (("eval", "evaluate"), ("save", "checkpoint")):
+        for kind, part in (("eval", "evaluate"), ("checkpoint", "checkpoint")):
             times = [record["seconds"] for record in self.records if record["kind"] == kind and "seconds" in record]
             if times:
                 found[part] = sum(times)

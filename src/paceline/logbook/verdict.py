@@ -149,11 +149,11 @@ def _evaluation(run: Run) -> Iterator[Finding]:
 
 def _saves(run: Run) -> Iterator[Finding]:
     share = run.seconds.get("checkpoint", 0.0) / (run.total_seconds or 1.0)
-    saves = sum(record["kind"] == "save" for record in run.records)
-    if share >= 0.1 and saves > 1:
-        each = run.seconds["checkpoint"] / saves
+    checkpoints = sum(record["kind"] == "checkpoint" for record in run.records)
+    if share >= 0.1 and checkpoints > 1:
+        each = run.seconds["checkpoint"] / checkpoints
         every = run.recipe.get("checkpoint", {}).get("every", "")
-        text = f"saves held training up for {share:.0%} of the run: {saves} of {_short(each)}"
+        text = f"checkpoints held training up for {share:.0%} of the run: {checkpoints} of {_short(each)}"
         yield Finding(
             "checkpoints",
             share,

@@ -58,7 +58,7 @@ class AirbenchNet(nn.Module):
 
     `depths` are the convolutions of each block, two by default; with `residual` the first one's result is added to the
     last one's. Without `train_whiten_bias` nothing before the first
-    block needs a gradient, which saves the backward pass through the largest maps.
+    block needs a gradient, which checkpoints the backward pass through the largest maps.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
 def load_state(optimizer: optim.Optimizer, state: dict[str, Any], step: int, origin: str) -> None:
     """Take over the state that was saved after `step` steps, with each tensor laid out in memory as its parameter is.
 
-    Saves hold plain tensors. Fused optimizers walk through parameter and momentum side by side, so a momentum in
+    Checkpoints hold plain tensors. Fused optimizers walk through parameter and momentum side by side, so a momentum in
     another order than a channels_last filter would be applied to the wrong weights, and one of another shape would be
     written beyond its end: nothing is taken over before all of it has been checked.
     """

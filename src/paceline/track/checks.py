@@ -53,7 +53,7 @@ class _Eval(_Place, total=False):
     seconds: Required[NotNegative]
 
 
-class _Save(_Place, total=False):
+class _Checkpoint(_Place, total=False):
     seconds: Required[NotNegative]
 
 
@@ -148,7 +148,7 @@ class Imported(TypedDict, total=False):
     lr: Finite
 
 
-_RECORDS: dict[str, type] = {"train": _Train, "eval": _Eval, "save": _Save, "resume": _Place}
+_RECORDS: dict[str, type] = {"train": _Train, "eval": _Eval, "checkpoint": _Checkpoint, "resume": _Place}
 _CHECKS: dict[type, TypeAdapter[Any]] = {
     kind: TypeAdapter(kind) for kind in (*_RECORDS.values(), Start, Summary, Recipe, Sample, Imported)
 }

@@ -2,10 +2,10 @@
 
 recipe.yaml        the resolved recipe
 environment.json   one entry per start: versions, code, hardware, hosts, data
-metrics.jsonl      one record a line (kinds: train, eval, save, resume)
+metrics.jsonl      one record a line (kinds: train, eval, checkpoint, resume)
 telemetry/         use of each host, one file a host
 log.txt            what the terminal showed
-checkpoints/       saves
+checkpoints/       checkpoints
 tensorboard/       event files
 summary.json       status and results; rewritten as the run goes on
 """
@@ -147,7 +147,7 @@ class RunFolder:
         return max(steps, default=0)
 
     def records(self, per_rank: int = 0) -> list[dict[str, Any]]:
-        """Records that count: what a killed run wrote beyond the save it was resumed from is left out.
+        """Records that count: what a killed run wrote beyond the checkpoint it was resumed from is left out.
 
         Lines that were cut off or corrupt are left out as well, and counted. With `per_rank`, only about that many of
         the records keep their figures of single ranks, evenly spread: those of a long run on many ranks take long to
