@@ -13,7 +13,7 @@ from attack.stubbed import Stubs, canaries, stubs
 from paceline.distributed import preemption
 from paceline.errors import UserError
 from paceline.launch import control, doctor, sessions
-from paceline.launch.facts import facts
+from paceline.launch.host_facts import facts
 from paceline.launch.hosts import Host, HostError, free_port
 from paceline.launch.job import Job
 from paceline.system import remote

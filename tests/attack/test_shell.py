@@ -31,7 +31,7 @@ from attack.stubbed import (
     stubs,
 )
 from paceline.config import io as config_io
-from paceline.launch import control, ec2, nodes, rent, ssh
+from paceline.launch import control, ec2, ec2_provision, nodes, ssh
 from paceline.launch.job import Job
 from paceline.launch.nodes import HERE, Step
 
@@ -143,7 +143,7 @@ def test_rented_machines(
         job = launched[-1]
         rented, *steps = ec2.plan(job)
         assert all(line.startswith("# ") for line in str(rented).split("\n"))
-        request = rent._request(replace(job, extra=job.extra | {"where": where}), 0)
+        request = ec2_provision._request(replace(job, extra=job.extra | {"where": where}), 0)
         assert "touch CANARY" not in request["UserData"]
         subprocess.run(["sh", "-n"], input=request["UserData"], text=True, check=True)
         return _carry_out(steps, programs, tmp_path)

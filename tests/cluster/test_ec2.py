@@ -20,8 +20,8 @@ from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
 from paceline.errors import UserError
-from paceline.launch import control, disks, nodes, rent
-from paceline.launch.cloud import Cloud, tag
+from paceline.launch import control, disks, nodes
+from paceline.launch.ec2_client import Cloud, tag
 from paceline.logbook.read import read
 from paceline.track.records import RunFolder
 
@@ -271,8 +271,8 @@ def test_what_aws_says_comes_with_a_cure(cluster: Cluster, aws, tmp_path: Path, 
     ):
         refusal = botocore.exceptions.ClientError({"Error": {"Code": code, "Message": "no"}}, "RunInstances")
 
-        def refused(self, wish: dict[str, Any], refusal: Exception = refusal) -> Any:
-            from paceline.launch.cloud import translate_aws_errors
+        def refused(self, spec: dict[str, Any], refusal: Exception = refusal) -> Any:
+            from paceline.launch.ec2_client import translate_aws_errors
 
             with translate_aws_errors("renting"):
                 raise refusal

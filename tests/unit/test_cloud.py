@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paceline.errors import UserError
-from paceline.launch.cloud import Cloud
+from paceline.launch.ec2_client import Cloud
 
 boto3 = pytest.importorskip("boto3", reason="needs boto3: pip install 'paceline[dev]'")
 

@@ -197,12 +197,12 @@ def test_intervals_in_steps_and_seconds() -> None:
     seconds = Interval("3s", timeline)
     start = seconds._last
     pending, due = 0, []
-    for second in range(12):  # one step a second; a wish is granted one step later, as between ranks
+    for second in range(12):  # one step a second; a spec is granted one step later, as between ranks
         now = start + second
-        wish = seconds.wish(now)
+        spec = seconds.spec(now)
         if seconds.due(second, pending, now):
             due.append(second)
-        pending = wish
+        pending = spec
     assert due == [4, 8]
 
 

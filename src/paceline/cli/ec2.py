@@ -64,7 +64,7 @@ def add_ec2_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--keep", action="store_true", help="do not end them; they cost money until you do")
 
 
-def ec2_wish(options: argparse.Namespace) -> dict[str, Any]:
+def ec2_spec(options: argparse.Namespace) -> dict[str, Any]:
     from paceline.launch.values import user_name
 
     if not options.instance_type:
@@ -89,8 +89,8 @@ def ec2_wish(options: argparse.Namespace) -> dict[str, Any]:
         raise UserError(f"--efs {options.efs!r}: write fs-ID or fs-ID:/DIR")
     if options.user_data:
         _check_script(options.user_data)
-    wish = {name: getattr(options, name) for name in _PLAIN}
-    return wish | {
+    spec = {name: getattr(options, name) for name in _PLAIN}
+    return spec | {
         "addresses": addresses,
         "snapshot": options.from_snapshot,
         "public_key": str(key) if key else "",
@@ -129,13 +129,13 @@ def ec2(arguments: list[str]) -> int:
     words = arguments[2:] if arguments[:1] == ["ssh"] else []  # what runs there has options of its own
     options = parser.parse_args(arguments[:2] if words else arguments)
     options.words += words
-    from paceline.launch.cloud import Cloud
+    from paceline.launch.ec2_client import Cloud
 
     return _WHAT[options.what](Cloud(options.region), options)
 
 
 def _ls(cloud: Any, options: argparse.Namespace) -> int:
-    from paceline.launch.rent import listing
+    from paceline.launch.ec2_provision import listing
 
     lines = listing(cloud)
     for line in lines:
@@ -149,7 +149,7 @@ def _ls(cloud: Any, options: argparse.Namespace) -> int:
 
 
 def _ssh(cloud: Any, options: argparse.Namespace) -> int:
-    from paceline.launch.cloud import JOB, tag
+    from paceline.launch.ec2_client import JOB, tag
     from paceline.launch.job import load
     from paceline.launch.values import user_name
 
@@ -170,7 +170,7 @@ def _ssh(cloud: Any, options: argparse.Namespace) -> int:
 
 def _machine(cloud: Any, wanted: str) -> Any:
     """By its name or id."""
-    from paceline.launch.cloud import tag
+    from paceline.launch.ec2_client import tag
 
     found = [own for own in cloud.machines() if wanted and wanted in (tag(own, "Name"), own["InstanceId"])]
     if not found:
@@ -180,7 +180,7 @@ def _machine(cloud: Any, wanted: str) -> Any:
 
 def _job_of(cloud: Any, wanted: str) -> str:
     """A job that something is tagged with, by its name or the beginning of it."""
-    from paceline.launch.cloud import JOB, tag
+    from paceline.launch.ec2_client import JOB, tag
 
     known = sorted({tag(own, JOB) for own in (*cloud.machines(), *cloud.volumes(job="*"))} - {""})
     found = [job for job in known if job == wanted] or [job for job in known if wanted and job.startswith(wanted)]
@@ -208,7 +208,7 @@ def _terminate(cloud: Any, options: argparse.Namespace) -> int:
 
 
 def _volumes(cloud: Any, options: argparse.Namespace) -> int:
-    from paceline.launch.cloud import tag
+    from paceline.launch.ec2_client import tag
 
     for volume in cloud.volumes():
         place = f"{volume['AvailabilityZone']}  {volume['State']}"
@@ -219,7 +219,7 @@ def _volumes(cloud: Any, options: argparse.Namespace) -> int:
 
 
 def _snapshot(cloud: Any, options: argparse.Namespace) -> int:
-    from paceline.launch.cloud import tagged, translate_aws_errors
+    from paceline.launch.ec2_client import tagged, translate_aws_errors
 
     wanted = _needed(options)
     named = cloud.volumes(wanted)
@@ -244,7 +244,7 @@ def _replicate(cloud: Any, options: argparse.Namespace) -> int:
 
 
 def _image(cloud: Any, options: argparse.Namespace) -> int:
-    from paceline.launch.cloud import tagged, translate_aws_errors
+    from paceline.launch.ec2_client import tagged, translate_aws_errors
 
     machine = _machine(cloud, _needed(options))["InstanceId"]
     if not options.name:

@@ -61,7 +61,7 @@ def facts(arguments: list[str]) -> int:
     parser.add_argument("--data", default="")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
-    from paceline.launch.facts import facts as told
+    from paceline.launch.host_facts import facts as told
 
     print(json.dumps(told(options.data)))
     return 0
@@ -74,7 +74,7 @@ def probe(arguments: list[str]) -> int:
     parser.add_argument("--call", default="")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
-    from paceline.launch.facts import call, serve
+    from paceline.launch.host_facts import call, serve
 
     if options.serve:
         serve()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.ec2 import add_ec2_options, ec2_wish
+from paceline.cli.ec2 import add_ec2_options, ec2_spec
 from paceline.cli.hosts import hosts_from
 from paceline.cli.jobs import backend_of, follow_to_the_end
 from paceline.cli.options import check_words, count, make_parser, plain_name, positive, results_place, split_source
@@ -196,7 +196,7 @@ def _job(backend: str, source: str, options: argparse.Namespace, overrides: list
     if backend == "slurm":
         extra["slurm"] = _slurm(options)
     if backend == "ec2":
-        extra["ec2"] = ec2_wish(options)
+        extra["ec2"] = ec2_spec(options)
     if options.min_nodes > len(hosts):
         raise UserError(f"--min-nodes {options.min_nodes}, but there are only {len(hosts)} machines")
     layouts(recipe, len(hosts) * options.procs_per_node)

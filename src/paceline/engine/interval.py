@@ -8,7 +8,7 @@ from paceline.config.timeline import Timeline
 
 
 class Interval:
-    """Every so many steps or epochs; or seconds, which a rank wishes for and all ranks then act on together."""
+    """Every so many steps or epochs; or seconds, which a rank asks for and all ranks then act on together."""
 
     def __init__(self, text: str, timeline: Timeline):
         amount = parse(text)
@@ -18,7 +18,7 @@ class Interval:
         self._last = time.monotonic()
         self._just_due = False
 
-    def wish(self, now: float) -> int:
+    def vote(self, now: float) -> int:
         """This rank's vote for the next step."""
         return int(bool(self._seconds) and now - self._last >= self._seconds)
 

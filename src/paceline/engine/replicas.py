@@ -1,7 +1,7 @@
 """A copy of the run folder on every machine that does not see the leader's, so that training survives the loss of any.
 
-Copies are made when a checkpoint is complete and after every rendezvous: the node with the newest checkpoint sends it to
-the others. Nodes that share a file system see one folder, and nothing is sent.
+Copies are made when a checkpoint is complete and after every rendezvous: the node with the newest one sends it to the
+others. Nodes that share a file system see one folder, and nothing is sent.
 """
 
 from collections.abc import Callable, Iterator, Sequence

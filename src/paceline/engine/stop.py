@@ -43,21 +43,21 @@ class Signals:
 
 
 class Agreement:
-    """What any rank wishes, known to all of them one step later, so that no rank waits for another's vote."""
+    """What any rank asks for, known to all of them one step later, so that no rank waits for another's vote."""
 
-    def __init__(self, world: World, num_wishes: int):
+    def __init__(self, world: World, num_votes: int):
         self._alone = world.size == 1
-        self._zeros = torch.zeros(num_wishes, dtype=torch.int64)
+        self._zeros = torch.zeros(num_votes, dtype=torch.int64)
         self._votes, self._pending = self._zeros, None
 
-    def exchange(self, wishes: list[int]) -> list[int]:
-        """Hand in this step's wishes (0: none); the largest of all ranks' wishes of the step before."""
+    def agree(self, votes: list[int]) -> list[int]:
+        """Hand in this step's votes (0: none); the largest of all ranks' votes of the step before."""
         if self._alone:
-            return wishes
+            return votes
         if self._pending is not None:
             self._pending.wait()
         agreed = self._votes.tolist()
-        self._votes = torch.tensor(wishes)
+        self._votes = torch.tensor(votes)
         self._pending = dist.all_reduce(self._votes, dist.ReduceOp.MAX, async_op=True)
         return agreed
 

@@ -43,7 +43,7 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
     """Train from where the run stands to the end of the recipe; the results."""
     recipe, total = setup.recipe, setup.total_steps
     log_every, evaluate_every, checkpoint_every = intervals(recipe, setup.timeline)
-    agreement = Agreement(setup.world, num_wishes=4)
+    agreement = Agreement(setup.world, num_votes=4)
     batches = setup.loader.steps(run.first_step)
     with Signals(setup.world) as signals, closing(agreement):
         for step in range(run.first_step, total):
@@ -60,8 +60,8 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
             run.display.step(done)
 
             now = time.monotonic()
-            wishes = [signals.received, log_every.wish(now), evaluate_every.wish(now), checkpoint_every.wish(now)]
-            stop, log_due, evaluate_due, checkpoint_due = agreement.exchange(wishes)
+            votes = [signals.received, log_every.vote(now), evaluate_every.vote(now), checkpoint_every.vote(now)]
+            stop, log_due, evaluate_due, checkpoint_due = agreement.agree(votes)
             last = done == total
             evaluating = evaluate_every.due(done, evaluate_due, now)
             saving = checkpoint_every.due(done, checkpoint_due, now)

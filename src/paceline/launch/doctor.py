@@ -12,7 +12,7 @@ from threading import Timer
 from typing import Any
 
 from paceline.distributed.channel import TOKEN, new_token
-from paceline.launch.facts import Facts, Link, Rate, believed
+from paceline.launch.host_facts import Facts, Link, Rate, believed
 from paceline.launch.hosts import Host, HostError, addresses, free_port, last_line, port_of
 from paceline.launch.values import quoted
 

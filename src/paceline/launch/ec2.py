@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from paceline.errors import NoRunFolder, UserError
-from paceline.launch import control, following, rent
+from paceline.launch import control, ec2_provision, following
 from paceline.launch import job as jobs
-from paceline.launch.cloud import Cloud
 from paceline.launch.control import say
+from paceline.launch.ec2_client import Cloud
 from paceline.launch.hosts import HostError
 from paceline.launch.job import Job
 from paceline.launch.sessions import Progress
@@ -17,26 +17,26 @@ from paceline.launch.sessions import Progress
 
 def plan(job: Job) -> list[object]:
     """What would be rented, and then done on each machine."""
-    wish, count = job.extra["ec2"], len(job.hosts)
-    limit = f" at most {wish['max_price']} $ an hour" if wish["max_price"] else ""
-    how = f"spot{limit}" if wish["spot"] else "on demand"
-    ssh_from = wish["ssh_from"] or "your address"
-    idle = f"ends them {wish['linger']} s after the job, and after {wish['idle']} s of idleness, also by themselves"
-    volume = f"{wish['attach_volume']}_0 ..." if wish["attach_volume"] else wish["snapshot"]
+    spec, count = job.extra["ec2"], len(job.hosts)
+    limit = f" at most {spec['max_price']} $ an hour" if spec["max_price"] else ""
+    how = f"spot{limit}" if spec["spot"] else "on demand"
+    ssh_from = spec["ssh_from"] or "your address"
+    idle = f"ends them {spec['linger']} s after the job, and after {spec['idle']} s of idleness, also by themselves"
+    volume = f"{spec['attach_volume']}_0 ..." if spec["attach_volume"] else spec["snapshot"]
     rented = "\n".join(
         [
-            f"# EC2, {wish['region'] or 'the default region'}, everything tagged paceline-job={job.id}",
-            f"# image: {wish['image_id'] or wish['image_name'] or 'the newest deep-learning image of AWS'}",
-            f"# key pair {job.id}: {wish['public_key'] or 'a new one, its private half in the job folder'}",
+            f"# EC2, {spec['region'] or 'the default region'}, everything tagged paceline-job={job.id}",
+            f"# image: {spec['image_id'] or spec['image_name'] or 'the newest deep-learning image of AWS'}",
+            f"# key pair {job.id}: {spec['public_key'] or 'a new one, its private half in the job folder'}",
             f"# security group {job.id}: ssh from {ssh_from}, and everything between its machines",
             f"# placement group {job.id}: a cluster" if count > 1 else "# no placement group",
-            f"# {count} x {wish['instance_type']}, {how}, {wish['root_gb']} GB",
-            *([f"# attaches volumes {volume}"] if wish["attach_volume"] else []),
-            *([f"# makes a volume from {volume} for each"] if wish["snapshot"] else []),
-            "# keeps them after the job" if wish["keep"] else f"# {idle}",
+            f"# {count} x {spec['instance_type']}, {how}, {spec['root_gb']} GB",
+            *([f"# attaches volumes {volume}"] if spec["attach_volume"] else []),
+            *([f"# makes a volume from {volume} for each"] if spec["snapshot"] else []),
+            "# keeps them after the job" if spec["keep"] else f"# {idle}",
         ]
     )
-    before = rent.before(job, "vol-ID" if volume else "")
+    before = ec2_provision.before(job, "vol-ID" if volume else "")
     return [rented, *control.plan(replace(job, setup_scripts=dict.fromkeys(job.hosts, before)))]
 
 
@@ -46,9 +46,9 @@ def submit(job: Job) -> Job:
     jobs.save(job)
     with control.interruptible():
         try:
-            job = rent.rent(job, cloud)
+            job = ec2_provision.rent(job, cloud)
             jobs.save(job)
-            rent.wait_for_ssh(job, job.hosts)
+            ec2_provision.wait_for_ssh(job, job.hosts)
             return control.submit(job)
         except BaseException:
             with control.uninterruptible():
@@ -79,7 +79,7 @@ def elsewhere(job: Job) -> str:
 def follow(job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: bool = True) -> int:
     """As over ssh; a machine that was taken is replaced as long as another goes on."""
     cloud = Cloud(job.extra["ec2"]["region"])
-    is_gone = partial(rent.is_taken, cloud=cloud)
+    is_gone = partial(ec2_provision.is_taken, cloud=cloud)
     found = following.follow(job, until=until, bring_back=bring_back, revive=_revive, is_gone=is_gone)
     if found and all(is_gone(job, name) for name in job.hosts):
         say(f"all machines of {job.id} are gone; {elsewhere(job)}")
@@ -91,7 +91,7 @@ def _revive(job: Job, own: Progress) -> Job | None:
     host, cloud = own.host.name, Cloud(job.extra["ec2"]["region"])
     if own.state in (following.LEFT, following.GONE):
         say(f"{host} was taken: renting another")
-        job = rent.rent_again(job, cloud, host)
+        job = ec2_provision.rent_again(job, cloud, host)
         if control.is_stopped(job):
             cloud.end([job.extra["machines"][host]["id"]])
             return None
@@ -116,7 +116,7 @@ def fetch(job: Job) -> Path:
 
 def status(job: Job) -> list[tuple[str, str]]:
     cloud = Cloud(job.extra["ec2"]["region"])
-    if all(rent.is_taken(job, host=name, cloud=cloud) for name in job.hosts):
+    if all(ec2_provision.is_taken(job, host=name, cloud=cloud) for name in job.hosts):
         return [(name, following.GONE) for name in job.hosts]
     return control.status(job)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from paceline.launch.doctor import LEAST_DISK, LEAST_SHARED
-from paceline.launch.facts import facts
+from paceline.launch.host_facts import facts
 from paceline.launch.installation import Finding, all_reduce, ask_installation, extras, gpus, packages, precision
 from paceline.system.files import size_text
 from paceline.system.host import cores, cpu_name

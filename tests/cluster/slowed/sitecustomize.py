@@ -34,21 +34,21 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _slow_down(module: ModuleType) -> None:
-    exchange, note = module.Agreement.exchange, module.Signals._note
+    exchange, note = module.Agreement.agree, module.Signals._note
     file, steps, signals = Path(os.environ["SLOW_WHILE"]), [], []
 
-    def slowly(self, wishes: list[int]) -> list[int]:
-        steps.append(wishes)
+    def slowly(self, votes: list[int]) -> list[int]:
+        steps.append(votes)
         deadline = time.monotonic() + SECONDS
         while len(steps) > QUICK and not signals and file.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        return exchange(self, wishes)
+        return exchange(self, votes)
 
     def noted(self, signum: int, frame: FrameType | None) -> None:
         signals.append(signum)
         note(self, signum, frame)
 
-    module.Agreement.exchange, module.Signals._note = slowly, noted
+    module.Agreement.agree, module.Signals._note = slowly, noted
 
 
 if "SLOW_WHILE" in os.environ:

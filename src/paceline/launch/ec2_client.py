@@ -175,18 +175,18 @@ class Cloud:
             return ""
         return job
 
-    def run(self, wish: dict[str, Any]) -> Any:
-        with translate_aws_errors(f"renting a {wish['InstanceType']}"):
-            return self.ec2.run_instances(MinCount=1, MaxCount=1, **wish)["Instances"][0]
+    def run(self, spec: dict[str, Any]) -> Any:
+        with translate_aws_errors(f"renting a {spec['InstanceType']}"):
+            return self.ec2.run_instances(MinCount=1, MaxCount=1, **spec)["Instances"][0]
 
     def wait_until_running(self, identifiers: Sequence[str]) -> None:
         with translate_aws_errors("waiting for the machines"):
             self.ec2.get_waiter("instance_running").wait(InstanceIds=[*identifiers], WaiterConfig={"Delay": 5})
 
-    def volume(self, job: str, name: str, **wish: Any) -> str:
+    def volume(self, job: str, name: str, **spec: Any) -> str:
         tags = tagged("volume", job, name)
         with translate_aws_errors(f"making volume {name}"):
-            made = str(self.ec2.create_volume(TagSpecifications=tags, **wish)["VolumeId"])
+            made = str(self.ec2.create_volume(TagSpecifications=tags, **spec)["VolumeId"])
             self.ec2.get_waiter("volume_available").wait(VolumeIds=[made], WaiterConfig={"Delay": 3})
         return made
 

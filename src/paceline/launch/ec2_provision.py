@@ -1,4 +1,4 @@
-"""What a job rents from EC2: wishes into requests, machines and their volumes into hosts."""
+"""What a job rents from EC2: specs into requests, machines and their volumes into hosts."""
 
 import base64
 import ipaddress
@@ -11,8 +11,8 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.launch import disks
 from paceline.launch import job as jobs
-from paceline.launch.cloud import Cloud, tag, tagged
 from paceline.launch.control import hosts_of, say
+from paceline.launch.ec2_client import Cloud, tag, tagged
 from paceline.launch.hosts import HostError
 from paceline.launch.job import Job
 from paceline.launch.nodes import remote_data
@@ -42,22 +42,22 @@ _VENV = """python3 -c 'import ensurepip' 2> /dev/null ||
 
 def rent(job: Job, cloud: Cloud) -> Job:
     """All that the job needs; the job with what was made and found, of which `disks` and addresses are of its hosts."""
-    wish, count = job.extra["ec2"], len(job.hosts)
-    subnet = cloud.subnet(wish["subnet"], wish["zone"])
+    spec, count = job.extra["ec2"], len(job.hosts)
+    subnet = cloud.subnet(spec["subnet"], spec["zone"])
     zone = subnet["AvailabilityZone"]
     _check_volumes(job, cloud, zone)
-    price = _price(cloud, wish, zone)
-    kind = cloud.kind(wish["instance_type"])
-    image = cloud.image(wish["image_id"], wish["image_name"], kind["ProcessorInfo"]["SupportedArchitectures"])
+    price = _price(cloud, spec, zone)
+    kind = cloud.kind(spec["instance_type"])
+    image = cloud.image(spec["image_id"], spec["image_name"], kind["ProcessorInfo"]["SupportedArchitectures"])
     private = jobs.folder_of(job.id) / "key"
-    cloud.key(job.id, job.id, Path(wish["public_key"]) if wish["public_key"] else None, private)
-    group = cloud.firewall(job.id, subnet["VpcId"], wish["ssh_from"] or f"{_my_address()}/32")
+    cloud.key(job.id, job.id, Path(spec["public_key"]) if spec["public_key"] else None, private)
+    group = cloud.firewall(job.id, subnet["VpcId"], spec["ssh_from"] or f"{_my_address()}/32")
     close = count > 1 and "cluster" in kind.get("PlacementGroupInfo", {}).get("SupportedStrategies", [])
     placement = cloud.placement(job.id) if close else ""
     hosts = in_ssh_option(jobs.folder_of(job.id) / "known_hosts")
     settings = [f'UserKnownHostsFile="{hosts}"', "StrictHostKeyChecking=accept-new"]
-    settings += [] if wish["public_key"] else [f'IdentityFile="{in_ssh_option(private)}"']
-    ssh = [*job.extra.get("ssh", []), "-l", wish["user"], *(word for own in settings for word in ("-o", own))]
+    settings += [] if spec["public_key"] else [f'IdentityFile="{in_ssh_option(private)}"']
+    ssh = [*job.extra.get("ssh", []), "-l", spec["user"], *(word for own in settings for word in ("-o", own))]
     where: dict[str, Any] = {
         "Image": image["ImageId"],
         "Root": image.get("RootDeviceName", "/dev/sda1"),
@@ -67,13 +67,13 @@ def rent(job: Job, cloud: Cloud) -> Job:
         "Zone": zone,
     }
     where["Used"] = []
-    told = {"PACELINE_PRICE": f"{price:g}" if price else "", "PACELINE_SPOT": "1" if wish["spot"] else ""}
+    told = {"PACELINE_PRICE": f"{price:g}" if price else "", "PACELINE_SPOT": "1" if spec["spot"] else ""}
     job = replace(
         job,
         variables=job.variables | {name: value for name, value in told.items() if value},
-        extra=job.extra | {"ssh": ssh, "where": where, "machines": {}, "ec2": wish | {"region": cloud.region}},
+        extra=job.extra | {"ssh": ssh, "where": where, "machines": {}, "ec2": spec | {"region": cloud.region}},
     )
-    say(f"renting {count} x {wish['instance_type']} in {zone}{f' for {price:g} $ an hour each' if price else ''} ...")
+    say(f"renting {count} x {spec['instance_type']} in {zone}{f' for {price:g} $ an hour each' if price else ''} ...")
     machines = [cloud.run(_request(job, number)) for number in range(count)]
     cloud.wait_until_running([machine["InstanceId"] for machine in machines])
     for number, machine in enumerate(machines):
@@ -105,12 +105,12 @@ def is_taken(job: Job, host: str, cloud: Cloud) -> bool:
 
 def _settled(job: Job, cloud: Cloud, number: int, machine: str) -> Job:
     """A machine that runs, with its volume; the job with how it is reached and what is to be mounted there."""
-    wish, host = job.extra["ec2"], job.hosts[number]
+    spec, host = job.extra["ec2"], job.hosts[number]
     volume = _volume_for(job, cloud, number)
     if volume:
-        cloud.attach(volume, machine, ends_with_it=bool(wish["snapshot"]))
+        cloud.attach(volume, machine, ends_with_it=bool(spec["snapshot"]))
     found = next(own for own in cloud.machines(job.id) if own["InstanceId"] == machine)
-    public = "" if wish["private"] else found.get("PublicIpAddress")
+    public = "" if spec["private"] else found.get("PublicIpAddress")
     reached = {"id": machine, "address": str(ipaddress.ip_address(public or found["PrivateIpAddress"]))}
     return replace(
         job,
@@ -121,24 +121,24 @@ def _settled(job: Job, cloud: Cloud, number: int, machine: str) -> Job:
 
 def before(job: Job, volume: str) -> str:
     """What has to be done on a machine before anything else."""
-    wish = job.extra["ec2"]
-    mounts = disks.script(volume, wish["mount"], wish["efs"], wish["region"] or "REGION", bool(remote_data(job)))
+    spec = job.extra["ec2"]
+    mounts = disks.script(volume, spec["mount"], spec["efs"], spec["region"] or "REGION", bool(remote_data(job)))
     return mounts if job.python or job.container else f"{mounts}\n{_VENV}".strip()
 
 
 def _request(job: Job, number: int) -> dict[str, Any]:
     """Of one machine; addresses that were given are used up one by one."""
-    wish, where = job.extra["ec2"], job.extra["where"]
+    spec, where = job.extra["ec2"], job.extra["where"]
     network: dict[str, Any] = {"DeviceIndex": 0, "SubnetId": where["Subnet"]}
-    network |= {"Groups": [where["Group"], *wish["groups"]], "AssociatePublicIpAddress": not wish["private"]}
-    if free := [own for own in wish["addresses"] if own not in where["Used"]]:
+    network |= {"Groups": [where["Group"], *spec["groups"]], "AssociatePublicIpAddress": not spec["private"]}
+    if free := [own for own in spec["addresses"] if own not in where["Used"]]:
         network["PrivateIpAddress"] = free[0]
         where["Used"].append(free[0])
-    root = {"VolumeSize": wish["root_gb"], "VolumeType": "gp3", "DeleteOnTermination": True}
+    root = {"VolumeSize": spec["root_gb"], "VolumeType": "gp3", "DeleteOnTermination": True}
     placed = {"GroupName": where["Placement"]} if where["Placement"] else {}
     asked: dict[str, Any] = {
         "ImageId": where["Image"],
-        "InstanceType": wish["instance_type"],
+        "InstanceType": spec["instance_type"],
         "KeyName": job.id,
         "NetworkInterfaces": [network],
         "BlockDeviceMappings": [{"DeviceName": where["Root"], "Ebs": root}],
@@ -146,10 +146,10 @@ def _request(job: Job, number: int) -> dict[str, Any]:
         "TagSpecifications": tagged("instance", job.id, f"{job.id}-{number}"),
         "Placement": {"AvailabilityZone": where["Zone"]} | placed,
     }
-    own = "" if wish["keep"] else _USER_DATA.format(job=job.id, linger=wish["linger"], idle=wish["idle"])
-    asked["UserData"] = f"#!/bin/sh\n{own}{_then(wish['user_data'])}"
-    if wish["spot"]:
-        limit = {"MaxPrice": str(wish["max_price"])} if wish["max_price"] else {}
+    own = "" if spec["keep"] else _USER_DATA.format(job=job.id, linger=spec["linger"], idle=spec["idle"])
+    asked["UserData"] = f"#!/bin/sh\n{own}{_then(spec['user_data'])}"
+    if spec["spot"]:
+        limit = {"MaxPrice": str(spec["max_price"])} if spec["max_price"] else {}
         spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"} | limit
         asked["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
     return asked
@@ -184,26 +184,26 @@ def _named(cloud: Cloud, name: str) -> Any:
 
 
 def _volume_for(job: Job, cloud: Cloud, number: int) -> str:
-    wish = job.extra["ec2"]
-    if wish["attach_volume"]:
-        return str(_named(cloud, f"{wish['attach_volume']}_{number}")["VolumeId"])
-    if not wish["snapshot"]:
+    spec = job.extra["ec2"]
+    if spec["attach_volume"]:
+        return str(_named(cloud, f"{spec['attach_volume']}_{number}")["VolumeId"])
+    if not spec["snapshot"]:
         return ""
-    options = {"Size": wish["volume_gb"], "Iops": wish["iops"], "Throughput": wish["throughput"]}
+    options = {"Size": spec["volume_gb"], "Iops": spec["iops"], "Throughput": spec["throughput"]}
     given = {key: value for key, value in options.items() if value}
-    place = {"SnapshotId": wish["snapshot"], "AvailabilityZone": job.extra["where"]["Zone"]}
-    return cloud.volume(job.id, f"{job.id}-{number}", **place, VolumeType=wish["volume_type"], **given)
+    place = {"SnapshotId": spec["snapshot"], "AvailabilityZone": job.extra["where"]["Zone"]}
+    return cloud.volume(job.id, f"{job.id}-{number}", **place, VolumeType=spec["volume_type"], **given)
 
 
-def _price(cloud: Cloud, wish: dict[str, Any], zone: str) -> float | None:
+def _price(cloud: Cloud, spec: dict[str, Any], zone: str) -> float | None:
     """Of a machine for an hour, if it can be found; not above the limit."""
-    if not wish["spot"]:
-        return cloud.price(wish["instance_type"])
-    price = cloud.spot_price(wish["instance_type"], zone)
-    if price is not None and wish["max_price"] and price > wish["max_price"]:
+    if not spec["spot"]:
+        return cloud.price(spec["instance_type"])
+    price = cloud.spot_price(spec["instance_type"], zone)
+    if price is not None and spec["max_price"] and price > spec["max_price"]:
         raise UserError(
-            f"a spot {wish['instance_type']} costs {price} $ an hour in {zone} now, above "
-            f"--max-price {wish['max_price']}; raise it, try another --zone, or wait"
+            f"a spot {spec['instance_type']} costs {price} $ an hour in {zone} now, above "
+            f"--max-price {spec['max_price']}; raise it, try another --zone, or wait"
         )
     return price
 
