@@ -1,24 +1,59 @@
-"""The one exception that the command line shows as a plain message instead of a traceback."""
+"""Errors that the command line prints as a message instead of a traceback."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 
 class UserError(Exception):
-    """Something the user can put right: the message names the key or file, the value and the cure."""
+    """An error that the user can fix. The message names the file or key, the value and the fix.
+
+    `code` is stable: programs and tests rely on it and on `fields`, never on the wording.
+    """
+
+    def __init__(self, code: str, message: str, **fields: object):
+        super().__init__(code, message)  # so that it can be pickled
+        self.code = code
+        self.fields = fields
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+    @property
+    def report(self) -> str:
+        """The message with its code, as printed."""
+        return f"{self} [{self.code}]"
+
+
+class Problem(NamedTuple):
+    """One of several problems of a recipe."""
+
+    code: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.code}]"
 
 
 class ConfigError(UserError):
     """Every problem found in a recipe, raised at once."""
 
-    def __init__(self, origin: str, problems: Iterable[str]):
+    def __init__(self, origin: str, problems: Iterable[Problem]):
         self.problems = tuple(problems)
         count = len(self.problems)
         head = f"{origin}: {count} problem{'s' if count > 1 else ''}"
-        super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems)]))
+        super().__init__("invalid-recipe", "\n".join([head, *(f"  {problem}" for problem in self.problems)]))
+        self.origin = origin
+
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, tuple[Problem, ...]]]:
+        return ConfigError, (self.origin, self.problems)
+
+    @property
+    def report(self) -> str:
+        return str(self)  # every problem has its own code
 
 
 class NoRunFolder(UserError):
-    """A job that ended, or has not come, before there was anything to bring home."""
+    """A job that ended, or never started, before it had a run folder to fetch."""
 
 
 class Stopped(Exception):

@@ -208,7 +208,7 @@ def test_what_is_fetched_goes_to_the_disk_of_the_machine(tmp_path: Path) -> None
 STEPS = [
     *((Cloud, name) for name in ("subnet", "kind", "spot_price", "image", "key", "firewall", "run")),
     *((Cloud, name) for name in ("wait_until_running", "volume", "attach", "machines")),
-    *((rent, "wait_for_ssh"), (control, "with_rendezvous"), (nodes, "plan"), (nodes, "carry_out")),
+    *((ec2_provision, "wait_for_ssh"), (control, "with_rendezvous"), (nodes, "plan"), (nodes, "carry_out")),
 ]
 
 
