@@ -412,8 +412,8 @@ def _chart(table: dict[str, dict[str, dict[str, float]]], out: Path) -> str:
         if key != last:
             draw.text((10, y + 4), f"{key}: times {BASELINE}", fill="black")
             y, last = y + 24, key
-        colour = "#1f5fa8" if name.startswith("paceline") else "#9a9a9a"
-        draw.rectangle((260, y + 3, 260 + int(660 * ratio / longest), y + 19), fill=colour)
+        color = "#1f5fa8" if name.startswith("paceline") else "#9a9a9a"
+        draw.rectangle((260, y + 3, 260 + int(660 * ratio / longest), y + 19), fill=color)
         draw.text((20, y + 4), name, fill="black")
         draw.text((268 + int(660 * ratio / longest), y + 4), f"{ratio:.1f}", fill="black")
         y += 24

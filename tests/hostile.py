@@ -141,7 +141,7 @@ def disguised(canary: Path) -> dict[str, bytes]:
 
 
 def png_of(width: int, height: int, rows: bytes = b"") -> bytes:
-    """A grey PNG that claims a size."""
+    """A gray PNG that claims a size."""
     head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
 

@@ -28,7 +28,7 @@ from paceline.logbook.tables import markdown
 from paceline.logbook.verdict import verdict
 from paceline.system.lifetime import tied
 
-# ranks of a launcher, and colours that notebooks ask for: progress bars would flood a cell
+# ranks of a launcher, and colors that notebooks ask for: progress bars would flood a cell
 _NOT_PASSED_ON = ("RANK", "WORLD_SIZE", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 

@@ -206,7 +206,7 @@ def test_the_unfinished_run_of_the_same_recipe_is_found_behind_others(here, tmp_
     assert RunFolder(tmp_path / "runs" / "digits").finished
 
 
-def test_other_images_are_evaluated_with_the_training_data_s_normalisation(here, tmp_path: Path) -> None:
+def test_other_images_are_evaluated_with_the_training_data_s_normalization(here, tmp_path: Path) -> None:
     shape = "{train_samples: 96, val_samples: 10, channels: 1, size: 8}"
     words = (*TINY, "--train.duration", "20ba", "--data.name", "synthetic", "--data.synthetic", shape)
     assert here("train", "digits", *words).returncode == 0

@@ -62,7 +62,7 @@ def test_cutout_clears_one_square_per_image() -> None:
     cleared = (cut == 0).sum((2, 3))
     assert (cleared[:, 0] == cleared[:, 1]).all()
     assert cleared.max() == 16
-    assert cleared.min() >= 4  # a quarter of the square, when its centre is a corner
+    assert cleared.min() >= 4  # a quarter of the square, when its center is a corner
 
 
 def _loader(data: Data, images: ImageSet, batch: int, phases: tuple[Phase, ...] = ()) -> ResidentLoader:
@@ -70,7 +70,7 @@ def _loader(data: Data, images: ImageSet, batch: int, phases: tuple[Phase, ...] 
     return ResidentLoader(data, images, Plan.of(recipe, len(images.train)), torch.device("cpu"))
 
 
-def test_batches_are_normalised_with_the_training_set_s_statistics() -> None:
+def test_batches_are_normalized_with_the_training_set_s_statistics() -> None:
     data = Data(name="synthetic", synthetic=Synthetic(train_samples=512, channels=2, size=8))
     images = load(data)
     mean, std = statistics(data, images)

@@ -99,9 +99,9 @@ def test_wrong_counts_are_named(tmp_path: Path, binary_files: dict[str, bytes]) 
     shorter = binary_files | {"test_batch.bin": binary_files["test_batch.bin"][: 3073 * 9999]}
     with pytest.raises(UserError, match="val has 9999 images"):
         cifar10.prepare(tmp_path / "out", _tar(tmp_path / "short.tar", shorter))
-    relabelled = b"\x00" + binary_files["test_batch.bin"][1:-3073] + b"\x00" + binary_files["test_batch.bin"][-3072:]
+    relabeled = b"\x00" + binary_files["test_batch.bin"][1:-3073] + b"\x00" + binary_files["test_batch.bin"][-3072:]
     with pytest.raises(UserError, match="val does not have 1000 images of every class"):
-        cifar10.prepare(tmp_path / "out", _tar(tmp_path / "labels.tar", binary_files | {"test_batch.bin": relabelled}))
+        cifar10.prepare(tmp_path / "out", _tar(tmp_path / "labels.tar", binary_files | {"test_batch.bin": relabeled}))
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:

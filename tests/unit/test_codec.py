@@ -112,7 +112,7 @@ def test_a_flipped_bit_in_a_record_is_noticed_200_of_200() -> None:
                 codec.describe(bytes(changed), path)
 
 
-def test_a_corrupt_record_is_named_and_its_neighbours_are_decoded() -> None:
+def test_a_corrupt_record_is_named_and_its_neighbors_are_decoded() -> None:
     records = [codec.pack(jpeg(sample_image(64, 64, number))) for number in range(3)]
     records[1] = records[1][:-1] + bytes([records[1][-1] ^ 1])
     shards, places = shard(*records)
@@ -144,7 +144,7 @@ def test_a_corrupt_record_is_named_and_its_neighbours_are_decoded() -> None:
         (b"\x89PNG\r\n\x1a\n", "not a JPEG"),
         (jpeg(sample_image(64, 64))[:-300], "the JPEG ends early"),
         (jpeg(sample_image(64, 64), progressive=True), "progressive"),
-        (jpeg(sample_image(64, 64).convert("CMYK")), "neither grey nor three"),
+        (jpeg(sample_image(64, 64).convert("CMYK")), "neither gray nor three"),
         (jpeg(sample_image(64, 64), keep_rgb=True), "RGB instead of YCbCr"),
     ],
 )

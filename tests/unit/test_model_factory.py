@@ -72,7 +72,7 @@ def test_weights_files_that_cannot_be_read_or_would_run_code(tmp_path: Path) -> 
 
 def test_the_first_layer_whitens_patches() -> None:
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(64, 3, 16, 16, generator=generator).cumsum(-1).cumsum(-2)  # neighbours resemble each other
+    images = torch.randn(64, 3, 16, 16, generator=generator).cumsum(-1).cumsum(-2)  # neighbors resemble each other
     net = AirbenchNet(widths=(8, 16))
     net.prepare(images)
     answers = net.whiten(images).permute(0, 2, 3, 1).reshape(-1, 24)[:, :12]

@@ -198,9 +198,9 @@ def test_files_that_are_not_what_they_should_be_are_handled_and_listed(here, tmp
     assert len(split) == 12 + 7
     for number in range(len(split)):
         codec.describe(split.record(number))
-    grey = split.names.index("train/n00000000/d_16bit.png")
+    gray = split.names.index("train/n00000000/d_16bit.png")
     out = np.zeros((1, 3, 25, 40), np.uint8)
-    codec.Decoder(split.shards).crop(split.places(np.array([grey])), np.array([[0, 0, 40, 25, 0]], np.int32), out)
+    codec.Decoder(split.shards).crop(split.places(np.array([gray])), np.array([[0, 0, 40, 25, 0]], np.int32), out)
     assert abs(out[0, 0].astype(int) - np.arange(0, 65000, 65).reshape(25, 40) // 257).max() < 12  # scaled, not cut off
 
 

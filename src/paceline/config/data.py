@@ -24,7 +24,7 @@ class Synthetic:
     val_samples: Count = 512
     """Validation images to generate."""
     channels: Count = 3
-    """Colour channels."""
+    """Color channels."""
     size: Count = 32
     """Height and width in pixels."""
     classes: Annotated[int, Field(ge=2)] = 10
@@ -42,7 +42,7 @@ class Augment:
     translate: CountOrZero = 0
     """Shift by up to this many pixels each way, the border filled by reflection."""
     cutout: CountOrZero = 0
-    """Side of a square set to the mean colour at a random place; 0 for none."""
+    """Side of a square set to the mean color at a random place; 0 for none."""
     crop: Literal["random", "center"] = "random"
     """Image files: a random crop (torchvision's RandomResizedCrop), or a center crop, as in evaluation."""
     crop_scale: tuple[Area, Area] = (0.08, 1.0)
@@ -50,7 +50,7 @@ class Augment:
     crop_ratio: tuple[Positive, Positive] = (0.75, 4 / 3)
     """Image files: narrowest and widest aspect ratio of a random crop."""
     policy: Literal["none", "randaugment", "trivialaugment"] = "none"
-    """Image files: colours and shapes changed by chance, with torchvision's operations."""
+    """Image files: colors and shapes changed by chance, with torchvision's operations."""
     num_ops: Annotated[Count, Field(le=32)] = 2
     """randaugment: operations an image."""
     magnitude: Annotated[int, Field(ge=0, le=30)] = 9
@@ -58,7 +58,7 @@ class Augment:
     color_jitter: Annotated[NotNegative, Field(le=1)] = 0.0
     """Image files: change brightness, contrast and saturation by up to this share."""
     random_erasing: Share = 0.0
-    """Chance that a random rectangle of an image is set to the mean colour."""
+    """Chance that a random rectangle of an image is set to the mean color."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,6 @@ class Data:
     aug_repeats: Annotated[Count, Field(le=64)] = 1
     """Repeated augmentation: show each image of an epoch this many times, and only that share of all images."""
     max_corrupt: Share = 0.001
-    """Share of corrupt samples, replaced by their neighbours, beyond which training stops."""
+    """Share of corrupt samples, replaced by their neighbors, beyond which training stops."""
     synthetic: Synthetic = field(default_factory=Synthetic)
     """Shape of the generated set."""

@@ -106,7 +106,7 @@ class Optim:
     decay_norm_bias: bool = False
     """Let norms and biases decay too."""
     norm_bias_lr_factor: Positive = 1.0
-    """Factor on the learning rate of normalisation layers' biases (airbench: 64)."""
+    """Factor on the learning rate of normalization layers' biases (airbench: 64)."""
     clip_grad_norm: NotNegative = 0.0
     """Clip the gradient to this norm; 0: off."""
     schedule: Schedule = field(default_factory=Schedule)

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from paceline.distributed.world import World
 
 
-def synchronise(model: nn.Module, world: World) -> nn.Module:
+def synchronize(model: nn.Module, world: World) -> nn.Module:
     """Make every batch norm of a model see all ranks' batches."""
     if world.device.type == "cuda" and world.size > 1:
         from timm.layers import norm_act
@@ -34,7 +34,7 @@ class _Synchronised(nn.Module):
         norm: Any = self
         if not norm.training:
             return super().forward(x)
-        y, mean, variance, count = _Normalise.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+        y, mean, variance, count = _Normalize.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             norm.num_batches_tracked.add_(1)
             momentum = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
@@ -46,7 +46,7 @@ class _Synchronised(nn.Module):
         return y
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     """Sums of all ranks, forwards and backwards; fp32 inside, whatever comes in."""
 
     @staticmethod

@@ -16,7 +16,7 @@ from paceline.config.timeline import Timeline
 from paceline.data.load.order import Plan
 from paceline.data.load.source import Evaluator, Loader, Source, open_source
 from paceline.distributed.ddp import Replica, average_buffers
-from paceline.distributed.sync_batchnorm import synchronise
+from paceline.distributed.sync_batchnorm import synchronize
 from paceline.distributed.world import World
 from paceline.engine import precision
 from paceline.engine.objective import Objective
@@ -203,7 +203,7 @@ def build_model(recipe: Recipe, source: Source, num_classes: int, timeline: Time
                 f"({' '.join(str(error).split())[:160]}); set data.size, or choose another model"
             ) from None
     if recipe.model.sync_batchnorm and world.size > 1:
-        model = synchronise(model, world)
+        model = synchronize(model, world)
     # FSDP flattens weights, and so wants them in their plain order; images are channels_last all the same
     plain = recipe.strategy == "fsdp" or not recipe.channels_last
     layout = torch.contiguous_format if plain else torch.channels_last

@@ -28,7 +28,7 @@ class Objective:
         return batch.images, targets
 
     def _mixed(self, images: torch.Tensor, targets: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mix each image with its neighbour, which is the same one on any number of ranks, all by the same share."""
+        """Mix each image with its neighbor, which is the same one on any number of ranks, all by the same share."""
         chance = np.random.default_rng(step_seed(self._seed, step, _MIXING))
         cut = bool(self._config.cutmix) and (not self._config.mixup or chance.random() < 0.5)
         share = float(chance.beta(*2 * (self._config.cutmix if cut else self._config.mixup,)))

@@ -107,7 +107,7 @@ class Run:
             f"{what}; {where}; try a lower --optim.lr, a longer --optim.schedule.warmup, --optim.clip_grad_norm 1, "
             "or another --precision"
         )
-        self._summarise("failed", weights_of, message=message)
+        self._summarize("failed", weights_of, message=message)
         self.close()
         raise UserError(message)
 
@@ -158,7 +158,7 @@ class Run:
     def give_up(self, step: int) -> None:
         """End a run that fell below its curve; it has been saved, and can go on with curve.stop off."""
         self._settle(step)
-        self._summarise("failed", step, message=self.off_track)
+        self._summarize("failed", step, message=self.off_track)
         self.close()
         raise UserError(
             f"{self.off_track}; stopped, as curve.stop says; to go on all the same: "
@@ -179,17 +179,17 @@ class Run:
     def _bring_records_to_disk(self, step: int) -> None:
         """In the background, before the checkpoint of this step is committed."""
         self.sink.flush()
-        self._summarise("running", step)
+        self._summarize("running", step)
         self.folder.sync()
         self.disk.take_back()
 
     def begin(self) -> None:
         self._scale = self.setup.scaler.get_scale()
-        self._summarise("running", self.first_step)
+        self._summarize("running", self.first_step)
 
     def stopped(self, step: int) -> None:
         self._settle(step)
-        self._summarise("interrupted", step)
+        self._summarize("interrupted", step)
         self.close()
         self.mirror.complete()
         how = f"go on with: paceline train --resume {self.folder.path}"
@@ -205,14 +205,14 @@ class Run:
         """Write down why the run ends here, unless that has been done."""
         self.writer.wait()
         if self._world.is_rank_zero and self._status == "running":
-            self._summarise("failed", self.folder.read_summary().get("step", self.first_step), message=message)
+            self._summarize("failed", self.folder.read_summary().get("step", self.first_step), message=message)
             logs.to_file_only(message)
             self.close()
 
     def finish(self) -> dict[str, Any]:
         step = self.setup.total_steps
         self._settle(step)
-        summary = self._summarise("finished", step)
+        summary = self._summarize("finished", step)
         self.close()
         self.mirror.complete()
         return summary
@@ -228,11 +228,11 @@ class Run:
                 f"{f'The newest is {newest}' if newest else 'There is none yet'}; resume from it with: "
                 f"paceline train --resume {self.folder.path}"
             )
-            self._summarise("failed", step, message=message)
+            self._summarize("failed", step, message=message)
             self.close()
             raise UserError(message)
 
-    def _summarise(self, status: str, step: int, **more: Any) -> dict[str, Any]:
+    def _summarize(self, status: str, step: int, **more: Any) -> dict[str, Any]:
         self._status = status
         if not self._world.is_rank_zero:
             return {}

@@ -100,7 +100,7 @@ def _relabeled(batches: Iterable[Batch], numbers: list[int]) -> Iterator[Batch]:
 
 
 def _saved_recipe(parts: dict[str, Any], origin: str, overrides: Sequence[str]) -> Recipe:
-    """The recipe of a checkpoint; images are normalised as in training, whatever data they come from."""
+    """The recipe of a checkpoint; images are normalized as in training, whatever data they come from."""
     tree, seen = parts["progress"]["recipe"], parts["progress"]["preprocessing"]
     # augmentation has no bearing here, and may not suit other data
     tree["data"] = tree["data"] | {"mean": seen["mean"], "std": seen["std"], "augment": {}}

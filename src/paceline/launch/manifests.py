@@ -109,7 +109,7 @@ def _kubernetes(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
     }
     count = len(job.hosts)
     template = {"metadata": {"labels": {"app": name}}, "spec": pod}
-    spec = {"completions": count, "parallelism": count, "completionMode": "Indexed", "backoffLimit": 3 * count}
+    spec = {"completions": count, "parallelizm": count, "completionMode": "Indexed", "backoffLimit": 3 * count}
     return [
         *_token_secret(job),
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"recipe.yaml": job.recipe}},

@@ -92,7 +92,7 @@ class AirbenchNet(nn.Module):
 
     @torch.no_grad()
     def prepare(self, images: torch.Tensor) -> None:
-        """Set the first layer from normalised training images: eigenvectors of their patches, scaled to unit variance,
+        """Set the first layer from normalized training images: eigenvectors of their patches, scaled to unit variance,
         each with both signs since a GELU follows."""
         kernel = self.whiten.kernel_size[0]
         patches = images.unfold(2, kernel, 1).unfold(3, kernel, 1).permute(0, 2, 3, 1, 4, 5)

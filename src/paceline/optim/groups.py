@@ -37,7 +37,7 @@ def groups(model: nn.Module, config: Optim) -> list[dict[str, Any]]:
 
 def create(model: nn.Module, config: Optim, fused: bool = True) -> optim.Optimizer:
     """The optimizer. Fused kernels are the fastest, but know no shards, and a step that the loss scaler skips leaves
-    fused SGD's momentum uninitialised."""
+    fused SGD's momentum uninitialized."""
     if config.name == "sgd":
         nesterov = config.nesterov and config.momentum > 0
         return optim.SGD(groups(model, config), lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=fused)

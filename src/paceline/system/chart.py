@@ -1,4 +1,4 @@
-"""Small line charts and sheets of labelled images, which Pillow can draw well enough."""
+"""Small line charts and sheets of labeled images, which Pillow can draw well enough."""
 
 import io
 from collections.abc import Sequence
@@ -36,12 +36,12 @@ def line_chart(path: Path, title: str, across: str, lines: dict[str, Sequence[Po
         draw.text((8, place(low, y)[1] - 8), f"{y:.4g}", fill="black", font=font)
         draw.text((place(x, 0)[0] - 10, _HEIGHT - 46), f"{x:.4g}", fill="black", font=font)
     for number, (name, line) in enumerate(lines.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        draw.line([place(x, y) for x, y in line], fill=colour, width=3)
+        color = _COLOURS[number % len(_COLOURS)]
+        draw.line([place(x, y) for x, y in line], fill=color, width=3)
         for x, y in line if len(line) < 40 else ():
-            centre = place(x, y)
-            draw.ellipse([centre[0] - 3, centre[1] - 3, centre[0] + 3, centre[1] + 3], fill=colour)
-        draw.text((_WIDTH - 300, 14 + 18 * number), name, fill=colour, font=font)
+            center = place(x, y)
+            draw.ellipse([center[0] - 3, center[1] - 3, center[0] + 3, center[1] + 3], fill=color)
+        draw.text((_WIDTH - 300, 14 + 18 * number), name, fill=color, font=font)
     write_png(image, path)
 
 

@@ -47,7 +47,7 @@ class _File(_WithoutTraceback, logging.FileHandler): ...
 
 
 def set_up(rank: int = 0, ranks: int = 1) -> None:
-    """Send log lines to standard error: in colour on a terminal, plain otherwise."""
+    """Send log lines to standard error: in color on a terminal, plain otherwise."""
     handler: logging.Handler
     if console.is_terminal and rank == 0:
         handler = RichHandler(console=console, show_path=False, show_level=False, highlighter=NullHighlighter())

@@ -34,7 +34,7 @@ def gather(
 
 
 def cut_out_(images: torch.Tensor, ids: torch.Tensor, side: int, seed: int, epoch: int) -> torch.Tensor:
-    """Set a square, which may reach over the border, to zero: the mean colour of normalised images (N, C, H, W)."""
+    """Set a square, which may reach over the border, to zero: the mean color of normalized images (N, C, H, W)."""
     height, width = images.shape[-2:]
     inside_rows = _span(uniform(seed, epoch, ids, _CUT_ROW), side, height)
     inside_columns = _span(uniform(seed, epoch, ids, _CUT_COLUMN), side, width)
@@ -42,7 +42,7 @@ def cut_out_(images: torch.Tensor, ids: torch.Tensor, side: int, seed: int, epoc
 
 
 def erase_(images: torch.Tensor, ids: torch.Tensor, chance: float, seed: int, epoch: int) -> torch.Tensor:
-    """torchvision's RandomErasing on normalised images: by chance, a rectangle of 2 to 33 % of the area to zero."""
+    """torchvision's RandomErasing on normalized images: by chance, a rectangle of 2 to 33 % of the area to zero."""
     height, width = images.shape[-2:]
     wanted, area, ratio, across, down = (uniform(seed, epoch, ids, _ERASE + 1000 * part) for part in range(5))
     area, ratio = (0.02 + area * 0.31) * height * width, torch.exp((2 * ratio - 1) * math.log(3.3))
@@ -77,6 +77,6 @@ def _reflect(index: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _span(place: torch.Tensor, side: int, size: int) -> torch.Tensor:
-    """Which of `size` positions lie within `side` around a random centre, for each sample."""
+    """Which of `size` positions lie within `side` around a random center, for each sample."""
     first = (place * size).long()[:, None] - side // 2
     return _within(first[:, 0], torch.full_like(first[:, 0], side), size)

@@ -9,12 +9,12 @@ import torch
 @dataclass(frozen=True)
 class Batch:
     images: torch.Tensor
-    """float32, normalised, (samples, channels, height, width)."""
+    """float32, normalized, (samples, channels, height, width)."""
     labels: torch.Tensor
     ids: torch.Tensor
 
 
-class Normalise:
+class Normalize:
     """uint8 pixels to the device, and there to zero mean and unit variance."""
 
     def __init__(self, mean: torch.Tensor, std: torch.Tensor, device: torch.device):

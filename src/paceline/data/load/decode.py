@@ -47,7 +47,7 @@ class BatchDecoder:
     """Turns requests into uint8 batches (n, 3, height, width), in order, some of them ahead of time."""
 
     def __init__(self, threads: int, pin: bool, max_corrupt: float, replace: bool = True):
-        """`replace`: corrupt samples by their neighbours; else their keys become -1."""
+        """`replace`: corrupt samples by their neighbors; else their keys become -1."""
         self._pin, self._max_corrupt, self._replace = pin, max_corrupt, replace
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode", initializer=unbind)
         self._threads = threads
@@ -138,7 +138,7 @@ class BatchDecoder:
                 log.warning("corrupt sample: %s: %s", where, reasons[position])
         self.replaced += len(failed)
         if self._replace:
-            self._use_neighbours(buffer, request, failed)
+            self._use_neighbors(buffer, request, failed)
         else:
             request.keys[failed] = -1
         if len(self._named) > self._max_corrupt * max(samples, 1 / (self._max_corrupt or 1)):
@@ -147,7 +147,7 @@ class BatchDecoder:
                 f"than data.max_corrupt={self._max_corrupt}; {split.cure}, or allow more of them"
             )
 
-    def _use_neighbours(self, buffer: torch.Tensor, request: Request, failed: list[int]) -> None:
+    def _use_neighbors(self, buffer: torch.Tensor, request: Request, failed: list[int]) -> None:
         pixels = buffer.view(len(request.keys), -1)
         sound = sorted(set(range(len(request.keys))) - set(failed))
         if not sound:

@@ -1,4 +1,4 @@
-"""The loader for data that lives on the device: uint8 there, whole batches augmented and normalised there."""
+"""The loader for data that lives on the device: uint8 there, whole batches augmented and normalized there."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from paceline.errors import UserError
 
 
 class _Pixels:
-    """One split on the device, stored as rows of pixels, and the way from there to normalised batches."""
+    """One split on the device, stored as rows of pixels, and the way from there to normalized batches."""
 
     def __init__(self, split: Split, mean: torch.Tensor, std: torch.Tensor, device: torch.device):
         _, height, width, channels = split.images.shape
@@ -58,7 +58,7 @@ class ResidentLoader:
         self._augment, self.plan = data.augment, plan
 
     def plain_images(self, count: int) -> torch.Tensor:
-        """The first training images as they are, normalised: what data-dependent initialisation looks at."""
+        """The first training images as they are, normalized: what data-dependent initialization looks at."""
         keys = torch.arange(min(count, self.plan.num_samples))
         return self._pixels.batch(keys, Augment(), seed=0, epoch=0, size=0).images
 

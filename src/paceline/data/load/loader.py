@@ -12,7 +12,7 @@ from paceline.config.recipe import Evaluate
 from paceline.config.timeline import ResolvedPhase
 from paceline.data.images import ImageSplit
 from paceline.data.load.augment import cut_out_, erase_
-from paceline.data.load.batch import Batch, Normalise
+from paceline.data.load.batch import Batch, Normalize
 from paceline.data.load.crops import centre_boxes, training_boxes
 from paceline.data.load.decode import BatchDecoder, Request
 from paceline.data.load.order import Plan
@@ -23,12 +23,12 @@ DEFAULT_SIZE = 224
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def normalisation(data: Data, device: torch.device) -> Normalise:
+def normalization(data: Data, device: torch.device) -> Normalize:
     """The recipe's mean and standard deviation, else ImageNet's, which everybody uses for split."""
     mean, std = (data.mean, data.std) if data.mean else (IMAGENET_MEAN, IMAGENET_STD)
     if len(mean) != 3:
         raise UserError(f"data.mean has {len(mean)} values, but prepared images have 3 channels")
-    return Normalise(torch.tensor(mean), torch.tensor(std), device)
+    return Normalize(torch.tensor(mean), torch.tensor(std), device)
 
 
 class ImageLoader:
@@ -39,17 +39,17 @@ class ImageLoader:
         first = next(iter(splits.values()))
         check_samples(plan.timeline, len(first), first.folder)
         self._data, self._splits, self.plan = data, splits, plan
-        self._normalise = normalisation(data, device)
-        self.mean, self.std = self._normalise.mean, self._normalise.std
+        self._normalize = normalization(data, device)
+        self.mean, self.std = self._normalize.mean, self._normalize.std
         self._decoder = BatchDecoder(threads, device.type == "cuda", data.max_corrupt)
 
     @property
     def num_corrupt(self) -> int:
-        """Samples that were corrupt, and replaced by their neighbours, since the start."""
+        """Samples that were corrupt, and replaced by their neighbors, since the start."""
         return self._decoder.replaced
 
     def plain_images(self, count: int) -> torch.Tensor:
-        """The first training images, their middle parts, normalised: what data-dependent initialisation looks at.
+        """The first training images, their middle parts, normalized: what data-dependent initialization looks at.
 
         As many as have the pixels of `count` small ones: thousands of large images would fill the memory.
         """
@@ -58,7 +58,7 @@ class ImageLoader:
         ids = np.arange(min(max(16, count * 32 * 32 // (size * size)), self.plan.num_samples))
         request = _center(self._splits[phase.variant], ids, 1.0, size, size)
         for _, pixels in self._decoder.batches([request]):
-            return self._normalise(pixels)
+            return self._normalize(pixels)
         raise AssertionError("a request gives a batch")
 
     @property
@@ -86,7 +86,7 @@ class ImageLoader:
 
     def _batch(self, request: Request, pixels: torch.Tensor) -> Batch:
         augment = self._data.augment
-        batch = self._normalise.batch(pixels, request.split.labels(request.ids), request.ids)
+        batch = self._normalize.batch(pixels, request.split.labels(request.ids), request.ids)
         keys = torch.from_numpy(request.keys).to(batch.images.device)
         if augment.cutout:
             cut_out_(batch.images, keys, augment.cutout, self.plan.seed, request.epoch)
@@ -131,7 +131,7 @@ class ImageEvaluator:
         self._split, self._share = split, evaluate.crop_pct
         self._size = phase.evaluate_size or DEFAULT_SIZE
         self._rectangular = phase.rectangular
-        self._normalise = normalisation(data, device)
+        self._normalize = normalization(data, device)
         order = np.arange(len(split))
         if phase.rectangular:
             self._aspects = _aspects(split.sizes(order))
@@ -148,10 +148,10 @@ class ImageEvaluator:
         for request, pixels in self._decoder.batches(self._request(ids) for ids in self._batches):
             sound = request.keys >= 0
             if sound.all():
-                yield self._normalise.batch(pixels, self._split.labels(request.ids), request.ids)
+                yield self._normalize.batch(pixels, self._split.labels(request.ids), request.ids)
             elif sound.any():
                 ids = request.keys[sound]
-                yield self._normalise.batch(pixels[torch.from_numpy(sound)], self._split.labels(ids), ids)
+                yield self._normalize.batch(pixels[torch.from_numpy(sound)], self._split.labels(ids), ids)
 
     def _request(self, ids: np.ndarray) -> Request:
         width = height = self._size

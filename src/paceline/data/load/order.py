@@ -40,7 +40,7 @@ def epoch_order(seed: int, epoch: int, num_samples: int, repeats: int = 1) -> to
     order = torch.randperm(num_samples, generator=generator)
     if repeats == 1:
         return order
-    # copies stay within a batch, two images taking turns: neighbours, which mixup mixes, are never the same image
+    # copies stay within a batch, two images taking turns: neighbors, which mixup mixes, are never the same image
     pairs = order[: 2 * -(-num_samples // (2 * repeats))]
     pairs = pairs[: len(pairs) // 2 * 2].view(-1, 1, 2)
     return (pairs + num_samples * torch.arange(repeats)[:, None]).flatten()[:num_samples]

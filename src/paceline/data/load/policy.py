@@ -1,4 +1,4 @@
-"""Colours and shapes of decoded crops changed by chance: RandAugment, TrivialAugment, colour jitter.
+"""Colors and shapes of decoded crops changed by chance: RandAugment, TrivialAugment, color jitter.
 
 The operations are torchvision's; which of them, and how strong, is a function of seed, epoch and key, as with all
 augmentation here. They run in the threads that decode.

@@ -1,4 +1,4 @@
-/* The codec: JPEG <-> quantised DCT coefficients <-> record -> crop. docs/format.md describes the record.
+/* The codec: JPEG <-> quantized DCT coefficients <-> record -> crop. docs/format.md describes the record.
  *
  * jpeg_read.c       baseline JPEG -> coefficients, with huffman.h
  * jpeg_write.c      coefficients -> baseline JPEG, for export
@@ -69,7 +69,7 @@ typedef struct {
     int pitch, rows;        /* the same, padded to whole MCUs: how `coefficients` is laid out */
     int h, v;               /* sampling factors */
     int id, table;
-    uint16_t quantisers[64]; /* natural (row by row) order */
+    uint16_t quantizers[64]; /* natural (row by row) order */
     int16_t *coefficients;   /* the order in which a record stores them: STREAM_TO_NATURAL */
 } Component;
 
@@ -104,7 +104,7 @@ typedef struct {
     uint16_t width, height;
     uint8_t num_components, h_max, v_max, num_tables;
     RecordComponent components[MAX_COMPONENTS];
-} RecordHeader; /* then num_tables x 64 16-bit quantisers in natural order, then the components' indexes and blocks */
+} RecordHeader; /* then num_tables x 64 16-bit quantizers in natural order, then the components' indexes and blocks */
 
 _Static_assert(sizeof(RecordHeader) == 80, "the header is read as it lies in the record");
 

@@ -1,24 +1,24 @@
 /* Record -> resized crop: the part that both paths share. A path defines, before it includes this file, LOW_BITS,
  * STRIP_ROWS, ROW_SAMPLES and the type Quantisers; behind it, the four functions declared here.
  *
- * The arithmetic is fixed, so that all paths give the same bytes: dequantise modulo 2^16; libjpeg's slow integer
+ * The arithmetic is fixed, so that all paths give the same bytes: dequantize modulo 2^16; libjpeg's slow integer
  * inverse transform as 13-bit matrices, the first pass saturated to 16 bits, samples clamped to 0..255; 14-bit weights,
- * first horizontally, kept with 7 fractional bits, then vertically, kept with 6; a 14-bit colour matrix and one final
+ * first horizontally, kept with 7 fractional bits, then vertically, kept with 6; a 14-bit color matrix and one final
  * rounding.
  *
  * Every block starts at or before the end of its component's data, and reads less than OVERRUN bytes: that one comparison
  * for each block keeps all reads inside the record and the OVERRUN bytes behind it. */
 
-/* A component's quantisers, 64 times 16 bits in natural order, as the path wants them. */
-static void quantisers_load(Quantisers *quantisers, const uint8_t *table);
+/* A component's quantizers, 64 times 16 bits in natural order, as the path wants them. */
+static void quantizers_load(Quantisers *quantizers, const uint8_t *table);
 
 /* One block to 64 samples; returns where the next one starts. */
-ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quantisers *quantisers, int16_t *samples);
+ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quantisers *quantizers, int16_t *samples);
 
 /* One row of blocks, resized horizontally, to STRIP_ROWS rows of ROW_SAMPLES samples for each output. */
 static void strip_resize(const int16_t *strip, const Weights *weights, int16_t *rows, size_t pitch);
 
-/* One output row: vertical resize, colours. Writes `padded` bytes to each plane. */
+/* One output row: vertical resize, colors. Writes `padded` bytes to each plane. */
 static void row_finish(int16_t *const *rows, size_t pitch, const Weights *const *down, int y, int padded,
                        int num_components, uint8_t *red, uint8_t *green, uint8_t *blue);
 
@@ -70,8 +70,8 @@ ALWAYS_INLINE uint32_t load32(const uint8_t *at)
 static Status component_decode(Workspace *workspace, const uint8_t *record, const RecordHeader *header,
                                const RecordComponent *part, const Region *region, int16_t *rows, size_t pitch)
 {
-    Quantisers quantisers;
-    quantisers_load(&quantisers, record + sizeof *header + part->table * TABLE_BYTES);
+    Quantisers quantizers;
+    quantizers_load(&quantizers, record + sizeof *header + part->table * TABLE_BYTES);
     const uint8_t *row_offsets = record + part->index, *group_offsets = row_offsets + 4u * part->blocks_h;
     const uint8_t *end = record + part->end;
     size_t groups = ((size_t)part->blocks_w + GROUP - 1) / GROUP;
@@ -97,7 +97,7 @@ static Status component_decode(Workspace *workspace, const uint8_t *record, cons
                 dc = 0;
             if (UNLIKELY(at > end))
                 return RECORD_BLOCKS;
-            at = block_decode(at, &dc, &quantisers, samples);
+            at = block_decode(at, &dc, &quantizers, samples);
         }
         strip_resize(strip, region->across, rows, pitch);
         rows += STRIP_ROWS * pitch;
@@ -139,7 +139,7 @@ static Status component_region(Workspace *workspace, const RecordHeader *header,
     region->across = horizontal;
     region->down = vertical;
     if (number == 2 || (number == 1 && !subsampled))
-        return OK; /* both colour components have the same sampling; without subsampling it is the luma's */
+        return OK; /* both color components have the same sampling; without subsampling it is the luma's */
     if (!subsampled) {
         Status status = weights_full(horizontal, &across);
         return status ? status : weights_full(vertical, &down);

@@ -68,16 +68,16 @@ static int kernel_position(int natural)
     return (2 * (row >> 1) + (column >> 2)) * 8 + (row & 1) * 4 + within[column & 3];
 }
 
-static void quantisers_load(Quantisers *quantisers, const uint8_t *table)
+static void quantizers_load(Quantisers *quantizers, const uint8_t *table)
 {
     int16_t natural[64], kernel[64] __attribute__((aligned(32)));
     memcpy(natural, table, sizeof natural);
     for (int i = 0; i < 64; i++)
         kernel[kernel_position(i)] = natural[i];
     for (int i = 0; i < 4; i++)
-        quantisers->rows[i] = _mm256_load_si256((const __m256i *)kernel + i);
-    __m128i first = _mm256_castsi256_si128(quantisers->rows[0]), second = _mm256_castsi256_si128(quantisers->rows[1]);
-    quantisers->corner = _mm256_setr_m128i(first, second);
+        quantizers->rows[i] = _mm256_load_si256((const __m256i *)kernel + i);
+    __m128i first = _mm256_castsi256_si128(quantizers->rows[0]), second = _mm256_castsi256_si128(quantizers->rows[1]);
+    quantizers->corner = _mm256_setr_m128i(first, second);
 }
 
 /* ---- inverse transform ---- */
@@ -97,7 +97,7 @@ ALWAYS_INLINE __m256i odd_part(__m256i low, __m256i high, int a, int b, int c, i
     return ADD(MADD(low, PAIRS(a, b)), MADD(high, PAIRS(c, d)));
 }
 
-/* Dequantised rows to samples: four column pairs of 8 rows. */
+/* Dequantized rows to samples: four column pairs of 8 rows. */
 ALWAYS_INLINE void inverse_transform(const __m256i *rows, int16_t *samples)
 {
     /* columns: inputs 0 and 4, 1 and 5, 2 and 6, 3 and 7 side by side */
@@ -170,14 +170,14 @@ ALWAYS_INLINE __m256i with_dc(__m256i values, int dc)
     return _mm256_or_si256(values, _mm256_zextsi128_si256(_mm_cvtsi32_si128((uint16_t)dc)));
 }
 
-ALWAYS_INLINE const uint8_t *corner_read(const uint8_t *at, unsigned mask, int dc, const Quantisers *quantisers, __m256i *out)
+ALWAYS_INLINE const uint8_t *corner_read(const uint8_t *at, unsigned mask, int dc, const Quantisers *quantizers, __m256i *out)
 {
     unsigned first = (unsigned)__builtin_popcount(mask & 255);
     /* the second tile's bytes follow the first's: move its shuffle by as many; zeros (0x80) stay zeros */
     uint64_t second = spread_low[mask >> 8] + first * 0x0101010101010101ull;
     __m128i control = _mm_set_epi64x((long long)second, (long long)spread_low[mask & 255]);
     __m128i bytes = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)at), control);
-    *out = _mm256_mullo_epi16(with_dc(_mm256_cvtepi8_epi16(bytes), dc), quantisers->corner);
+    *out = _mm256_mullo_epi16(with_dc(_mm256_cvtepi8_epi16(bytes), dc), quantizers->corner);
     return at + __builtin_popcount(mask);
 }
 
@@ -203,7 +203,7 @@ enum { UNPACKED_BYTES = 64 + 16 };
 
 /* The same as rows_read for whole values of 16 bits, as blocks of good JPEGs with strong edges have. */
 static __attribute__((noinline)) const uint8_t *rows_read_wide(const uint8_t *at, uint64_t mask, int whole_until, int dc,
-                                                               const Quantisers *quantisers, __m256i *rows)
+                                                               const Quantisers *quantizers, __m256i *rows)
 {
     static const uint8_t left[4] = {0, 1, 3, 5}, right[4] = {2, 4, 6, 7};
     int whole = __builtin_popcountll(LOW_BITS(mask, whole_until)), halves = __builtin_popcountll(mask) - whole;
@@ -224,13 +224,13 @@ static __attribute__((noinline)) const uint8_t *rows_read_wide(const uint8_t *at
     }
     for (int i = 0; i < 4; i++) {
         __m256i values = _mm256_setr_m128i(tiles[left[i]], tiles[right[i]]);
-        rows[i] = _mm256_mullo_epi16(i ? values : with_dc(values, dc), quantisers->rows[i]);
+        rows[i] = _mm256_mullo_epi16(i ? values : with_dc(values, dc), quantizers->rows[i]);
     }
     return at + 2 * whole + ((halves + 1) >> 1);
 }
 
 ALWAYS_INLINE const uint8_t *rows_read(const uint8_t *at, uint64_t mask, int whole_until, int dc,
-                                       const Quantisers *quantisers, __m256i *rows)
+                                       const Quantisers *quantizers, __m256i *rows)
 {
     int whole = __builtin_popcountll(LOW_BITS(mask, whole_until)), halves = __builtin_popcountll(mask) - whole;
     uint8_t unpacked[UNPACKED_BYTES] __attribute__((aligned(32)));
@@ -246,7 +246,7 @@ ALWAYS_INLINE const uint8_t *rows_read(const uint8_t *at, uint64_t mask, int who
         __m128i bytes = load_two((const void *)from[left], (const void *)from[right]);                           \
         __m128i control = load_two(&spread_low[mask >> 8 * left & 255], &spread_high[mask >> 8 * right & 255]);  \
         __m256i values = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, control));                                 \
-        rows[number] = _mm256_mullo_epi16(number ? values : with_dc(values, dc), quantisers->rows[number]);      \
+        rows[number] = _mm256_mullo_epi16(number ? values : with_dc(values, dc), quantizers->rows[number]);      \
     }
     ROW_PAIR(0, 0, 2)
     ROW_PAIR(1, 1, 4)
@@ -256,21 +256,21 @@ ALWAYS_INLINE const uint8_t *rows_read(const uint8_t *at, uint64_t mask, int who
     return at + whole + ((halves + 1) >> 1);
 }
 
-ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quantisers *quantisers, int16_t *samples)
+ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quantisers *quantizers, int16_t *samples)
 {
     Head head;
     unsigned first = *at;
     at = head_read(at, dc, &head);
     if ((first & 0x87) <= 2) { /* at most two tiles, no wide values */
         __m256i corner;
-        at = corner_read(at, (unsigned)head.mask, *dc, quantisers, &corner);
+        at = corner_read(at, (unsigned)head.mask, *dc, quantizers, &corner);
         inverse_transform_corner(corner, samples);
     } else {
         __m256i rows[4];
         if (UNLIKELY(head.wide))
-            at = rows_read_wide(at, head.mask, head.whole, *dc, quantisers, rows);
+            at = rows_read_wide(at, head.mask, head.whole, *dc, quantizers, rows);
         else
-            at = rows_read(at, head.mask, head.whole, *dc, quantisers, rows);
+            at = rows_read(at, head.mask, head.whole, *dc, quantizers, rows);
         inverse_transform(rows, samples);
     }
     return at;
@@ -341,7 +341,7 @@ ALWAYS_INLINE __m256i rows_resize(const int16_t *rows, size_t pitch, const int16
 
 ALWAYS_INLINE void row_finish_by(int16_t *const *rows, size_t pitch, const Weights *const *down, int y, int padded,
                                  int num_components, uint8_t *red, uint8_t *green, uint8_t *blue, int luma_pairs,
-                                 int colour_pairs)
+                                 int color_pairs)
 {
     const __m256i middle = _mm256_set1_epi16(128 * 64), rounding = _mm256_set1_epi32(1 << 19);
     const __m256i half = _mm256_set1_epi16(32), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -355,8 +355,8 @@ ALWAYS_INLINE void row_finish_by(int16_t *const *rows, size_t pitch, const Weigh
         if (num_components == 1) {
             r = g = b = _mm256_srai_epi16(_mm256_add_epi16(luma, half), 6);
         } else {
-            __m256i u = _mm256_sub_epi16(rows_resize(in[1] + 2 * x, pitch, weights[1], colour_pairs), middle);
-            __m256i v = _mm256_sub_epi16(rows_resize(in[2] + 2 * x, pitch, weights[2], colour_pairs), middle);
+            __m256i u = _mm256_sub_epi16(rows_resize(in[1] + 2 * x, pitch, weights[1], color_pairs), middle);
+            __m256i v = _mm256_sub_epi16(rows_resize(in[2] + 2 * x, pitch, weights[2], color_pairs), middle);
             __m256i yv0 = _mm256_unpacklo_epi16(luma, v), yv1 = _mm256_unpackhi_epi16(luma, v);
             __m256i yu0 = _mm256_unpacklo_epi16(luma, u), yu1 = _mm256_unpackhi_epi16(luma, u);
             /* green needs three products and the rounding, 32 * 16384 */
@@ -379,13 +379,13 @@ static void row_finish(int16_t *const *rows, size_t pitch, const Weights *const 
                        int num_components, uint8_t *red, uint8_t *green, uint8_t *blue)
 {
     int luma = down[0]->used_pairs < 2 ? 2 : down[0]->used_pairs;
-    int colour = num_components == 1 ? 0 : down[1]->used_pairs < 2 ? 2 : down[1]->used_pairs;
+    int color = num_components == 1 ? 0 : down[1]->used_pairs < 2 ? 2 : down[1]->used_pairs;
 #define CASE(a, b)                                                                             \
     case a * 8 + b:                                                                            \
         row_finish_by(rows, pitch, down, y, padded, 3, red, green, blue, a, b);                \
         return;
-    if (num_components == 3 && luma <= 5 && colour <= 5) {
-        switch (luma * 8 + colour) { /* those that photographs need */
+    if (num_components == 3 && luma <= 5 && color <= 5) {
+        switch (luma * 8 + color) { /* those that photographs need */
             CASE(2, 2)
             CASE(2, 3)
             CASE(2, 4)
@@ -401,7 +401,7 @@ static void row_finish(int16_t *const *rows, size_t pitch, const Weights *const 
         }
     }
 #undef CASE
-    row_finish_by(rows, pitch, down, y, padded, num_components, red, green, blue, luma, colour);
+    row_finish_by(rows, pitch, down, y, padded, num_components, red, green, blue, luma, color);
 }
 
 Status crop_avx2(Workspace *workspace, const uint8_t *record, size_t length, const Crop *crop, uint8_t *out)

@@ -19,9 +19,9 @@ typedef struct {
 #define NOINLINE
 #endif
 
-static void quantisers_load(Quantisers *quantisers, const uint8_t *table)
+static void quantizers_load(Quantisers *quantizers, const uint8_t *table)
 {
-    memcpy(quantisers->values, table, sizeof quantisers->values);
+    memcpy(quantizers->values, table, sizeof quantizers->values);
 }
 
 ALWAYS_INLINE int saturate16(int value)
@@ -98,12 +98,12 @@ ALWAYS_INLINE const uint8_t *values_read(const uint8_t *at, const Head *head, in
     return at + ((count + 1) >> 1);
 }
 
-ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quantisers *quantisers, int16_t *samples)
+ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quantisers *quantizers, int16_t *samples)
 {
     Head head;
     at = head_read(at, dc, &head);
     if (!head.mask) { /* what the transform makes of a lone DC */
-        int column = saturate16((int16_t)((int16_t)*dc * quantisers->values[0]) * 4);
+        int column = saturate16((int16_t)((int16_t)*dc * quantizers->values[0]) * 4);
         int16_t value = (int16_t)clamp8((column * 8192 + LAST_ROUNDING) >> LAST_SHIFT);
         for (int i = 0; i < 64; i++)
             samples[i] = value;
@@ -113,7 +113,7 @@ ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quan
     at = values_read(at, &head, coefficients);
     coefficients[0] = (int16_t)*dc;
     for (int i = 0; i < 64; i++)
-        coefficients[i] = (int16_t)(coefficients[i] * quantisers->values[i]);
+        coefficients[i] = (int16_t)(coefficients[i] * quantizers->values[i]);
     if (head.mask < 1 << 16) /* two tiles: rows and columns 0 to 3 */
         inverse_transform(coefficients, samples, 1);
     else
@@ -200,10 +200,10 @@ static void row_finish(int16_t *const *rows, size_t pitch, const Weights *const 
     }
     for (int x = 0; x < padded; x++) {
         int16_t u = (int16_t)(cb[x] - 128 * 64), v = (int16_t)(cr[x] - 128 * 64);
-        int grey = luma[x] * 16384 + (1 << 19);
-        red[x] = (uint8_t)clamp8((grey + v * 22970) >> 20);
-        green[x] = (uint8_t)clamp8((grey - v * 11700 - u * 5638) >> 20);
-        blue[x] = (uint8_t)clamp8((grey + u * 29032) >> 20);
+        int gray = luma[x] * 16384 + (1 << 19);
+        red[x] = (uint8_t)clamp8((gray + v * 22970) >> 20);
+        green[x] = (uint8_t)clamp8((gray - v * 11700 - u * 5638) >> 20);
+        blue[x] = (uint8_t)clamp8((gray + u * 29032) >> 20);
     }
 }
 

@@ -1,4 +1,4 @@
-/* Baseline and extended sequential Huffman JPEG, 8 bits, grey or YCbCr, to quantised coefficients.
+/* Baseline and extended sequential Huffman JPEG, 8 bits, gray or YCbCr, to quantized coefficients.
  *
  * What it does not read (progressive, arithmetic, CMYK, RGB, odd sampling, damaged) it names; preparation then goes
  * through Pillow. */
@@ -51,13 +51,13 @@ typedef struct {
     Coefficients *image;
     const uint8_t *bytes;
     size_t length, at;
-    uint16_t quantisers[4][64];
-    unsigned quantisers_defined, components_read;
+    uint16_t quantizers[4][64];
+    unsigned quantizers_defined, components_read;
     Huffman dc[4], ac[4];
     int restart_interval, has_frame, has_jfif, adobe_transform;
 } Reader;
 
-static Status read_quantisers(Reader *reader, const uint8_t *at, const uint8_t *end)
+static Status read_quantizers(Reader *reader, const uint8_t *at, const uint8_t *end)
 {
     while (at < end) {
         int wide = *at >> 4, table = *at & 15;
@@ -65,9 +65,9 @@ static Status read_quantisers(Reader *reader, const uint8_t *at, const uint8_t *
         if (table > 3 || wide > 1 || end - at < 64 * (wide + 1))
             return JPEG_SYNTAX;
         for (int i = 0; i < 64; i++)
-            reader->quantisers[table][ZIGZAG[i]] = wide ? (uint16_t)(at[2 * i] << 8 | at[2 * i + 1]) : at[i];
+            reader->quantizers[table][ZIGZAG[i]] = wide ? (uint16_t)(at[2 * i] << 8 | at[2 * i + 1]) : at[i];
         at += 64 * (wide + 1);
-        reader->quantisers_defined |= 1u << table;
+        reader->quantizers_defined |= 1u << table;
     }
     return OK;
 }
@@ -174,11 +174,11 @@ static Status read_scan(Reader *reader, const uint8_t *at, const uint8_t *end)
         reader->components_read |= 1u << which;
         parts[i] = &image->components[which];
         if (dc_table > 3 || ac_table > 3 || !reader->dc[dc_table].defined || !reader->ac[ac_table].defined ||
-            !(reader->quantisers_defined >> parts[i]->table & 1))
+            !(reader->quantizers_defined >> parts[i]->table & 1))
             return JPEG_SYNTAX;
         dc[i] = &reader->dc[dc_table];
         ac[i] = &reader->ac[ac_table];
-        memcpy(parts[i]->quantisers, reader->quantisers[parts[i]->table], sizeof parts[i]->quantisers);
+        memcpy(parts[i]->quantizers, reader->quantizers[parts[i]->table], sizeof parts[i]->quantizers);
     }
     /* a scan of one component holds its own blocks; one of several holds whole MCUs */
     int alone = num_parts == 1;
@@ -243,7 +243,7 @@ static Status read_markers(Reader *reader)
         Status status = OK;
         switch (marker) {
         case 0xDB:
-            status = read_quantisers(reader, at, end);
+            status = read_quantizers(reader, at, end);
             break;
         case 0xC4:
             status = read_huffman_tables(reader, at, end);

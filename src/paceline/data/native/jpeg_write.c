@@ -115,16 +115,16 @@ static uint8_t *put_header(uint8_t *at, const Coefficients *image)
     int num = image->num_components;
     at = put_bytes(at, "\xFF\xD8\xFF\xE0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0", 20);
     for (int i = 0; i < num; i++) {
-        const uint16_t *quantisers = image->components[i].quantisers;
+        const uint16_t *quantizers = image->components[i].quantizers;
         int wide = 0;
         for (int k = 0; k < 64; k++)
-            wide |= quantisers[k] > 255;
+            wide |= quantizers[k] > 255;
         const uint8_t start[5] = {0xFF, 0xDB, 0, (uint8_t)(3 + 64 * (wide + 1)), (uint8_t)(wide << 4 | i)};
         at = put_bytes(at, start, 5);
         for (int k = 0; k < 64; k++) {
             if (wide)
-                *at++ = (uint8_t)(quantisers[ZIGZAG[k]] >> 8);
-            *at++ = (uint8_t)quantisers[ZIGZAG[k]];
+                *at++ = (uint8_t)(quantizers[ZIGZAG[k]] >> 8);
+            *at++ = (uint8_t)quantizers[ZIGZAG[k]];
         }
     }
     const uint8_t frame[10] = {0xFF,

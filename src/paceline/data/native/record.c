@@ -139,12 +139,12 @@ Status record_pack(const Coefficients *image, uint8_t *out, size_t capacity, siz
     };
     uint8_t *tables = out + sizeof header;
     for (int i = 0; i < image->num_components; i++) {
-        const uint16_t *quantisers = image->components[i].quantisers;
+        const uint16_t *quantizers = image->components[i].quantizers;
         int table = 0;
-        while (table < header.num_tables && memcmp(tables + table * TABLE_BYTES, quantisers, TABLE_BYTES))
+        while (table < header.num_tables && memcmp(tables + table * TABLE_BYTES, quantizers, TABLE_BYTES))
             table++;
         if (table == header.num_tables)
-            memcpy(tables + TABLE_BYTES * header.num_tables++, quantisers, TABLE_BYTES);
+            memcpy(tables + TABLE_BYTES * header.num_tables++, quantizers, TABLE_BYTES);
         header.components[i].table = (uint8_t)table;
     }
     size_t at = sizeof header + (size_t)header.num_tables * TABLE_BYTES;
@@ -263,7 +263,7 @@ Status record_unpack(const uint8_t *record, size_t length, Coefficients *image)
     for (int i = 0; i < header.num_components; i++) {
         const RecordComponent *entry = &header.components[i];
         Component *part = &image->components[i];
-        memcpy(part->quantisers, record + sizeof header + entry->table * TABLE_BYTES, TABLE_BYTES);
+        memcpy(part->quantizers, record + sizeof header + entry->table * TABLE_BYTES, TABLE_BYTES);
         const uint8_t *at = record + entry->data, *end = record + entry->end;
         for (int y = 0; y < part->blocks_h; y++) {
             int dc = 0;

@@ -49,10 +49,10 @@ ALWAYS_INLINE void fill_full(Weights *weights, const Axis *axis, double scale, d
     float step = (float)(1 / support);
     int raw[MAX_TAPS], rounded[MAX_TAPS];
     for (int i = 0; i < axis->outputs; i++) {
-        double centre = (i + 0.5) * scale;
-        int from = (int)(centre - support + 0.5), to = (int)(centre + support + 0.5), sum = 0, total = 0;
+        double center = (i + 0.5) * scale;
+        int from = (int)(center - support + 0.5), to = (int)(center + support + 0.5), sum = 0, total = 0;
         from = from < 0 ? 0 : from;
-        float begin = (float)(from + 0.5 - centre) * step;
+        float begin = (float)(from + 0.5 - center) * step;
         for (int tap = 0; tap < max_taps; tap++) {
             float height = 1.0f - fabsf(begin + step * (float)tap);
             raw[tap] = (int)((height > 0.0f ? height : 0.0f) * 65536.0f);
@@ -69,7 +69,7 @@ ALWAYS_INLINE void fill_full(Weights *weights, const Axis *axis, double scale, d
             rounded[tap] = (int)((float)raw[tap] * factor + 0.5f);
         for (int tap = 0; tap < max_taps; tap++)
             total += rounded[tap];
-        rounded[(int)centre - from] += ONE - total; /* what rounding lost goes to the middle */
+        rounded[(int)center - from] += ONE - total; /* what rounding lost goes to the middle */
         int output = axis->mirror ? axis->outputs - 1 - i : i;
         int16_t *out = place(weights, output, axis->start + from - axis->origin, to - from);
         for (int tap = 0; tap < max_taps; tap++)
@@ -95,7 +95,7 @@ Status weights_full(Weights *weights, const Axis *axis)
     return OK;
 }
 
-/* Components subsampled by two: composed with libjpeg's smooth upsampling (3/4 and 1/4 of the neighbours), so that they
+/* Components subsampled by two: composed with libjpeg's smooth upsampling (3/4 and 1/4 of the neighbors), so that they
  * are filtered as if they had been upsampled first, at no cost per pixel. Sample c gets w[2c-1] + 3 w[2c] + 3 w[2c+1] +
  * w[2c+2], all by four; what rounding loses goes to the largest weight. */
 ALWAYS_INLINE void fill_half(Weights *weights, const Axis *axis, const Weights *full, int full_origin, int pairs)
@@ -179,7 +179,7 @@ Status weights_subsampled(Weights *weights, const Axis *axis, const Weights *ful
 void samples_needed(const Axis *axis, int *from, int *to)
 {
     int last = axis->start + axis->length - 1, low = axis->start / axis->ratio, high = last / axis->ratio;
-    if (axis->ratio == 2) { /* smooth upsampling looks at the neighbour on the other side */
+    if (axis->ratio == 2) { /* smooth upsampling looks at the neighbor on the other side */
         low -= !(axis->start & 1);
         high += last & 1;
     }

@@ -84,7 +84,7 @@ def check_size(num_bytes: int) -> None:
 
 
 def open_image(content: bytes) -> tuple[Image.Image, str]:
-    """The image, grey or RGB, and what was wrong with the file."""
+    """The image, gray or RGB, and what was wrong with the file."""
     if _has_too_many_scans(content):
         raise Unreadable(f"a JPEG of more than {_MAX_SCANS} scans")
     with warnings.catch_warnings():
@@ -99,7 +99,7 @@ def open_image(content: bytes) -> tuple[Image.Image, str]:
                     raise
                 image = Image.open(io.BytesIO(content + _END_OF_JPEG), formats=FORMATS)
                 image.load()
-                remarks.append("truncated; what is missing is grey")
+                remarks.append("truncated; what is missing is gray")
             if image.mode not in ("L", "RGB"):
                 remarks.append(f"mode {image.mode} converted")
             return _plain(image), "; ".join(remarks)
