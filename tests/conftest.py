@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from paceline.cli.main import main
+from paceline.errors import UserError
 from paceline.system.logs import log
 
 # a busy machine takes longer for an example, and that is no failure
@@ -79,6 +81,14 @@ def here(tmp_path: Path, monkeypatch, capsys) -> Iterator[Callable[..., subproce
 
     yield run
     log.handlers, log.propagate = [], True
+
+
+@contextmanager
+def raises(code: str, kind: type[UserError] = UserError) -> Iterator[pytest.ExceptionInfo[UserError]]:
+    """Expect an error for users with this code."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    assert caught.value.code == code, f"[{caught.value.code}] {caught.value}"
 
 
 def complaint(answer: subprocess.CompletedProcess[str]) -> str:

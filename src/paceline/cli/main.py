@@ -44,7 +44,7 @@ def _guarded(arguments: list[str]) -> int:
             report_stop(stopped.signum)
         return 0
     except UserError as error:
-        _complain(str(error))
+        _complain(f"error: {error.report}")
         return 1
     except KeyboardInterrupt:
         _complain("interrupted")
