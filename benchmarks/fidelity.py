@@ -1,10 +1,9 @@
-"""How large records are, and how near their crops are to decoding with libjpeg-turbo and resizing with Pillow.
+"""Size of records, and difference of their crops to libjpeg-turbo decoding with Pillow resizing.
 
     python benchmarks/fidelity.py --images DIR_OR_TAR
 
-For original files and for re-encoded sizes: bytes, ratio to the JPEG that a record was made from, mean absolute
-difference (of 255 levels) of one random crop an image at 224 px, and how many images' luma differs from libjpeg's in
-any pixel.
+For original files and for re-encoded sizes: bytes, ratio to the source JPEG, mean absolute difference (of 255 levels)
+of one random crop per image at 224 px, and the number of images whose luma differs from libjpeg's in any pixel.
 """
 
 import argparse

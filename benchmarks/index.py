@@ -1,4 +1,4 @@
-"""What an index of ImageNet's size costs: time to open it, and memory of each rank, with its decoding threads.
+"""Cost of an index of ImageNet's size: time to open it, and memory per rank with its decoding threads.
 
 python benchmarks/index.py [--samples 1281167] [--ranks 2] [--threads 4]
 """
@@ -17,7 +17,7 @@ import psutil
 
 
 def write(folder: Path, samples: int) -> None:
-    """A data set whose records are all the same one."""
+    """Write a dataset of identical records."""
     from PIL import Image
 
     from paceline.data import codec
@@ -57,7 +57,7 @@ def write(folder: Path, samples: int) -> None:
 
 
 def rank(folder: Path, threads: int) -> None:
-    """Open, load a few batches, and print what it took."""
+    """Open the dataset, load a few batches, and print time and memory."""
     import torch
 
     from paceline.config.data import Data
@@ -99,7 +99,7 @@ def main() -> None:
     print(f"{options.samples:,} samples, {options.ranks} ranks x {options.threads} threads")
     for number, result in enumerate(results):
         print(
-            f"  rank {number}: opened in {result['seconds'] * 1e3:.1f} ms; own memory {result['index'] / 1e6:.1f} MB "
+            f"  rank {number}: opened in {result['seconds'] * 1e3:.1f} ms; USS {result['index'] / 1e6:.1f} MB "
             f"for the index, {result['all'] / 1e6:.1f} MB with an epoch's order, threads and batches"
         )
 

@@ -1,10 +1,10 @@
-"""This loader against others on the same images: images per processor second on one core, and images/s on all.
+"""Paceline's loader against others on the same images: images per CPU second on one core, and images/s on all cores.
 
     python benchmarks/loader.py --images DIR_OR_TAR [--out loader-benchmark] [--rounds 5]
 
-Every contestant draws RandomResizedCrop + flip in batches of 256 from a warm page cache. Each measurement is a process
-of its own, restricted to its cores; contestants take turns round by round, so that a slow minute of the machine hits
-all of them. Medians over rounds; ratios are of the same round. Rivals that are not installed are left out by name.
+Every loader applies RandomResizedCrop and flip in batches of 256 from a warm page cache. Each measurement runs in its
+own process, pinned to its cores. Loaders alternate round by round, so that noise affects all of them. Reports medians
+over rounds; ratios are within a round. Loaders that are not installed are skipped and listed.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 BATCH = 256
-COPIES = 8  # of every image, so that an epoch has several batches
+COPIES = 8  # per image, so that an epoch has several batches
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BASELINE = "torchvision, float"
 FFCV_JPEG_SHARES = {"all JPEG": 1.0, "half raw": 0.5}
 
 
-# ---- contestants: each yields batches for ever ----
+# ---- loaders: each yields batches forever ----
 
 
 def ours(work: Path, size: int, threads: int, variant: str, path: str) -> Iterator[Any]:
@@ -143,7 +143,7 @@ def ffcv(work: Path, size: int, threads: int, file: str) -> Iterator[Any]:
 
 
 def raw(work: Path, size: int, threads: int) -> Iterator[Any]:
-    """Pixels as they are, max 400 px, from mmap, cropped and resized by Pillow: what decoding costs beyond that."""
+    """Raw pixels, max 400 px, from mmap, cropped and resized by Pillow: the difference to others is decoding."""
     from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np
@@ -181,7 +181,7 @@ Maker = Callable[[Path, int, int], Iterator[Any]]
 
 
 def contestants() -> dict[str, tuple[str, Maker]]:
-    """By name: the module it needs, and how to start it."""
+    """Return by name the module that a loader needs, and how to start it."""
     found: dict[str, tuple[str, Maker]] = {
         BASELINE: ("torchvision", partial(torchvision, as_float=True)),
         "torchvision, uint8": ("torchvision", partial(torchvision, as_float=False)),
@@ -208,11 +208,11 @@ def _bound(variant: str, path: str) -> Maker:
     return lambda work, size, threads: ours(work, size, threads, variant, path)
 
 
-# ---- what each of them reads ----
+# ---- the data of each loader ----
 
 
 def prepare(source: Path, work: Path, wanted: set[str]) -> int:
-    """Write the tree, shards, tars and raw pixels that contestants read; the number of images."""
+    """Write the tree, shards, tars and raw pixels that loaders read. Returns the number of images."""
     tree = work / "tree"
     if not tree.exists():
         files = extracted(source, work)
@@ -298,17 +298,17 @@ def _write_raw(files: list[Path], work: Path) -> None:
 
 
 def processor_seconds() -> float:
-    """Processor seconds of this process and of children that have ended."""
+    """Return the CPU seconds of this process and of its ended children."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds))
 
 
 def measure(name: str, work: Path, size: int, cores: int, seconds: float) -> dict[str, float]:
-    """In a process of its own: images/s of wall time and, on one core, of processor time."""
+    """Return images per second of wall time and of CPU time; called in a separate process."""
     available = sorted(os.sched_getaffinity(0))[:cores]
     os.sched_setaffinity(0, available)
     batches = contestants()[name][1](work, size, cores)
-    _draw(batches, seconds / 2)  # start-up, compilation, page cache, buffers
+    _draw(batches, seconds / 2)  # warm-up: start, compilation, page cache, buffers
     begin, used = time.perf_counter(), processor_seconds()
     images = _draw(batches, seconds)
     wall, processor = time.perf_counter() - begin, processor_seconds() - used
@@ -316,7 +316,7 @@ def measure(name: str, work: Path, size: int, cores: int, seconds: float) -> dic
 
 
 def _draw(batches: Iterator[Any], seconds: float) -> int:
-    """Take batches for that long; the number of images."""
+    """Take batches for that many seconds. Returns the number of images."""
     begin, images = time.perf_counter(), 0
     while time.perf_counter() - begin < seconds:
         next(batches)
@@ -331,16 +331,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="length of one measurement")
     parser.add_argument("--sizes", type=int, nargs="+", default=[224, 128])
-    parser.add_argument("--only", nargs="+", default=[], help="contestants whose names hold one of these words")
+    parser.add_argument("--only", nargs="+", default=[], help="only loaders whose names contain one of these words")
     parser.add_argument("--measure", nargs=3, metavar=("NAME", "SIZE", "CORES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     work = options.out / "data"
     if options.measure:
         name, size, cores = options.measure
         print(json.dumps(measure(name, work, int(size), int(cores), options.seconds)))
-        os._exit(0)  # rivals' workers end with it
+        os._exit(0)  # ends the workers of other loaders
     if not options.images:
-        parser.error("--images DIR_OR_TAR is needed")
+        parser.error("--images DIR_OR_TAR is required")
     work.mkdir(parents=True, exist_ok=True)
     chosen: list[str] = []
     missing: list[str] = []
@@ -349,7 +349,7 @@ def main() -> None:
             continue
         (chosen if _installed(module) else missing).append(name)
     for name in missing:
-        print(f"left out, not installed: {name}")
+        print(f"skipped, not installed: {name}")
     print(f"{prepare(options.images, work, set(chosen))} images, {COPIES} copies of each file")
     results = _rounds(options, chosen)
     _report(results, options.out)
@@ -385,7 +385,7 @@ def _report(results: dict[str, dict[str, list[dict[str, float]]]], out: Path) ->
     table: dict[str, dict[str, dict[str, float]]] = {}
     for key, rows in results.items():
         kind = "processor" if key.endswith("1 core") else "wall"
-        print(f"\n{key}: images per {'processor second' if kind == 'processor' else 'second'}, ratio to {BASELINE}")
+        print(f"\n{key}: images per {'CPU second' if kind == 'processor' else 'second'}, ratio to {BASELINE}")
         for name, rounds in rows.items():
             base = rows.get(BASELINE, rounds)
             ratios = [own[kind] / other[kind] for own, other in zip(rounds, base, strict=False)]
@@ -400,7 +400,7 @@ def _report(results: dict[str, dict[str, list[dict[str, float]]]], out: Path) ->
 
 
 def _chart(table: dict[str, dict[str, dict[str, float]]], out: Path) -> str:
-    """A bar chart, drawn with Pillow: a plotting library would be a dependency for this alone."""
+    """Write a bar chart with Pillow, which saves a dependency on a plotting library. Returns its path."""
     from PIL import Image, ImageDraw
 
     rows = [(key, name, row["ratio"]) for key, names in table.items() for name, row in names.items()]

@@ -1,9 +1,9 @@
-"""Preparation against the usual way: unpack the archive, then resize every file with Pillow.
+"""`paceline prepare` against unpacking the archive and resizing every file with Pillow.
 
     python benchmarks/prepare.py --images TAR [--rounds 5]
 
-Images per processor second on one core, start to finish, from a warm page cache to files on disk; contestants take
-turns round by round. Medians; ratios are of the same round.
+Images per CPU second on one core, from a warm page cache to files on disk. The variants alternate round by round.
+Reports medians; ratios are within a round.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main() -> None:
                 begin = processor_seconds()
                 run(Path(folder))
                 speeds[name].append(num_images / (processor_seconds() - begin))
-    print(f"{num_images} images, {options.rounds} rounds; images per processor second, ratio to {baseline}")
+    print(f"{num_images} images, {options.rounds} rounds; images per CPU second, ratio to {baseline}")
     for name, own in speeds.items():
         ratio = statistics.median(mine / other for mine, other in zip(own, speeds[baseline], strict=True))
         print(f"  {name:32}{statistics.median(own):8.0f}{ratio:8.2f}x")

@@ -1,4 +1,4 @@
-"""Starting the command line as processes, and meddling with them."""
+"""Runs the command line in subprocesses and ranks."""
 
 import multiprocessing
 import os
@@ -16,42 +16,43 @@ from torch.distributed import distributed_c10d
 from paceline.cli.main import main
 from paceline.track.records import RunFolder
 
-# Ranks fork from a process that has imported everything and done nothing, which checkpoints seconds at every start.
-_ready = multiprocessing.get_context("forkserver")
-_ready.set_forkserver_preload(["paceline.engine.preload"])
+# ranks fork from a process that has imported everything, which saves seconds per start
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["paceline.engine.preload"])
 
 
 def start(folder: Path, *words: object) -> subprocess.Popen[str]:
+    """Start the command line in a folder; returns the process."""
     return subprocess.Popen(command(*words), cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
 
 
 def run_ranks(
     folder: Path, procs: int, *words: object, before: Callable[[int], None] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The command line as `procs` ranks, in the environment that torchrun would give them: it must succeed.
+    """Run the command line as `procs` ranks with the variables that torchrun would set. All of them must succeed.
 
-    `before`, a function of a test module, is called in each rank first, and may meddle with it.
+    `before`, a function of a test module, is called first in each rank, e.g. to patch something.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1], "GLOO_SOCKET_IFNAME": "lo"}
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1], "GLOO_SOCKET_IFNAME": "lo"}
     processes = []
     for rank in range(procs):
-        place = {"RANK": rank, "WORLD_SIZE": procs, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": procs} if procs > 1 else {}
-        variables = environment() | {key: str(value) for key, value in (meeting | place).items()}
+        ranks = {"RANK": rank, "WORLD_SIZE": procs, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": procs} if procs > 1 else {}
+        variables = environment() | {key: str(value) for key, value in (master | ranks).items()}
         target = (list(map(str, words)), folder, variables, folder / f"rank-{rank}", before)
-        processes.append(_ready.Process(target=_rank, args=target))
+        processes.append(_context.Process(target=_rank, args=target))
         processes[-1].start()
     for process in processes:
         process.join(HANG)
-        assert process.exitcode is not None, f"{words}: a rank does not end"
-    written = [
+        assert process.exitcode is not None, f"{words}: a rank hangs"
+    output = [
         "".join(path.read_text() for path in sorted(folder.glob(f"rank-*.{kind}"))) for kind in ("stdout", "stderr")
     ]
     for path in folder.glob("rank-*.std*"):
         path.unlink()
-    assert not any(process.exitcode for process in processes), written[1]
-    return subprocess.CompletedProcess([*words], 0, *written)
+    assert not any(process.exitcode for process in processes), output[1]
+    return subprocess.CompletedProcess([*words], 0, *output)
 
 
 def _rank(
@@ -69,10 +70,11 @@ def _rank(
 
 
 def _refuse_pickle(*_: object) -> None:
-    raise AssertionError("a rank reads a pickle of another one, which could run code")
+    raise AssertionError("a rank loads a pickle from another rank, which could execute code")
 
 
 def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
+    """Wait until a run has recorded this step."""
     deadline = time.monotonic() + HANG
     while not any(record["step"] >= step for record in RunFolder(run).records()):
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
@@ -81,6 +83,6 @@ def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
 
 
 def ranks(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """In order of their numbers."""
+    """Return the rank processes of a launcher, in rank order."""
     named = {child.name(): child for child in psutil.Process(process.pid).children(recursive=True)}
     return [named[name] for name in sorted(named) if name.startswith("paceline-rank-")]

@@ -1,4 +1,4 @@
-"""Paceline trains image classifiers on one machine or many with one command, and hands back the evidence."""
+"""Paceline trains image classifiers on one node or many with one command, and compares the results."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ __all__ = ["Run", "compare", "load_recipe", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """The functions of paceline.api, loaded when they are asked for: the command line has to start at once."""
+    """Import paceline.api on first use, so that the command line starts fast."""
     if name in __all__:
         from paceline import api
 

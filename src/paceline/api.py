@@ -1,9 +1,9 @@
-"""Paceline from Python and notebooks: a few functions whose results show themselves as tables and charts.
+"""The Python API, also for notebooks, where results are displayed as tables and charts.
 
 import paceline
 
-run = paceline.train("digits", procs=2)           # a run folder, made by the ordinary command in processes of its own
-paceline.compare("runs/one", run)                 # fair or not, speed-up, accuracy
+run = paceline.train("digits", procs=2)           # trains in separate processes, as `paceline train` does
+paceline.compare("runs/one", run)                 # comparability, speed-up, accuracy
 paceline.Run("runs/one").curve("top1")            # points of a curve
 """
 
@@ -28,12 +28,12 @@ from paceline.logbook.tables import markdown
 from paceline.logbook.verdict import verdict
 from paceline.system.lifetime import tied
 
-# ranks of a launcher, and colors that notebooks ask for: progress bars would flood a cell
-_NOT_PASSED_ON = ("RANK", "WORLD_SIZE", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+# variables of a launcher, and colors that notebooks enable: progress bars would flood a cell
+_NOT_INHERITED = ("RANK", "WORLD_SIZE", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
 class Run(_reading.Run):
-    """A run folder, or another program's log."""
+    """A run folder, or the log of another program."""
 
     def __init__(self, path: "str | Path | Run"):
         vars(self).update(vars(path if isinstance(path, Run) else _reading.read(Path(path))))
@@ -46,6 +46,8 @@ class Run(_reading.Run):
 
 
 class Comparison(_comparing.Comparison):
+    """Runs side by side; displayed as a table."""
+
     def __repr__(self) -> str:
         return markdown(self)
 
@@ -62,14 +64,14 @@ def _html(comparison: _comparing.Comparison, head: str) -> str:
 
 
 def load_recipe(source: "str | Path", **overrides: Any) -> Recipe:
-    """A shipped recipe or a YAML file; fields with dots are written with two underscores: optim__lr=0.1."""
+    """The recipe of a shipped name or a YAML file. In keyword overrides `__` stands for a dot: optim__lr=0.1."""
     return _load(str(source), _words(overrides))
 
 
 def train(
     recipe: "str | Path | Recipe", procs: int = 1, runs: "str | Path" = "runs", name: str = "", **overrides: Any
 ) -> Run:
-    """Train in processes of their own, as `paceline train` does, and show its lines; the run."""
+    """Train in separate processes, as `paceline train` does, and print their output; returns the run."""
     if isinstance(recipe, Recipe):
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
             path = Path(folder) / "recipe.yaml"
@@ -77,8 +79,8 @@ def train(
             return train(path, procs, runs, name or recipe.name, **overrides)
     name = name or load_recipe(recipe, **overrides).name
     words = ["train", str(recipe), "--procs", str(procs), "--runs", str(runs), "--name", name, *_words(overrides)]
-    # what a notebook's own kernel was started with must not make ranks of it
-    environment = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
+    # a notebook kernel may itself have been started by a launcher, whose variables must not apply here
+    environment = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
     with subprocess.Popen(
         [sys.executable, "-m", "paceline", *words], stderr=subprocess.PIPE, text=True, env=tied(environment)
     ) as process:
@@ -88,20 +90,32 @@ def train(
             lines.append(line.rstrip())
             print(line, end="", flush=True)
     if process.returncode:
-        raise UserError(lines[-1].removeprefix("paceline: ") if lines else f"it ended with status {process.returncode}")
-    # a finished run of that name was left alone, and this one got a number: it says which
-    told = [match[1] for match in (re.search(r"finished: .*images/s; (.+)$", line) for line in lines) if match]
-    if not told:
-        raise UserError("it ended well, but did not say where its run folder is; see the lines above")
-    return Run(told[-1])
+        raise _error(lines, process.returncode)
+    # the folder is numbered if a finished run of that name exists; the last line names it
+    folders = [match[1] for match in (re.search(r"finished: .*images/s; (.+)$", line) for line in lines) if match]
+    if not folders:
+        raise UserError("run-folder-unknown", "training finished, but its output does not name the run folder.")
+    return Run(folders[-1])
+
+
+def _error(lines: list[str], status: int) -> UserError:
+    """The error that a training printed last, with its code."""
+    if not lines:
+        return UserError("training-failed", f"training ended with exit status {status}.", status=status)
+    last = lines[-1].removeprefix("paceline: ").removeprefix("error: ").strip()
+    if match := re.fullmatch(r"(.*) \[([a-z0-9-]+)\]", last):
+        return UserError(match[2], match[1], status=status)
+    return UserError("training-failed", last, status=status)
 
 
 def compare(*runs: "str | Path | Run", to: "str | float | None" = None, price: float | None = None) -> Comparison:
-    """Side by side, in relation to the first; `to`: an accuracy (0.93 or "93%"), `price`: of a host for an hour."""
+    """Runs side by side, relative to the first; `to`: target accuracy (0.93 or "93%"), `price`: per host and hour."""
     if not runs:
-        raise UserError("compare needs runs: compare('runs/one', 'runs/two')")
+        raise UserError("missing-run", "no run is given. Write compare('runs/one', 'runs/two').")
     if price is not None and not (isinstance(price, int | float) and price > 0):
-        raise UserError(f"price={price!r} is no price of a host for an hour; write e.g. 3.06")
+        raise UserError(
+            "invalid-price", f"price={price!r} is not a price per host and hour. Write e.g. 3.06.", price=price
+        )
     target = None if to is None else _comparing.share(to)
     found = _comparing.compare(_reading.named_apart([Run(run) for run in runs]), target, price)
     return Comparison(**vars(found))

@@ -1,4 +1,4 @@
-"""The direction of imports, and what starting costs."""
+"""The import layers, and which heavy modules a command imports."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_imports_point_one_way() -> None:
+def test_imports_follow_the_layers() -> None:
     program = Path(sys.executable).with_name("lint-imports")
     answer = subprocess.run([program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stdout
@@ -21,10 +21,10 @@ def test_help_imports_nothing_heavy() -> None:
     assert not {"torch", "pydantic", "numpy", "rich", "timm"} & set(loaded)
 
 
-def test_a_recipe_is_checked_without_torch() -> None:
+def test_a_recipe_is_validated_without_torch() -> None:
     script = (
         "import sys; from paceline.cli.main import main; main(['train', 'digits', '--seed', 'x']); print(*sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "seed='x'" in answer.stderr
+    assert "seed='x'" in answer.stderr, answer.stderr
     assert "torch" not in answer.stdout.split()

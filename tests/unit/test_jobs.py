@@ -1,4 +1,4 @@
-"""What the verbs that look after jobs say in every state of a job, with machines that only say so."""
+"""The commands that manage jobs in every state of a job, with a fake backend."""
 
 import json
 import threading
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import raises
 
-from paceline.cli import jobs as verbs
+from paceline.cli import jobs as commands
 from paceline.cli.main import main
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch import control, states
@@ -23,58 +24,58 @@ EC2 = {"ec2": {"keep": False, "region": ""}}
 
 
 @dataclass
-class Backend:
-    """Machines in given states; remembers what was asked of it."""
+class FakeBackend:
+    """Nodes in given states; records the calls."""
 
     parts: list[tuple[str, str]]
     then: list[tuple[str, str]] | None = None
     """Their states after a stop."""
-    left: list[str] = field(default_factory=list)
+    not_stopped: list[str] = field(default_factory=list)
     folder: Path | None = None
-    asked: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     def status(self, job: Job) -> list[tuple[str, str]]:
         return self.parts
 
     def stop(self, job: Job, grace: float) -> list[str]:
-        self.asked.append("stop")
+        self.calls.append("stop")
         (jobs.folder_of(job.id) / control.STOPPED).touch()
         self.parts = self.then or self.parts
-        return self.left
+        return self.not_stopped
 
     def resume(self, job: Job) -> Job:
-        self.asked.append("resume")
-        control.reopen(job)
+        self.calls.append("resume")
+        control.clear_final_state(job)
         self.parts = [(name, "ended 0") for name, _ in self.parts]
         return job
 
     def follow(self, job: Job, **options: Any) -> int:
-        self.asked.append("follow")
+        self.calls.append("follow")
         return 0 if any(state == "ended 0" for _, state in self.parts) else 1
 
     def fetch(self, job: Job) -> Path:
         if self.folder is None:
-            raise NoRunFolder(f"no machine of {job.id} has a run folder")
+            raise NoRunFolder("no-run-folder", f"no node of {job.id} has a run folder")
         return self.folder
 
-    def tidy(self, job: Job) -> None:
-        self.asked.append("tidy")
+    def clean_up(self, job: Job) -> None:
+        self.calls.append("clean_up")
 
 
-Ask = Callable[..., tuple[int, str]]
+Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
 
-    def run(*words: str) -> tuple[int, str]:
+    def run_command(*words: str) -> tuple[int, str]:
         status = main(list(words))
         printed = capsys.readouterr()
         assert "Traceback" not in printed.err
         return status, printed.out + printed.err
 
-    return run
+    return run_command
 
 
 def _job(tmp_path: Path, name: str = "j", backend: str = "ssh", **more: Any) -> Job:
@@ -83,13 +84,13 @@ def _job(tmp_path: Path, name: str = "j", backend: str = "ssh", **more: Any) -> 
     return job
 
 
-def _with(monkeypatch: pytest.MonkeyPatch, *parts: str, **more: Any) -> Backend:
-    made = Backend([(f"n{number}", state) for number, state in enumerate(parts, 1)], **more)
-    monkeypatch.setattr(verbs, "backend_of", lambda job: made)
-    return made
+def _with(monkeypatch: pytest.MonkeyPatch, *parts: str, **more: Any) -> FakeBackend:
+    backend = FakeBackend([(f"n{number}", state) for number, state in enumerate(parts, 1)], **more)
+    monkeypatch.setattr(commands, "backend_of", lambda job: backend)
+    return backend
 
 
-def _is_marked(job: Job) -> bool:
+def _is_marked_stopped(job: Job) -> bool:
     return (jobs.folder_of(job.id) / control.STOPPED).exists()
 
 
@@ -102,216 +103,228 @@ def _finished(folder: Path, job: Job) -> Path:
 
 
 @pytest.mark.parametrize("backend", ["local", "ssh"])
-def test_a_finished_job_is_not_stopped(backend: str, tmp_path: Path, ask: Ask, monkeypatch) -> None:
-    job, back = _job(tmp_path, backend=backend), _with(monkeypatch, "ended 0", "lost")
+def test_finished_job_is_not_stopped(backend: str, tmp_path: Path, run: Run, monkeypatch) -> None:
+    job, backend = _job(tmp_path, backend=backend), _with(monkeypatch, "ended 0", "lost")
     for _ in range(2):
-        status, told = ask("stop")
+        status, output = run("stop")
         assert status == 0
-        assert "j is already finished; `paceline fetch j` brings its run folder here" in told
-        assert "resume" not in told
-        assert not _is_marked(job)
-    assert "stop" not in back.asked
-    status, told = ask("resume")
+        assert "j is already finished; `paceline fetch j`" in output
+        assert "resume" not in output
+        assert not _is_marked_stopped(job)
+    assert "stop" not in backend.calls
+    status, output = run("resume")
     assert status == 1
-    assert "j is finished; `paceline fetch j`" in told
-    assert "resume" not in back.asked
+    assert "[job-finished]" in output
+    assert "`paceline fetch j`" in output
+    assert "resume" not in backend.calls
 
 
-def test_the_run_folder_of_a_finished_job_that_is_here_is_named(tmp_path: Path, ask: Ask, monkeypatch) -> None:
+def test_fetched_run_folder_of_finished_job_is_named(tmp_path: Path, run: Run, monkeypatch) -> None:
     job = _job(tmp_path)
     _with(monkeypatch, "lost", "unreachable: no route")
     folder = _finished(tmp_path / "runs" / "j", job)
-    assert f"j is already finished; its run folder is {folder}" in ask("stop")[1]
+    output = run("stop")[1]
+    assert "j is already finished" in output
+    assert str(folder) in output
 
 
-def test_stopping_and_stopping_again(tmp_path: Path, ask: Ask, monkeypatch) -> None:
+def test_stop_twice_then_resume(tmp_path: Path, run: Run, monkeypatch) -> None:
     job = _job(tmp_path)
     then = [("n1", "ended 143"), ("n2", "lost")]
-    back = _with(monkeypatch, "running", "running", then=then, folder=tmp_path / "runs" / "j")
-    status, told = ask("stop")
+    backend = _with(monkeypatch, "running", "running", then=then, folder=tmp_path / "runs" / "j")
+    status, output = run("stop")
     assert status == 0
-    how = "`paceline resume j` starts it again, from its last checkpoint if there is one"
-    assert f"j is stopped; {how}; `paceline fetch j`" in told
-    assert _is_marked(job)
-    status, told = ask("stop")
-    assert (status, back.asked) == (0, ["stop"])
-    assert "j is already stopped; `paceline resume j`" in told
-    assert "is stopped; `paceline resume j`" in ask("attach")[1]
-    status, _ = ask("resume")
-    assert (status, "resume" in back.asked) == (0, True)
-    assert not _is_marked(job)
-    assert "j is already finished" in ask("stop")[1]
+    for part in ("j is stopped", "`paceline resume j`", "`paceline fetch j`"):
+        assert part in output
+    assert _is_marked_stopped(job)
+    status, output = run("stop")
+    assert (status, backend.calls) == (0, ["stop"])
+    assert "j is already stopped; `paceline resume j`" in output
+    assert "is stopped; `paceline resume j`" in run("attach")[1]
+    status, _ = run("resume")
+    assert (status, "resume" in backend.calls) == (0, True)
+    assert not _is_marked_stopped(job)
+    assert "j is already finished" in run("stop")[1]
 
 
-def test_a_job_that_finishes_while_it_is_stopped_is_finished(tmp_path: Path, ask: Ask, monkeypatch) -> None:
+def test_job_that_finishes_during_stop_is_finished(tmp_path: Path, run: Run, monkeypatch) -> None:
     job = _job(tmp_path)
     _with(monkeypatch, "running", "running", then=[("n1", "ended 0"), ("n2", "ended 0")])
-    status, told = ask("stop")
+    status, output = run("stop")
     assert status == 0
-    assert "j is finished; `paceline fetch j`" in told
-    assert not _is_marked(job)
+    assert "j is finished; `paceline fetch j`" in output
+    assert not _is_marked_stopped(job)
 
 
-def test_machines_that_cannot_be_reached_may_still_train(tmp_path: Path, ask: Ask, monkeypatch) -> None:
+def test_job_on_unreachable_nodes_is_not_resumed(tmp_path: Path, run: Run, monkeypatch) -> None:
     job = _job(tmp_path)
-    back = _with(monkeypatch, "ended 1", "unreachable: n2: no route", left=["n2: no route"])
-    status, told = ask("resume")
+    backend = _with(monkeypatch, "ended 1", "unreachable: n2: no route", not_stopped=["n2: no route"])
+    status, output = run("resume")
     assert status == 1
-    assert "n2 (unreachable: n2: no route), where it may still be training" in told
-    assert "resume" not in back.asked
-    status, told = ask("stop")
+    assert "[nodes-unreachable]" in output
+    assert "n2 (unreachable: n2: no route)" in output
+    assert "resume" not in backend.calls
+    status, output = run("stop")
     assert status == 1
-    assert "not all of it could be stopped; `paceline stop j` tries again" in told
-    assert control.concluded(job) == ""
-    assert states.overall(job, back.parts) == "unreachable"
+    assert "[job-not-stopped]" in output
+    assert "n2: no route" in output
+    assert control.final_state(job) == ""
+    assert states.overall(job, backend.parts) == "unreachable"
 
 
-def test_a_failed_job_is_said_to_have_failed(tmp_path: Path, ask: Ask, monkeypatch) -> None:
-    job, back = _job(tmp_path), _with(monkeypatch, "ended 1", "ended 1")
-    status, told = ask("stop")
+def test_failed_job_is_not_stopped(tmp_path: Path, run: Run, monkeypatch) -> None:
+    job, backend = _job(tmp_path), _with(monkeypatch, "ended 1", "ended 1")
+    status, output = run("stop")
     assert status == 0
-    assert "j has already failed; `paceline logs j` shows why, `paceline resume j`" in told
-    assert not _is_marked(job)
-    assert "stop" not in back.asked
+    for part in ("j has already failed", "`paceline logs j`", "`paceline resume j`"):
+        assert part in output
+    assert not _is_marked_stopped(job)
+    assert "stop" not in backend.calls
 
 
-def test_a_failed_job_that_somebody_may_bring_back_is_stopped(tmp_path: Path, ask: Ask, monkeypatch) -> None:
-    job, back = _job(tmp_path), _with(monkeypatch, "ended 1", "ended 1")
+def test_failed_job_that_another_terminal_may_restart_is_stopped(tmp_path: Path, run: Run, monkeypatch) -> None:
+    job, backend = _job(tmp_path), _with(monkeypatch, "ended 1", "ended 1")
     lock = FolderLock(jobs.folder_of(job.id))
-    assert "j is stopped" in ask("stop")[1]
-    assert _is_marked(job)
-    assert back.asked == ["stop"]
+    assert "j is stopped" in run("stop")[1]
+    assert _is_marked_stopped(job)
+    assert backend.calls == ["stop"]
     lock.release()
 
 
-def test_a_running_job(tmp_path: Path, ask: Ask, monkeypatch) -> None:
+def test_running_job_is_not_resumed_and_has_nothing_to_fetch_yet(tmp_path: Path, run: Run, monkeypatch) -> None:
     _job(tmp_path)
     _with(monkeypatch, "running", "lost")
-    assert "still runs on n1; `paceline attach j` follows it" in ask("resume")[1]
-    status, told = ask("fetch")
+    output = run("resume")[1]
+    assert "[job-running]" in output
+    assert "n1" in output
+    assert "`paceline attach j`" in output
+    status, output = run("fetch")
     assert status == 1
-    assert "j is running, but has no run folder yet; fetch again in a while" in told
+    assert "[no-run-folder]" in output
+    assert "j is running" in output
 
 
-def test_a_job_that_another_terminal_starts(tmp_path: Path, ask: Ask, monkeypatch) -> None:
-    job, back = _job(tmp_path), _with(monkeypatch, "absent", "absent")
+def test_job_that_another_terminal_starts(tmp_path: Path, run: Run, monkeypatch) -> None:
+    job, backend = _job(tmp_path), _with(monkeypatch, "absent", "absent")
     lock = FolderLock(jobs.folder_of(job.id))
-    assert "another terminal is starting j" in ask("resume")[1]
+    assert "[job-in-use]" in run("resume")[1]
     lock.release()
-    assert "resume" not in back.asked
+    assert "resume" not in backend.calls
 
 
-def test_following_to_the_end_says_how_it_ended(tmp_path: Path, ask: Ask, monkeypatch) -> None:
+def test_attach_shows_how_the_job_ended(tmp_path: Path, run: Run, monkeypatch) -> None:
     job = _job(tmp_path)
-    back = _with(monkeypatch, "ended 1", "ended 1", folder=tmp_path / "runs" / "j")
-    status, told = ask("attach")
+    backend = _with(monkeypatch, "ended 1", "ended 1", folder=tmp_path / "runs" / "j")
+    status, output = run("attach")
     assert status == 1
-    assert "j has failed; `paceline logs j` shows why" in told
-    assert control.concluded(job) == "failed"
-    back.asked.clear()
-    status, told = ask("attach")  # its logs, and nothing is started
-    assert (status, back.asked) == (1, ["follow"])
-    assert "j has failed" in told
+    assert "j has failed; `paceline logs j`" in output
+    assert control.final_state(job) == "failed"
+    backend.calls.clear()
+    status, output = run("attach")  # shows its logs, and starts nothing
+    assert (status, backend.calls) == (1, ["follow"])
+    assert "j has failed" in output
 
 
-def test_an_error_while_following_leaves_the_job_alone(tmp_path: Path, ask: Ask, monkeypatch) -> None:
-    job, back = _job(tmp_path), _with(monkeypatch, "running", "running")
+def test_error_while_following_does_not_end_the_job(tmp_path: Path, run: Run, monkeypatch) -> None:
+    job, backend = _job(tmp_path), _with(monkeypatch, "running", "running")
 
-    def broken(job: Job, **options: Any) -> int:
-        raise UserError("SLURM does not answer")
+    def fail(job: Job, **options: Any) -> int:
+        raise UserError("slurm-unreachable", "SLURM does not answer")
 
-    monkeypatch.setattr(back, "follow", broken)
-    assert ask("attach")[0] == 1
-    assert back.asked == []
-    assert control.concluded(job) == ""
+    monkeypatch.setattr(backend, "follow", fail)
+    status, output = run("attach")
+    assert status == 1
+    assert "[slurm-unreachable]" in output
+    assert backend.calls == []
+    assert control.final_state(job) == ""
 
 
-def test_status_tells_states_and_progress(tmp_path: Path, ask: Ask, monkeypatch) -> None:
+def test_status_shows_states_and_progress(tmp_path: Path, run: Run, monkeypatch) -> None:
     job = _job(tmp_path, backend="local")
-    run = jobs.folder_of(job.id) / "n1" / "runs" / "j"
-    run.mkdir(parents=True)
-    (run / "summary.json").write_text(json.dumps({"status": "running", "total_steps": 400}))
+    folder = jobs.folder_of(job.id) / "n1" / "runs" / "j"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps({"status": "running", "total_steps": 400}))
     place = {"step": 100, "epoch": 2.5}
     train = place | {"kind": "train", "steps": 10, "images": 640, "seconds": {"compute": 2.0}, "loss": 0.5, "top1": 0.9}
     evaluated = place | {"kind": "eval", "top1": 0.8125, "top5": 1.0, "loss": 0.4, "seconds": 1.0}
     records = (train | {"images_per_second": 320.0}, evaluated)
-    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     _with(monkeypatch, "running", "lost")
-    status, told = ask("status")
+    status, output = run("status")
     assert status == 0
-    assert "  n1: running\n  n2: lost: its processes are gone\n" in told
+    assert "  n1: running\n  n2: lost" in output
     for figure in ("step 100 of 400 (25%)", "epoch 2.50", "validation top-1 81.25%", "images/s 320", "about 60.0 s"):
-        assert figure in told
+        assert figure in output
     _with(monkeypatch, "absent", "absent")
-    assert "n1: not started" in ask("status")[1]
+    assert "n1: not started" in run("status")[1]
     _with(monkeypatch, "ended 0", "ended 3")
-    told = ask("status")[1]
-    assert "n2: failed with exit status 3" in told
-    assert "j is finished; `paceline fetch j`" in told
+    output = run("status")[1]
+    assert "n2: failed with exit status 3" in output
+    assert "j is finished; `paceline fetch j`" in output
 
 
-def test_slurm(tmp_path: Path, ask: Ask, monkeypatch) -> None:
-    job = _job(tmp_path, backend="slurm", extra={"slurm": {"seeds": [0, 1], "number": "7"}})
+def test_slurm(tmp_path: Path, run: Run, monkeypatch) -> None:
+    job = _job(tmp_path, backend="slurm", extra={"slurm": {"seeds": [0, 1], "job_id": "7"}})
     for parts, state in (
         (("COMPLETED None", "FAILED NonZero"), "failed"),
         (("COMPLETED None", "CANCELLED None"), "stopped"),
         (("COMPLETED None", "PENDING (Resources)"), "pending"),
         (("TIMEOUT None", "RUNNING n1"), "running"),
         (("COMPLETED None", "COMPLETED None"), "finished"),
-        (("gone: SLURM has forgotten it",), "gone"),
+        (("gone: SLURM no longer lists it",), "gone"),
     ):
-        assert states.overall(job, [("7", own) for own in parts]) == state, parts
-    back = _with(monkeypatch, "COMPLETED None", "FAILED NonZero")
-    ask("resume")
-    assert "resume" in back.asked  # only one of the array is finished
-    control.reopen(job)
-    back = _with(monkeypatch, "gone: SLURM has forgotten it")
+        assert states.overall(job, [("7", part) for part in parts]) == state, parts
+    backend = _with(monkeypatch, "COMPLETED None", "FAILED NonZero")
+    run("resume")
+    assert "resume" in backend.calls  # only one task of the array is finished
+    control.clear_final_state(job)
+    backend = _with(monkeypatch, "gone: SLURM no longer lists it")
     for seed in (0, 1):
         _finished(tmp_path / "runs" / f"j-seed-{seed}", job)
-    assert "j is finished" in ask("resume")[1]
-    assert "j is already finished" in ask("stop")[1]
-    assert back.asked == ["tidy"]
+    assert "[job-finished]" in run("resume")[1]
+    assert "j is already finished" in run("stop")[1]
+    assert backend.calls == ["clean_up"]
 
 
-def test_machines_of_ec2_are_given_back_and_not_resumed(tmp_path: Path, ask: Ask, monkeypatch) -> None:
+def test_ec2_instances_are_terminated_and_not_resumed(tmp_path: Path, run: Run, monkeypatch) -> None:
     _job(tmp_path, backend="ec2", extra=EC2, results="s3://bucket/runs")
-    back = _with(monkeypatch, "ended 0", "ended 0", folder=tmp_path / "runs" / "j")
-    told = ask("stop")[1]
-    assert f"run folder: {tmp_path / 'runs' / 'j'}" in told
-    assert back.asked == ["tidy"]
+    backend = _with(monkeypatch, "ended 0", "ended 0", folder=tmp_path / "runs" / "j")
+    output = run("stop")[1]
+    assert f"run folder: {tmp_path / 'runs' / 'j'}" in output
+    assert backend.calls == ["clean_up"]
     _job(tmp_path, "k", backend="ec2", extra=EC2, results="s3://bucket/runs")
     _with(monkeypatch, "running", "running", then=[("n1", "gone"), ("n2", "gone")])
-    told = ask("stop", "k")[1]
-    assert "`paceline logs" not in told
-    assert "`paceline launch ec2 --resume s3://bucket/runs/k`" in told
-    assert "`paceline resume" not in told
+    output = run("stop", "k")[1]
+    assert "`paceline logs" not in output
+    assert "`paceline launch ec2 --resume s3://bucket/runs/k`" in output
+    assert "`paceline resume" not in output
 
 
-def test_jobs_are_listed_with_their_states(tmp_path: Path, ask: Ask, monkeypatch) -> None:
-    assert "no jobs in" in ask("jobs")[1]
+def test_jobs_are_listed_with_their_states(tmp_path: Path, run: Run, monkeypatch) -> None:
+    assert "no jobs in" in run("jobs")[1]
     parts = {"a": "running", "b": "ended 0", "c": "ended 2", "d": "unreachable: no route"}
     for name in parts:
         _job(tmp_path, name)
-    control.conclude(_job(tmp_path, "e"), "stopped")
-    made = Backend([])
-    monkeypatch.setattr(made, "status", lambda job: [("n1", parts[job.id])])
-    monkeypatch.setattr(verbs, "backend_of", lambda job: made)
-    status, told = ask("jobs")
-    rows = {line.split()[0]: line.split()[1:3] for line in told.splitlines()[1:]}
+    control.record_final_state(_job(tmp_path, "e"), "stopped")
+    backend = FakeBackend([])
+    monkeypatch.setattr(backend, "status", lambda job: [("n1", parts[job.id])])
+    monkeypatch.setattr(commands, "backend_of", lambda job: backend)
+    status, output = run("jobs")
+    rows = {line.split()[0]: line.split()[1:3] for line in output.splitlines()[1:]}
     wanted = {"a": "running", "b": "finished", "c": "failed", "d": "unreachable", "e": "stopped"}
     assert (status, rows) == (0, {name: [state, "ssh"] for name, state in wanted.items()})
-    assert "n1, n2" in told
-    quick = {line.split()[0]: line.split()[1] for line in ask("jobs", "--quick")[1].splitlines()[1:]}
+    assert "n1, n2" in output
+    quick = {line.split()[0]: line.split()[1] for line in run("jobs", "--quick")[1].splitlines()[1:]}
     assert quick == dict.fromkeys("abcd", "unknown") | {"e": "stopped"}
     (jobs.folder_of("a") / "job.json").write_text("{")
-    status, told = ask("jobs")
+    status, output = run("jobs")
     assert status == 0
-    assert "a  " in told
-    assert "unreadable" in told
-    assert "job.json is corrupt" in told
+    assert "a  " in output
+    assert "unreadable" in output
+    assert "[job-corrupt]" in output
 
 
-def test_a_machine_that_does_not_answer_does_not_hold_up_the_list(tmp_path: Path, ask: Ask) -> None:
+def test_host_that_does_not_answer_does_not_delay_the_list(tmp_path: Path, run: Run) -> None:
     known, never = [_job(tmp_path, name) for name in ("a", "b")], threading.Event()
 
     def status(job: Job) -> list[tuple[str, str]]:
@@ -323,47 +336,48 @@ def test_a_machine_that_does_not_answer_does_not_hold_up_the_list(tmp_path: Path
     never.set()
 
 
-def test_cleaning_up_is_not_a_stop(tmp_path: Path, ask: Ask) -> None:
+def test_clean_up_does_not_mark_the_job_as_stopped(tmp_path: Path, run: Run) -> None:
     job = _job(tmp_path, backend="local")
-    control.tidy(job)
-    assert not _is_marked(job)
+    control.clean_up(job)
+    assert not _is_marked_stopped(job)
 
 
-def test_fetching_before_there_is_anything(tmp_path: Path, ask: Ask, monkeypatch) -> None:
+def test_fetch_without_run_folder_or_reachable_hosts(tmp_path: Path, run: Run, monkeypatch) -> None:
     job = _job(tmp_path, backend="local")
     for name in job.hosts:
         (jobs.folder_of(job.id) / name).mkdir()
-    with pytest.raises(NoRunFolder):
+    with raises("no-run-folder", NoRunFolder):
         control.fetch(job)
 
-    def silent(host: Host, *_: object, **__: object) -> None:
-        raise HostError(f"{host.name}: no route")
+    def unreachable(host: Host, *_: object, **__: object) -> None:
+        raise host.error("host-unreachable", "no route")
 
-    monkeypatch.setattr(Host, "run", silent)
-    with pytest.raises(HostError, match="n1: no route; n2: no route; fetch again when its machines can be reached"):
+    monkeypatch.setattr(Host, "run", unreachable)
+    with raises("nodes-unreachable", HostError) as caught:
         control.fetch(job)
+    assert "n1: no route; n2: no route" in str(caught.value)
 
 
-def test_a_run_folder_without_telemetry_is_fetched(tmp_path: Path, ask: Ask) -> None:
+def test_run_folder_without_telemetry_is_fetched(tmp_path: Path, run: Run) -> None:
     job = _job(tmp_path, backend="local")
     for number, name in enumerate(job.hosts):
-        run = jobs.folder_of(job.id) / name / "runs" / "j"
-        run.mkdir(parents=True)
-        (run / "summary.json").write_text(json.dumps({"status": "running", "step": number}, indent=1))
+        folder = jobs.folder_of(job.id) / name / "runs" / "j"
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps({"status": "running", "step": number}, indent=1))
     assert json.loads((control.fetch(job) / "summary.json").read_text())["step"] == 1
 
 
-class _Slow(Host):
-    """Sends the last block of an archive, which only pads it, when the rest has been read."""
+class _SlowHost(Host):
+    """Sends the padding of an archive only after the rest has been read."""
 
     def argv(self, command: str) -> list[str]:
         return ["sh", "-c", f"{command} > all.tar; head -c 10240 all.tar; sleep 0.2; tail -c +10241 all.tar"]
 
 
-def test_an_archive_is_taken_to_its_end(tmp_path: Path, monkeypatch) -> None:
+def test_archive_is_read_to_its_end(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    content = bytes(18 * 512)  # with its header, and the first of two empty blocks that end it, a whole record
+    content = bytes(18 * 512)  # fills a record, with its header and the first of the two empty blocks at the end
     (tmp_path / "file").write_bytes(content)
     (tmp_path / "here").mkdir()
-    _Slow("slow", str(tmp_path)).fetch(["file"], tmp_path / "here")
+    _SlowHost("slow", str(tmp_path)).fetch(["file"], tmp_path / "here")
     assert (tmp_path / "here" / "file").read_bytes() == content

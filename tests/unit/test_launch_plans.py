@@ -1,12 +1,14 @@
-"""Plans of launches, as --dry-run prints them: nothing is done, and nothing secret is in them."""
+"""Plans of launches, as --dry-run prints them: nothing is started, and they contain no secrets."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
+from conftest import complaint, raises
 
 from paceline.launch import job as jobs
 from paceline.launch.hosts import tracked_files
+from paceline.launch.job import Job
 from paceline.system.files import private_folder
 
 
@@ -18,7 +20,7 @@ def _plan(here, *words: object) -> str:
 
 @pytest.fixture(autouse=True)
 def own_home(here, monkeypatch, tmp_path: Path) -> None:
-    """After `here` has cleared such variables."""
+    """Runs after `here`, which clears such variables."""
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
 
 
@@ -26,7 +28,9 @@ def test_ssh(here, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("TOKEN", "canary")
     (tmp_path / "hosts").write_text("a  # the first\n\nb\n")
     plan = _plan(here, "ssh", "--hosts", tmp_path / "hosts", "digits", "--pass", "TOKEN", "--rendezvous-host", "b")
-    assert plan.count("# a: ") == plan.count("# b: ") - 1 == 3  # files, environment, start; b keeps the meeting place
+    assert (
+        plan.count("# a: ") == plan.count("# b: ") - 1 == 3
+    )  # files, environment, start; b also runs the rendezvous store
     assert "--nodes 1:2" in plan
     assert 'bin/pip" install' in plan
     assert "canary" not in plan
@@ -47,82 +51,92 @@ def test_containers(here) -> None:
 
 
 def test_ec2(here, tmp_path: Path) -> None:
-    words = (
-        "--nodes",
-        2,
-        "--instance-type",
-        "g4dn.2xlarge",
-        "--spot",
-        "--max-price",
-        "0.5",
-        "--attach-volume",
-        "imagenet",
-    )
+    words = ("--nodes", 2, "--instance-type", "g4dn.2xlarge", "--spot", "--max-price", "0.5")
+    words += ("--attach-volume", "imagenet")
     plan = _plan(here, "ec2", *words, "digits")
-    assert "2 x g4dn.2xlarge, spot at most 0.5 $ an hour" in plan
-    assert "ssh from your address" in plan
+    assert "2 x g4dn.2xlarge, spot at most 0.5 $" in plan
+    assert "ssh from your IP address" in plan
     assert "attaches volumes imagenet_0" in plan
-    own = ("--efs", "fs-1:/here", "--data", "s3://bucket/data", "--mount", "/photos", "--region", "eu-west-1")
-    plan = _plan(here, "ec2", *words, *own, "imagenet-rn18-2ep")
+    options = ("--efs", "fs-1:/here", "--data", "s3://bucket/data", "--mount", "/images", "--region", "eu-west-1")
+    plan = _plan(here, "ec2", *words, *options, "imagenet-rn18-2ep")
     assert "nvme-Amazon_Elastic_Block_Store_" in plan
-    assert "place=/photos" in plan
-    assert "server=fs-1.efs.eu-west-1.amazonaws.com\n    path=/here\n    place=/efs" in plan
+    assert "mount_point=/images" in plan
+    assert "server=fs-1.efs.eu-west-1.amazonaws.com\n    path=/here\n    mount_point=/efs" in plan
     assert "paceline data s3://bucket/data" in plan
-    assert "[s3]" in plan  # what it needs to fetch is installed
+    assert "[s3]" in plan  # for fetching the data
     (tmp_path / "plan.sh").write_text(plan)
     subprocess.run(["sh", "-n", tmp_path / "plan.sh"], check=True)
 
 
-def test_mistakes(here) -> None:
-    for words, complaint in (
-        (("ssh", "digits"), "which machines? --hosts a,b"),
-        (("ssh", "--hosts", "a,a", "digits"), "give each machine once"),
-        (("ssh", "--hosts", "a,b", "--min-nodes", 3, "digits"), "--min-nodes 3, but there are only 2 machines"),
-        (("moon", "digits"), "launch moon: there is no such back end; known are local, ssh"),
-        (("local",), "launch which recipe?"),
-        (("local", "--nodes", 3, "digits"), "128"),
-        (("ec2", "digits"), "launch ec2 needs --instance-type"),
-        (("ec2", "--instance-type", "x", "--max-price", "1", "digits"), "--max-price is for spot machines"),
-        (("local", "--name", "a/b", "digits"), "--name 'a/b' is not a plain folder name"),
-        (("slurm", "--seeds", "a", "digits"), "--seeds a: write whole numbers"),
-        (("slurm", "--name", "a$(b)", "digits"), "use letters, digits, dots and dashes"),
-        (("local", "--spot", "digits"), "--spot is for launch ec2, not for local"),
-        (("ssh", "--hosts", "a,b", "--nodes", 3, "digits"), "--nodes is for launch local and slurm and ec2"),
-        (("local", "--procs", 2, "digits"), "--procs: there is no such option; did you mean --procs-per-node?"),
-        (("local", "--results", "/here", "digits"), "--results /here: write s3://BUCKET/PREFIX"),
-        (("local", "--resume", "runs/x"), "--resume runs/x: write s3://BUCKET/PREFIX/RUN"),
-        (
-            ("local", "--results", "https://me:canary@host/x", "digits"),
-            "--results https://host/x: addresses cannot hold",
-        ),
-        (("ssh", "--hosts", "a,user@-oProxyCommand=x", "digits"), "'user@-oProxyCommand=x' is not a host name"),
-        (("ssh", "--hosts", "a,..", "digits"), "'..' is not a host name"),
-        (("ssh", "--hosts", "a,here", "digits"), "which may not be 'here'"),
-        (("local", "--pass", "A B", "digits"), "--pass 'A B' is not the name of a variable"),
-        (("slurm", "--partition", "a\nb", "digits"), "--partition 'a\\nb' contains a control character"),
-        (("slurm", "--sbatch", "comment='a", "digits"), "no closing quotation; close its quotes"),
-    ):
-        answer = here("launch", *words)
-        assert answer.returncode == 1
-        assert complaint in answer.stderr, answer.stderr
-    for verb in ("status", "logs", "attach", "stop", "fetch"):
-        answer = here(verb)
-        assert answer.returncode == 1
-        assert "there is no job yet" in answer.stderr
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        (("ssh", "digits"), "missing-option", "--hosts"),
+        (("ssh", "--hosts", "a,a", "digits"), "duplicate-hosts", "a,a"),
+        (("ssh", "--hosts", ",", "digits"), "missing-hosts", "--hosts"),
+        (("ssh", "--hosts", "a,b", "--min-nodes", 3, "digits"), "too-few-nodes", "--min-nodes 3"),
+        (("moon", "digits"), "unknown-backend", "moon"),
+        ((), "missing-backend", "local, ssh"),
+        (("local",), "missing-recipe", "paceline recipes"),
+        (("local", "--nodes", 3, "digits"), "batch-not-divisible", "128"),
+        (("ec2", "digits"), "missing-option", "--instance-type"),
+        (("ec2", "--instance-type", "x", "--max-price", "1", "digits"), "conflicting-options", "--max-price"),
+        (("local", "--name", "a/b", "digits"), "invalid-name", "--name 'a/b'"),
+        (("slurm", "--seeds", "a", "digits"), "invalid-seeds", "--seeds a"),
+        (("slurm", "--name", "a$(b)", "digits"), "invalid-name", "--name"),
+        (("local", "--spot", "digits"), "option-not-applicable", "--spot"),
+        (("ssh", "--hosts", "a,b", "--nodes", 3, "digits"), "option-not-applicable", "local, slurm, ec2"),
+        (("local", "--procs", 2, "digits"), "unknown-option", "--procs-per-node"),
+        (("local", "--results", "/here", "digits"), "results-url-invalid", "--results"),
+        (("local", "--resume", "runs/x"), "resume-url-invalid", "--resume runs/x"),
+        (("slurm", "--resume", "s3://a/b"), "option-not-applicable", "--resume"),
+        (("local", "--resume", "s3://a/b", "--name", "c"), "conflicting-options", "--resume"),
+        (("local", "--results", "https://me:canary@host/x", "digits"), "password-in-url", "--results"),
+        (("ssh", "--hosts", "a,user@-oProxyCommand=x", "digits"), "invalid-host-name", "'user@-oProxyCommand=x'"),
+        (("ssh", "--hosts", "a,..", "digits"), "invalid-host-name", "'..'"),
+        (("ssh", "--hosts", "a,here", "digits"), "reserved-host-name", "'here'"),
+        (("local", "--pass", "A B", "digits"), "invalid-variable-name", "--pass 'A B'"),
+        (("slurm", "--partition", "a\nb", "digits"), "invalid-character", "--partition 'a\\nb'"),
+        (("slurm", "--sbatch", "comment='a", "digits"), "invalid-sbatch-option", "--sbatch"),
+    ],
+)
+def test_wrong_options_are_refused(here, words: tuple[object, ...], code: str, named: str) -> None:
+    message = complaint(here("launch", *words))
+    assert f"[{code}]" in message
+    assert named in message
+    assert "canary" not in message
 
 
-def test_a_corrupt_job_file_is_named(here, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["status", "logs", "attach", "resume", "stop", "fetch"])
+def test_without_jobs(here, verb: str) -> None:
+    assert "[no-jobs]" in complaint(here(verb))
+
+
+def test_corrupt_job_file_is_named(here, tmp_path: Path) -> None:
     folder = jobs.folder_of("broken")
-    for own in (folder.parents[1], folder.parent, folder):
-        private_folder(own)
+    for parent in (folder.parents[1], folder.parent, folder):
+        private_folder(parent)
     (folder / "job.json").write_text("{")
-    answer = here("status", "broken")
-    assert answer.returncode == 1
-    assert "job.json is corrupt" in answer.stderr
+    message = complaint(here("status", "broken"))
+    assert "[job-corrupt]" in message
+    assert str(folder / "job.json") in message
+
+
+def test_jobs_are_found_by_the_start_of_their_id(here, tmp_path: Path) -> None:
+    for name in ("one-1", "one-2"):
+        jobs.save(Job(name, "local", name, "data: {}\n", ("n1",)))
+    assert jobs.load("one-1").id == "one-1"
+    with raises("ambiguous-job"):
+        jobs.load("one")
+    with raises("unknown-job") as caught:
+        jobs.load("two")
+    assert caught.value.fields == {"job": "two"}
 
 
 def test_ignored_files_are_not_copied(tmp_path: Path) -> None:
     (tmp_path / "kept.py").touch()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "big").touch()
-    assert [path.name for path in tracked_files(tmp_path)] == ["kept.py"]  # without git, by common sense
+    assert [path.name for path in tracked_files(tmp_path)] == [
+        "kept.py"
+    ]  # without git, known build folders are skipped

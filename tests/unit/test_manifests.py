@@ -1,7 +1,8 @@
-"""Files for other engines, checked by those projects' own validators where these are light enough to install."""
+"""Manifests for other schedulers, checked with their own validators where these are small enough to install."""
 
 import pytest
 import yaml
+from conftest import complaint
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="needs kubernetes-validate: pip install 'paceline[dev]'"
@@ -15,7 +16,7 @@ def _manifest(here, engine: str, *words: object) -> list[dict]:
     return list(yaml.safe_load_all(answer.stdout))
 
 
-def test_kubernetes_takes_it(here) -> None:
+def test_kubernetes_manifest_is_valid(here) -> None:
     documents = _manifest(here, "kubernetes")
     assert [document["kind"] for document in documents] == ["Secret", "ConfigMap", "Service", "Job"]
     for document in documents:
@@ -29,7 +30,7 @@ def test_kubernetes_takes_it(here) -> None:
     assert secret["stringData"]["token"] not in str(documents[1:])
 
 
-def test_kubeflow_takes_it(here) -> None:
+def test_kubeflow_manifest_is_valid(here) -> None:
     from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
     secret, document = _manifest(here, "kubeflow")
@@ -42,7 +43,7 @@ def test_kubeflow_takes_it(here) -> None:
 
 
 def _refers_to(secret: dict, env: list[dict]) -> bool:
-    """Whether the nodes get the token, and not by its value."""
+    """Whether the nodes get the token by reference, not by value."""
     reference = {"secretKeyRef": {"name": secret["metadata"]["name"], "key": "token"}}
     return {"name": "PACELINE_TOKEN", "valueFrom": reference} in env and len(secret["stringData"]["token"]) == 32
 
@@ -51,8 +52,8 @@ def test_one_node_needs_no_token(here) -> None:
     assert "TOKEN" not in str(_manifest(here, "kubernetes", "--nodes", 1))
 
 
-def test_skypilot_gets_its_words(here) -> None:
-    """Its own validator is asked in tests/cluster, since it takes half a gigabyte."""
+def test_skypilot_task_has_nodes_and_gpus(here) -> None:
+    """Its validator runs in tests/cluster, because it takes half a gigabyte."""
     (task,) = _manifest(here, "skypilot", "--gpu-type", "A100")
     assert task["num_nodes"] == 2
     assert task["resources"]["accelerators"] == "A100:4"
@@ -60,7 +61,7 @@ def test_skypilot_gets_its_words(here) -> None:
     assert list(task["secrets"]) == ["PACELINE_TOKEN"]
 
 
-def test_no_secret_of_the_environment_is_in_them(here, monkeypatch) -> None:
+def test_manifests_contain_no_secret_of_the_environment(here, monkeypatch) -> None:
     for name in ("AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"):
         monkeypatch.setenv(name, "canary")
     for engine in ("kubernetes", "kubeflow", "skypilot"):
@@ -68,11 +69,15 @@ def test_no_secret_of_the_environment_is_in_them(here, monkeypatch) -> None:
         assert "canary" not in str(_manifest(here, engine, *words))
 
 
-def test_what_is_missing_is_said(here) -> None:
-    for words, complaint in (
-        (("--for", "nomad"), "--for nomad: known are skypilot, kubeflow, kubernetes"),
-        (("--for", "kubernetes"), "--image IMAGE is needed"),
-    ):
-        answer = here("launch", "manifest", *words, "digits")
-        assert answer.returncode == 1
-        assert complaint in answer.stderr
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        (("--for", "nomad"), "unknown-engine", "nomad"),
+        (("--for", "kubernetes"), "missing-option", "--image"),
+        (("--for", "skypilot", "--gpus-per-node", 1), "missing-option", "--gpu-type"),
+    ],
+)
+def test_missing_options_are_named(here, words: tuple[object, ...], code: str, named: str) -> None:
+    message = complaint(here("launch", "manifest", *words, "digits"))
+    assert f"[{code}]" in message
+    assert named in message

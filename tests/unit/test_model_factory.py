@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import raises
 from safetensors.torch import save_file
 
 from paceline.config.recipe import Model
 from paceline.engine.precision import resolve
-from paceline.errors import UserError
 from paceline.models import factory
 from paceline.models.airbench import AirbenchNet
 from paceline.models.factory import create
@@ -16,18 +16,22 @@ from paceline.system.torchvision_compat import allow_torchvision
 SMALL = {"widths": [8, 16]}
 
 
-def test_a_timm_model_takes_its_head_and_channels_from_the_data() -> None:
+def test_timm_model_gets_head_and_channels_of_the_data() -> None:
     model = create(Model(name="test_resnet"), num_classes=7, channels=1)
     assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 7)
 
 
 def test_unknown_models_and_options_are_named() -> None:
-    with pytest.raises(UserError, match=r"model.name='resnet81' is no timm model; did you mean"):
+    with raises("unknown-model") as caught:
         create(Model(name="resnet81"), 10, 3)
-    with pytest.raises(UserError, match=r"model.options=\{'widhts': 3\} do not fit airbench"):
+    assert "model.name='resnet81'" in str(caught.value)
+    assert "resnet18" in caught.value.fields["close"]
+    with raises("invalid-model-options") as caught:
         create(Model(name="airbench", options={"widhts": 3}), 10, 3)
-    with pytest.raises(UserError, match="airbench has no published weights"):
+    assert "model.options={'widhts': 3}" in str(caught.value)
+    with raises("no-pretrained-weights") as caught:
         create(Model(name="airbench", weights="pretrained"), 10, 3)
+    assert "model.weights=pretrained" in str(caught.value)
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
@@ -42,22 +46,24 @@ def test_weights_from_a_file(tmp_path: Path, suffix: str) -> None:
     other_head = create(Model(name="airbench", weights=str(path), options=SMALL), 7, 3)
     assert other_head.head.weight.shape[0] == 7
     assert torch.equal(other_head.blocks[0].convs[0].weight, donor.blocks[0].convs[0].weight)
-    with pytest.raises(UserError, match="weights of another model"):
+    with raises("weights-model-mismatch"):
         create(Model(name="airbench", weights=str(path), options={"widths": [8, 24]}), 10, 3)
-    with pytest.raises(UserError, match="weights of another model"):
+    with raises("weights-model-mismatch"):
         create(Model(name="test_resnet", weights=str(path)), 10, 3)
 
 
 def test_weights_files_that_cannot_be_read_or_would_run_code(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file"):
+    with raises("weights-not-found") as caught:
         create(Model(name="airbench", weights=str(tmp_path / "none.pth")), 10, 3)
-    rubbish = tmp_path / "rubbish.safetensors"
-    rubbish.write_bytes(b"rubbish")
-    with pytest.raises(UserError, match="not readable"):
-        create(Model(name="airbench", weights=str(rubbish)), 10, 3)
+    assert caught.value.fields == {"path": tmp_path / "none.pth"}
+    garbage = tmp_path / "garbage.safetensors"
+    garbage.write_bytes(b"garbage")
+    with raises("weights-unreadable") as caught:
+        create(Model(name="airbench", weights=str(garbage)), 10, 3)
+    assert caught.value.fields == {"path": garbage}
 
     torch.save([torch.ones(2)], tmp_path / "list.pth")
-    with pytest.raises(UserError, match="holds no weights by name"):
+    with raises("weights-not-a-state-dict"):
         create(Model(name="airbench", weights=str(tmp_path / "list.pth")), 10, 3)
 
     class Trap:
@@ -65,14 +71,14 @@ def test_weights_files_that_cannot_be_read_or_would_run_code(tmp_path: Path) -> 
             return (Path(tmp_path / "owned").touch, ())
 
     torch.save({"state_dict": Trap()}, tmp_path / "trap.pth")
-    with pytest.raises(UserError, match="not readable"):
+    with raises("weights-unreadable"):
         create(Model(name="airbench", weights=str(tmp_path / "trap.pth")), 10, 3)
     assert not (tmp_path / "owned").exists()
 
 
-def test_the_first_layer_whitens_patches() -> None:
+def test_first_layer_whitens_patches() -> None:
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(64, 3, 16, 16, generator=generator).cumsum(-1).cumsum(-2)  # neighbors resemble each other
+    images = torch.randn(64, 3, 16, 16, generator=generator).cumsum(-1).cumsum(-2)  # neighboring pixels are correlated
     net = AirbenchNet(widths=(8, 16))
     net.prepare(images)
     answers = net.whiten(images).permute(0, 2, 3, 1).reshape(-1, 24)[:, :12]
@@ -81,7 +87,7 @@ def test_the_first_layer_whitens_patches() -> None:
     assert not net.whiten.weight.requires_grad
 
 
-def test_pretrained_weights_get_a_new_head_for_other_classes_and_say_so(tmp_path: Path, caplog) -> None:
+def test_pretrained_weights_get_a_new_head_for_other_classes(tmp_path: Path, caplog) -> None:
     allow_torchvision()
     import timm
 
@@ -91,29 +97,32 @@ def test_pretrained_weights_get_a_new_head_for_other_classes_and_say_so(tmp_path
         model = create(Model(name=f"local-dir:{tmp_path}", weights="pretrained"), num_classes=7, channels=3)
     assert torch.equal(model.conv1[0].weight, donor.conv1[0].weight)
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
-    assert "the head has another number of classes (10, here 7) and starts anew" in caplog.text
+    assert "the head is initialized because it has 10 classes and the data has 7" in caplog.text
 
 
-def test_without_a_way_to_the_hub_it_is_said_where_weights_can_come_from(monkeypatch, tmp_path: Path) -> None:
+def test_pretrained_weights_without_access_to_the_hub(monkeypatch, tmp_path: Path) -> None:
     from huggingface_hub import constants
 
-    def nobody_knows(*_: object) -> None:
+    def unresolved(*_: object) -> None:
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr(factory.socket, "getaddrinfo", nobody_knows)
+    monkeypatch.setattr(factory.socket, "getaddrinfo", unresolved)
     monkeypatch.setattr(factory.urllib.request, "getproxies", dict)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match=r"weights of test_resnet could not be had .* set model.weights to its path"):
+    with raises("pretrained-weights-unavailable") as caught:
         create(Model(name="test_resnet", weights="pretrained"), 10, 3)
+    assert caught.value.fields == {"model": "test_resnet"}
+    assert "set model.weights to its path" in str(caught.value)
 
 
-def test_a_precision_the_device_lacks(monkeypatch, caplog) -> None:
+def test_precision_that_the_device_does_not_support(monkeypatch, caplog) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Old GPU")
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    with pytest.raises(UserError, match="precision=bf16: Old GPU does not compute in bf16; use fp16, or auto"):
+    with raises("precision-unsupported") as caught:
         resolve("bf16", torch.device("cuda"))
+    assert caught.value.fields == {"precision": "bf16", "device": "Old GPU"}
     assert resolve("auto", torch.device("cuda")) == "fp16"
     with caplog.at_level("WARNING", logger=log.name):
         assert resolve("bf16", torch.device("cpu")) == "bf16"

@@ -17,7 +17,7 @@ def plan(total: int = 100, **schedule: object) -> LrPlan:
     return LrPlan.of(optim, Timeline.of(recipe, 100))
 
 
-def test_one_cycle_is_torch_s_own() -> None:
+def test_one_cycle_matches_torch() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
     reference = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2.0, total_steps=101, pct_start=31 / 101)
     ours = plan(name="one-cycle", warmup="3ep", start_factor=1 / 25, end_factor=1 / 25e4)
@@ -27,7 +27,7 @@ def test_one_cycle_is_torch_s_own() -> None:
         reference.step()
 
 
-def test_cosine_and_linear_with_warm_up() -> None:
+def test_cosine_and_linear_with_warmup() -> None:
     cosine = plan(name="cosine", warmup="1ep", start_factor=0.1)
     assert lr_at(0, cosine) == pytest.approx(0.2)
     assert lr_at(5, cosine) == pytest.approx(0.2 + 1.8 / 2)
@@ -38,11 +38,11 @@ def test_cosine_and_linear_with_warm_up() -> None:
     assert lr_at(99, plan(name="constant")) == 2.0
 
 
-def test_piecewise_is_linear_between_its_corners() -> None:
+def test_piecewise_is_linear_between_points() -> None:
     points = (Point("1ep", 0.5), Point("3ep", 1.0), Point("3ep", 0.1), Point("5ep", 0.0))
-    corners = plan(name="piecewise", points=points)
-    at = {0: 1.0, 10: 1.0, 20: 1.5, 29: 1.95, 30: 0.2, 40: 0.1, 50: 0.0, 99: 0.0}
-    assert {step: lr_at(step, corners) for step in at} == pytest.approx(at)
+    piecewise = plan(name="piecewise", points=points)
+    expected = {0: 1.0, 10: 1.0, 20: 1.5, 29: 1.95, 30: 0.2, 40: 0.1, 50: 0.0, 99: 0.0}
+    assert {step: lr_at(step, piecewise) for step in expected} == pytest.approx(expected)
 
 
 def test_norms_and_biases_do_not_decay_and_frozen_weights_are_left_out() -> None:
@@ -73,7 +73,7 @@ def test_optimizers_reduce_a_quadratic(name: str) -> None:
     assert losses[-1] < losses[0] / 10
 
 
-def test_a_first_step_that_the_loss_scaler_skips_leaves_no_trace() -> None:
+def test_first_step_skipped_by_the_loss_scaler_has_no_effect() -> None:
     layer = nn.Linear(2, 1, bias=False)
     before = layer.weight.detach().clone()
     optimizer = create(layer, Optim(lr=0.5, nesterov=False), fused=False)
@@ -86,7 +86,7 @@ def test_a_first_step_that_the_loss_scaler_skips_leaves_no_trace() -> None:
     assert torch.equal(layer.weight, before - 0.5)
 
 
-def test_the_average_trails_the_weights_and_copies_counters() -> None:
+def test_ema_averages_weights_and_copies_counters() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     average = AveragedModel(model, Ema(decay=0.9, every=2))
     before = model[0].weight.detach().clone()

@@ -1,4 +1,4 @@
-"""Preparation from small trees and ILSVRC-shaped archives made of generated images."""
+"""Preparation of small image folders and of archives laid out like ImageNet's, with generated images."""
 
 import io
 import json
@@ -41,7 +41,7 @@ def tar(path: Path, files: dict[str, bytes], mode: str = "w") -> Path:
     return path
 
 
-WNIDS = ["n00000003", "n00000001", "n00000002"]  # ILSVRC2012_ID 1, 2, 3: not in the order of the ids
+WNIDS = ["n00000003", "n00000001", "n00000002"]  # ILSVRC2012_ID 1, 2, 3: not sorted by WordNet id
 TRUTH = [3, 1, 1, 2, 3]
 
 
@@ -73,12 +73,12 @@ def words(archives: dict[str, Path]) -> list[str]:
     return [word for name, path in archives.items() for word in (f"--{name}", str(path))]
 
 
-def test_imagenet_s_own_archives(here, tmp_path: Path, archives: dict[str, Path]) -> None:
+def test_imagenet_archives_are_prepared(here, tmp_path: Path, archives: dict[str, Path]) -> None:
     answer = here("prepare", "imagenet", *words(archives), "--out", "out", "--original", "--short-side", "20")
     assert answer.returncode == 0, answer.stderr
     dataset = Dataset.open(tmp_path / "out")
     assert [entry["id"] for entry in dataset.description["classes"]] == sorted(WNIDS)
-    assert [own.name for own in dataset.classes] == ["thing 1", "thing 2", "thing 3"]
+    assert [entry.name for entry in dataset.classes] == ["thing 1", "thing 2", "thing 3"]
     train, val = dataset.split("train", "original"), dataset.split("val", "original")
     assert train.names[0] == "train/n00000003/n00000003_0.JPEG"
     assert train.index["label"].tolist() == [2, 2, 2, 0, 0, 0, 1, 1, 1]
@@ -90,27 +90,28 @@ def test_imagenet_s_own_archives(here, tmp_path: Path, archives: dict[str, Path]
     assert dataset.description["splits"]["train"]["per_class"] == [3, 3, 3]
     again = here("prepare", "imagenet", *words(archives), "--out", "out", "--original", "--short-side", "20")
     assert "nothing to do" in again.stderr
-    assert "holds other data already" in complaint(here("prepare", "imagenet", *words(archives), "--out", "out"))
+    assert "[output-has-other-data]" in complaint(here("prepare", "imagenet", *words(archives), "--out", "out"))
 
 
-def test_archives_behind_addresses(here, tmp_path: Path, archives: dict[str, Path], monkeypatch) -> None:
-    """Read as streams, over connections that break; the same bytes as from files."""
+def test_archives_are_read_from_urls(here, tmp_path: Path, archives: dict[str, Path], monkeypatch) -> None:
+    """Streamed over broken connections, with the same result as from files."""
     monkeypatch.setattr(remote, "_PAUSE", 0.01)
     assert here("prepare", "imagenet", *words(archives), "--out", "files").returncode == 0
     with FileServer(tmp_path, break_after=3).running() as server:
-        places = {name: f"{server.address}/{path.name}" for name, path in archives.items()}
-        answer = here("prepare", "imagenet", *words(places), "--out", "fetched")
+        urls = {name: f"{server.address}/{path.name}" for name, path in archives.items()}
+        answer = here("prepare", "imagenet", *words(urls), "--out", "downloaded")
         assert answer.returncode == 0, answer.stderr
         assert server.break_after == 0
-        missing = places | {"val": f"{server.address}/none.tar"}
-        assert "none.tar cannot be read (HTTP Error 404" in complaint(
-            here("prepare", "imagenet", *words(missing), "--out", "none")
-        )
-    assert contents(tmp_path / "fetched" / "original") == contents(tmp_path / "files" / "original")
+        missing = urls | {"val": f"{server.address}/none.tar"}
+        message = complaint(here("prepare", "imagenet", *words(missing), "--out", "none"))
+        assert "[url-unreadable]" in message
+        assert f"{server.address}/none.tar" in message
+        assert "404" in message
+    assert contents(tmp_path / "downloaded" / "original") == contents(tmp_path / "files" / "original")
 
 
-def test_a_tree_that_is_sized_already(here, tmp_path: Path) -> None:
-    """As DAWNBench's participants shared it: imagenet-sz/160/train and validation; its files are stored as they are."""
+def test_resized_image_folder_is_stored_unchanged(here, tmp_path: Path) -> None:
+    """The layout that DAWNBench participants shared: imagenet-sz/160/train and validation."""
     sized = tree(tmp_path / "imagenet-sz" / "160", splits=("train", "validation"))
     assert here("prepare", "imagenet", "--from", sized, "--out", "out").returncode == 0
     dataset = Dataset.open(tmp_path / "out")
@@ -121,33 +122,38 @@ def test_a_tree_that_is_sized_already(here, tmp_path: Path) -> None:
         assert np.array_equal(np.asarray(given), np.asarray(back))
 
 
-def test_wrong_archives_are_named(here, tmp_path: Path, archives: dict[str, Path]) -> None:
-    def says(**changed: Path) -> str:
-        outs.append(f"out{len(outs)}")
-        return complaint(here("prepare", "imagenet", *words(archives | changed), "--out", outs[-1]))
-
+def test_wrong_archives_are_rejected(here, tmp_path: Path, archives: dict[str, Path]) -> None:
     outs: list[str] = []
-    assert "not one tar for each class; give ILSVRC2012_img_train.tar" in says(train=archives["val"])
-    assert "give ILSVRC2012_img_val.tar" in says(val=archives["train"])
-    assert "holds no meta.mat; give ILSVRC2012_devkit_t12.tar.gz" in says(devkit=archives["val"])
-    assert "nowhere.tar: no such file" in says(train=Path("nowhere.tar"))
-    cut = tmp_path / "cut.tar"
-    cut.write_bytes(archives["train"].read_bytes()[:9000])
-    assert "cut.tar" in says(train=cut)
-    rubbish = tmp_path / "rubbish.tar"
-    rubbish.write_bytes(b"rubbish" * 1000)
-    assert "rubbish.tar is not a complete tar archive" in says(train=rubbish)
+
+    def check(code: str, *parts: str, **changed: Path) -> None:
+        outs.append(f"out{len(outs)}")
+        message = complaint(here("prepare", "imagenet", *words(archives | changed), "--out", outs[-1]))
+        assert f"[{code}]" in message
+        assert all(part in message for part in parts), message
+
+    check("wrong-archive", "--train", "ILSVRC2012_img_train.tar", train=archives["val"])
+    check("wrong-archive", "--val", "ILSVRC2012_img_val.tar", val=archives["train"])
+    check("wrong-archive", "--devkit", "meta.mat", "ILSVRC2012_devkit_t12.tar.gz", devkit=archives["val"])
+    check("source-not-found", "nowhere.tar", train=Path("nowhere.tar"))
+    truncated = tmp_path / "truncated.tar"
+    truncated.write_bytes(archives["train"].read_bytes()[:9000])
+    check("archive-corrupt", "truncated.tar", train=truncated)
+    invalid = tmp_path / "invalid.tar"
+    invalid.write_bytes(b"rubbish" * 1000)
+    check("archive-corrupt", "invalid.tar", train=invalid)
     few = tar(tmp_path / "few.tar", {"ILSVRC2012_val_00000001.JPEG": b""})
-    assert "holds 1 images, the devkit knows 5" in says(val=few)
+    check("devkit-mismatch", "few.tar", "1 images", "5", val=few)
     assert not any((tmp_path / out / "dataset.json").exists() for out in outs)
 
 
-def test_trees_limits_and_fractions(here, tmp_path: Path) -> None:
+def test_limit_per_class_and_val_fraction(here, tmp_path: Path) -> None:
     tree(tmp_path / "in")
     assert here("prepare", "imagenet", "--from", "in", "--out", "a", "--limit-per-class", "2").returncode == 0
     assert len(Dataset.open(tmp_path / "a").split("train")) == 6
     tree(tmp_path / "flat", images=10, splits=("",))
-    assert "--val-fraction 0.1" in complaint(here("prepare", "folder", "flat", "--out", "b"))
+    message = complaint(here("prepare", "folder", "flat", "--out", "b"))
+    assert "[no-val-split]" in message
+    assert "--val-fraction 0.1" in message
     assert here("prepare", "folder", "flat", "--out", "b", "--val-fraction", "0.2").returncode == 0
     dataset = Dataset.open(tmp_path / "b")
     assert dataset.description["splits"]["val"]["per_class"] == [2, 2, 2]
@@ -155,11 +161,11 @@ def test_trees_limits_and_fractions(here, tmp_path: Path) -> None:
     assert len(set(names)) == 30
 
 
-def test_files_that_are_not_what_they_should_be_are_handled_and_listed(here, tmp_path: Path) -> None:
+def test_unusual_and_corrupt_files_are_converted_or_left_out_and_listed(here, tmp_path: Path) -> None:
     folder = tree(tmp_path / "in") / "train" / "n00000000"
     image = sample_image(48, 40)
 
-    def saved(kind: str, picture: Image.Image = image) -> bytes:
+    def encoded(kind: str, picture: Image.Image = image) -> bytes:
         out = io.BytesIO()
         picture.save(out, kind)
         return out.getvalue()
@@ -167,14 +173,14 @@ def test_files_that_are_not_what_they_should_be_are_handled_and_listed(here, tmp
     odd = {
         "a_progressive.jpg": jpeg(image, progressive=True),
         "b_cmyk.jpg": jpeg(image.convert("CMYK")),
-        "c_png.JPEG": saved("png"),
-        "d_16bit.png": saved("png", Image.fromarray(np.arange(0, 65000, 65, dtype=np.uint16).reshape(25, 40))),
-        "e_palette.gif": saved("gif"),
-        "f_alpha.png": saved("png", image.convert("RGBA")),
-        "g_cut.jpg": jpeg(sample_image(300, 300), quality=95)[:30_000],
+        "c_png.JPEG": encoded("png"),
+        "d_16bit.png": encoded("png", Image.fromarray(np.arange(0, 65000, 65, dtype=np.uint16).reshape(25, 40))),
+        "e_palette.gif": encoded("gif"),
+        "f_alpha.png": encoded("png", image.convert("RGBA")),
+        "g_truncated.jpg": jpeg(sample_image(300, 300), quality=95)[:30_000],
         "h_empty.jpg": b"",
         "i_text.jpg": b"<html>404 not found</html>",
-        "j_cut_at_once.jpg": jpeg(image)[:300],
+        "j_header_only.jpg": jpeg(image)[:300],
     }
     for name, content in odd.items():
         (folder / name).write_bytes(content)
@@ -184,7 +190,7 @@ def test_files_that_are_not_what_they_should_be_are_handled_and_listed(here, tmp
     remarks = {Path(entry["file"]).name: entry["what"] for entry in dataset.description["remarks"]}
     assert remarks.keys() == odd.keys()
     assert [name[0] for name, what in remarks.items() if what.startswith("left out")] == ["h", "i", "j"]
-    for letter, words in {
+    for letter, expected in {
         "a": "progressive",
         "b": "CMYK",
         "c": "PNG",
@@ -192,7 +198,7 @@ def test_files_that_are_not_what_they_should_be_are_handled_and_listed(here, tmp
         "e": "GIF",
         "g": "truncated",
     }.items():
-        assert words in next(what for name, what in remarks.items() if name[0] == letter), letter
+        assert expected in next(what for name, what in remarks.items() if name[0] == letter), letter
     assert dataset.description["splits"]["train"]["left_out"] == 3
     split = dataset.split("train", "original")
     assert len(split) == 12 + 7
@@ -201,10 +207,10 @@ def test_files_that_are_not_what_they_should_be_are_handled_and_listed(here, tmp
     gray = split.names.index("train/n00000000/d_16bit.png")
     out = np.zeros((1, 3, 25, 40), np.uint8)
     codec.Decoder(split.shards).crop(split.places(np.array([gray])), np.array([[0, 0, 40, 25, 0]], np.int32), out)
-    assert abs(out[0, 0].astype(int) - np.arange(0, 65000, 65).reshape(25, 40) // 257).max() < 12  # scaled, not cut off
+    assert abs(out[0, 0].astype(int) - np.arange(0, 65000, 65).reshape(25, 40) // 257).max() < 12  # scaled, not clipped
 
 
-def test_interrupted_by_kill_9_it_ends_byte_identical(tmp_path: Path) -> None:
+def test_preparation_resumes_byte_identically_after_sigkill(tmp_path: Path) -> None:
     root = tmp_path / "in"
     small = [jpeg(sample_image(16, 16, number)) for number in range(8)]
     for label in range(2):
@@ -212,55 +218,57 @@ def test_interrupted_by_kill_9_it_ends_byte_identical(tmp_path: Path) -> None:
         for number in range(1300):
             (root / f"class {label}" / f"{number:05d}.jpg").write_bytes(small[number % 8])
     words = ("prepare", "folder", root, "--val-fraction", "0.1", "--original", "--max-side", "12", "--workers", "2")
-    subprocess.run(command(*words, "--out", "whole"), cwd=tmp_path, env=environment(), check=True, capture_output=True)
+    subprocess.run(
+        command(*words, "--out", "reference"), cwd=tmp_path, env=environment(), check=True, capture_output=True
+    )
     options = {"cwd": tmp_path, "env": environment(), "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command(*words, "--out", "torn"), **options)
+    process = subprocess.Popen(command(*words, "--out", "resumed"), **options)
     deadline = time.monotonic() + HANG
-    while not (tmp_path / "torn" / ".parts" / "train" / "00000.json").exists():
+    while not (tmp_path / "resumed" / ".parts" / "train" / "00000.json").exists():
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    assert not (tmp_path / "torn" / "dataset.json").exists()
-    other = subprocess.run(command(*words, "--quality", "50", "--out", "torn"), **options, check=False)
-    assert "unfinished preparation with other options" in other.stderr
-    first = (tmp_path / "torn" / "original" / "train" / "shard-00000.pcl").stat().st_mtime_ns
-    again = subprocess.run(command(*words, "--out", "torn"), **options, check=True)
-    assert "going on with it" in again.stderr
-    assert (tmp_path / "torn" / "original" / "train" / "shard-00000.pcl").stat().st_mtime_ns == first
-    whole, torn = contents(tmp_path / "whole"), contents(tmp_path / "torn")
-    assert whole.keys() == torn.keys()
-    assert all(whole[name] == torn[name] for name in whole)
-    assert len(Dataset.open(tmp_path / "torn").split("train", "original")) == 2340
+    assert not (tmp_path / "resumed" / "dataset.json").exists()
+    other = subprocess.run(command(*words, "--quality", "50", "--out", "resumed"), **options, check=False)
+    assert "[unfinished-preparation]" in other.stderr
+    first = (tmp_path / "resumed" / "original" / "train" / "shard-00000.pcl").stat().st_mtime_ns
+    again = subprocess.run(command(*words, "--out", "resumed"), **options, check=True)
+    assert "resuming" in again.stderr
+    assert (tmp_path / "resumed" / "original" / "train" / "shard-00000.pcl").stat().st_mtime_ns == first
+    reference, resumed = contents(tmp_path / "reference"), contents(tmp_path / "resumed")
+    assert reference.keys() == resumed.keys()
+    assert all(reference[name] == resumed[name] for name in reference)
+    assert len(Dataset.open(tmp_path / "resumed").split("train", "original")) == 2340
 
 
-def test_what_else_lies_in_the_folder_is_left_alone(here, tmp_path: Path) -> None:
+def test_other_files_in_the_output_folder_are_kept(here, tmp_path: Path) -> None:
     tree(tmp_path / "in")
     for name in ("notes/old/.hidden", "original/train/.mine", ".top"):
         (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "out" / name).write_text("precious")
-    half = tmp_path / "out" / "original" / "train" / ".shard-00000.pcl.123"
-    half.write_text("left by a kill")
+    incomplete = tmp_path / "out" / "original" / "train" / ".shard-00000.pcl.123"
+    incomplete.write_text("left by a kill")
     assert here("prepare", "folder", "in", "--out", "out").returncode == 0
     kept = [path.name for path in (tmp_path / "out").rglob(".*") if path.is_file()]
     assert sorted(kept) == [".hidden", ".lock", ".mine", ".top"]
 
 
-def test_too_little_room_is_known_before_it_starts(here, tmp_path: Path, monkeypatch) -> None:
+def test_disk_space_is_checked_before_writing(here, tmp_path: Path, monkeypatch) -> None:
     tree(tmp_path / "in")
     usage = pack.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(pack.shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    assert "free, but about" in complaint(here("prepare", "folder", "in", "--out", "out"))
+    assert "[disk-full]" in complaint(here("prepare", "folder", "in", "--out", "out"))
     assert not list((tmp_path / "out").rglob("*.pcl"))
 
 
-def test_what_is_in_it_is_described_checked_shown_and_given_back(here, tmp_path: Path) -> None:
+def test_data_command_summarizes_checks_shows_and_exports(here, tmp_path: Path) -> None:
     tree(tmp_path / "in")
     assert here("prepare", "folder", "in", "--out", "out").returncode == 0
     answer = here("data", "out", "--check", "--show", "sheet.png", "--export", "jpeg", "--out", "back")
     assert answer.returncode == 0, answer.stderr
-    assert "train: 12 images, 4 to 4 a class" in answer.stdout
+    assert "train: 12 images, 4 to 4 per class" in answer.stdout
     assert "every checksum matches" in answer.stderr
     assert Image.open(tmp_path / "sheet.png").size == (1024, 2 * (128 + 14))
     given, back = sorted((tmp_path / "in" / "val").rglob("*.JPEG")), sorted((tmp_path / "back" / "val").rglob("*.jpg"))
@@ -271,47 +279,57 @@ def test_what_is_in_it_is_described_checked_shown_and_given_back(here, tmp_path:
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 4
     shard.write_bytes(content)
-    text = complaint(here("data", "out", "--check"))
-    assert "1 problem found" in text
-    assert "shard-00000.pcl at byte" in text
-    assert "does not match its checksum" in text
+    message = complaint(here("data", "out", "--check"))
+    assert "[dataset-corrupt]" in message
+    assert "1 problem found" in message
+    assert "shard-00000.pcl at byte" in message
 
 
-def test_folders_that_hold_no_data_are_named(here, tmp_path: Path) -> None:
-    assert "no prepared data here" in complaint(here("data", "."))
+def test_folders_without_data_are_rejected(here, tmp_path: Path) -> None:
+    assert "[data-not-prepared]" in complaint(here("data", "."))
     (tmp_path / "dataset.json").write_text(json.dumps({"kind": "shards", "format": 99}))
-    assert "has format 99; this version reads format 2: upgrade paceline" in complaint(here("data", "."))
+    message = complaint(here("data", "."))
+    assert "[dataset-format-newer]" in message
+    assert "format 99" in message
     (tmp_path / "dataset.json").write_text(json.dumps({"kind": "shards", "format": 1}))
-    assert "reads format 2: remove the folder and prepare the data again" in complaint(here("data", "."))
+    message = complaint(here("data", "."))
+    assert "[dataset-format-outdated]" in message
+    assert "format 1" in message
     (tmp_path / "dataset.json").write_text("{")
-    assert "is not readable" in complaint(here("data", "."))
-    assert "nowhere: no such folder" in complaint(here("prepare", "folder", "nowhere", "--out", "out"))
+    message = complaint(here("data", "."))
+    assert "[dataset-unreadable]" in message
+    assert "dataset.json" in message
+    message = complaint(here("prepare", "folder", "nowhere", "--out", "out"))
+    assert "[source-not-found]" in message
+    assert "nowhere" in message
     (tmp_path / "empty").mkdir()
-    assert "one folder for each class" in complaint(here("prepare", "folder", "empty", "--out", "out"))
+    message = complaint(here("prepare", "folder", "empty", "--out", "out"))
+    assert "[too-few-classes]" in message
+    assert "empty" in message
 
 
 def test_labels_are_part_of_the_fingerprint(here, tmp_path: Path) -> None:
-    """The last image of one class moved to be the first of the next: the same records in the same order."""
+    """Moving the last image of a class to the start of the next one keeps all records in the same order."""
     root = tree(tmp_path / "in")
     moved = shutil.copytree(root, tmp_path / "moved")
     (moved / "train" / "n00000000" / "train_3.JPEG").rename(moved / "train" / "n00000001" / "train_.JPEG")
-    prints = set()
+    fingerprints = set()
     for name in ("in", "moved"):
         assert here("prepare", "folder", name, "--out", f"out-{name}").returncode == 0
-        prints.add(Dataset.open(tmp_path / f"out-{name}").fingerprint)
-    assert len(prints) == 2
+        fingerprints.add(Dataset.open(tmp_path / f"out-{name}").fingerprint)
+    assert len(fingerprints) == 2
 
 
-def test_a_source_that_changed_is_not_mixed_with_what_it_was(here, tmp_path: Path) -> None:
+def test_changed_source_is_not_mixed_with_prepared_data(here, tmp_path: Path) -> None:
     root = tree(tmp_path / "in")
     assert here("prepare", "folder", "in", "--out", "out").returncode == 0
     (root / "train" / "n00000000" / "train_3.JPEG").rename(root / "train" / "n00000000" / "train_9.JPEG")
-    assert "holds other data already" in complaint(here("prepare", "folder", "in", "--out", "out"))
-    assert "holds other data already" in complaint(here("prepare", "cifar10", "--out", "out", "--from", __file__))
+    assert "[output-has-other-data]" in complaint(here("prepare", "folder", "in", "--out", "out"))
+    assert "[output-has-other-data]" in complaint(here("prepare", "cifar10", "--out", "out", "--from", __file__))
     Dataset.open(tmp_path / "out")
 
 
-def test_odd_names_and_contents_are_left_out_or_kept_but_never_end_it(here, tmp_path: Path) -> None:
+def test_unusual_names_and_contents_do_not_stop_the_preparation(here, tmp_path: Path) -> None:
     root = tree(tmp_path / "in")
     folder = root / "train" / "n00000000"
     information = PngInfo()
@@ -330,50 +348,61 @@ def test_odd_names_and_contents_are_left_out_or_kept_but_never_end_it(here, tmp_
     assert dataset.description["splits"]["train"]["samples"] == 12 + 2
 
 
-def test_an_image_that_is_too_large_for_a_record_is_unreadable(monkeypatch) -> None:
-    monkeypatch.setattr(codec, "pack", _refusing_wide_ones(codec.pack))
+def test_image_too_large_for_a_record_is_unreadable(monkeypatch) -> None:
+    monkeypatch.setattr(codec, "pack", _reject_wide_images(codec.pack))
     with pytest.raises(Unreadable, match="641 x 8 pixels: too large"):
         convert(_png(641, 8), [Variant()])
 
 
-def _refusing_wide_ones(pack: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-    def refuse(content: bytes) -> bytes:
+def _reject_wide_images(pack: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    def reject(content: bytes) -> bytes:
         if content.startswith(b"\xff\xd8") and Image.open(io.BytesIO(content)).width == 641:
             raise codec.CodecError("too large")
         return pack(content)
 
-    return refuse
+    return reject
 
 
-def test_options_without_a_bearing_are_refused(here, tmp_path: Path) -> None:
+def test_options_that_do_not_apply_are_rejected(here, tmp_path: Path) -> None:
     tree(tmp_path / "in")
     (tmp_path / "in" / "train" / "n9").mkdir()
-    assert "1 folders hold no images (n9)" in complaint(here("prepare", "folder", "in", "--out", "out"))
+    message = complaint(here("prepare", "folder", "in", "--out", "out"))
+    assert "[empty-classes]" in message
+    assert "n9" in message
     (tmp_path / "in" / "train" / "n9").rmdir()
-    assert "--from has no bearing" in complaint(here("prepare", "folder", "in", "--from", "x", "--out", "out"))
-    assert "--out is empty" in complaint(here("prepare", "folder", "in", "--out", ""))
+    message = complaint(here("prepare", "folder", "in", "--from", "x", "--out", "out"))
+    assert "[option-not-applicable]" in message
+    assert "--from" in message
+    message = complaint(here("prepare", "folder", "in", "--out", ""))
+    assert "[empty-option]" in message
+    assert "--out" in message
     assert here("prepare", "folder", "in", "--out", "out").returncode == 0
-    assert "'bogus' is not in" in complaint(here("data", "out", "--variant", "bogus"))
-    assert "give both or neither" in complaint(here("data", "out", "--out", "x"))
-    assert "is not a whole number" in complaint(here("data", "out", "--show", "x.png", "--seed", "-1"))
+    message = complaint(here("data", "out", "--variant", "bogus"))
+    assert "[unknown-variant]" in message
+    assert "'bogus'" in message
+    message = complaint(here("data", "out", "--out", "x"))
+    assert "[missing-option]" in message
+    assert "--export" in message
+    assert "--seed" in complaint(here("data", "out", "--show", "x.png", "--seed", "-1"))
 
 
-def test_a_class_that_lost_all_its_images_is_an_error_unless_allowed(here, tmp_path: Path) -> None:
+def test_class_without_readable_images_is_an_error_unless_allowed(here, tmp_path: Path) -> None:
     tree(tmp_path / "in", classes=3, images=2)
     for file in (tmp_path / "in" / "train" / "n00000001").iterdir():
         file.write_bytes(b"not an image")
     words = ("prepare", "folder", "in", "--out", "out")
-    text = complaint(here(*words))
-    assert "not one train image of 1 class could be read (n00000001)" in text
-    assert "train/n00000001/train_0.JPEG: not an image" in text
-    assert "--allow-empty-classes" in text
+    message = complaint(here(*words))
+    assert "[unreadable-classes]" in message
+    assert "(n00000001)" in message
+    assert "train/n00000001/train_0.JPEG: not an image" in message
+    assert "--allow-empty-classes" in message
     assert not (tmp_path / "out" / "dataset.json").exists()
     answer = here(*words, "--allow-empty-classes")
     assert answer.returncode == 0, answer.stderr
     assert Dataset.open(tmp_path / "out").description["splits"]["train"]["per_class"] == [2, 0, 2]
 
 
-def test_what_was_left_out_is_counted_by_reason(here, tmp_path: Path) -> None:
+def test_files_left_out_are_counted_by_reason(here, tmp_path: Path) -> None:
     tree(tmp_path / "in", classes=2, images=6)
     folder = tmp_path / "in" / "train" / "n00000001"
     for number in range(3):

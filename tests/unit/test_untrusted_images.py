@@ -1,4 +1,4 @@
-"""Images and archives of strangers: what `prepare` refuses, and what it says."""
+"""Untrusted images and archives: what `paceline prepare` leaves out or rejects."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from paceline.data.prepare.convert import open_image
 from paceline.data.shards import Dataset
 
 
-def test_files_of_other_kinds_start_no_program(here, tmp_path: Path, monkeypatch) -> None:
+def test_other_file_formats_start_no_program(here, tmp_path: Path, monkeypatch) -> None:
     folder = tree(tmp_path / "in") / "train" / "n00000000"
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -27,7 +27,7 @@ def test_files_of_other_kinds_start_no_program(here, tmp_path: Path, monkeypatch
     assert not (tmp_path / "canary").exists()
 
 
-def test_images_beyond_the_limits_are_left_out_with_the_reason(here, tmp_path: Path) -> None:
+def test_images_over_the_limits_are_left_out_with_the_reason(here, tmp_path: Path) -> None:
     folder = tree(tmp_path / "in") / "train" / "n00000000"
     (folder / "png.png").write_bytes(png_of(50_000, 50_000))
     (folder / "scans.jpg").write_bytes(jpeg_of_scans(400, 400, 200))
@@ -37,19 +37,21 @@ def test_images_beyond_the_limits_are_left_out_with_the_reason(here, tmp_path: P
     remarks = {Path(one["file"]).name: one["what"] for one in Dataset.open(tmp_path / "out").description["remarks"]}
     assert remarks == {
         "png.png": "left out: more than 200,000,000 pixels",
-        "scans.jpg": "left out: a JPEG of more than 100 scans",
-        "file.png": "left out: 300.0 MB, more than 250.0 MB",
+        "scans.jpg": "left out: a JPEG with more than 100 scans",
+        "file.png": "left out: 300.0 MB is more than 250.0 MB",
     }
 
 
-def test_scans_in_a_thumbnail_or_a_video_after_the_image_do_not_count() -> None:
+def test_scans_in_thumbnails_and_trailing_videos_are_not_counted() -> None:
     image = jpeg(sample_image(48, 40), progressive=True)
     thumbnails = b"\xff\xe3\x01\x2c" + b"\xff\xda" * 149
     assert open_image(image[:2] + thumbnails + image[2:] + b"\xff\xda" * 1000)[0].size == (48, 40)
 
 
-def test_a_devkit_that_would_crash_scipy_is_an_error(paceline, tmp_path: Path) -> None:
+def test_devkit_that_crashes_scipy_is_an_error(paceline, tmp_path: Path) -> None:
     files = {"meta.mat": deep_mat(100_000), "ILSVRC2012_validation_ground_truth.txt": b"1"}
     (tmp_path / "deep.tar").write_bytes(tar_of(files))
     words = ("--train", "train.tar", "--val", "val.tar", "--devkit", "deep.tar", "--out", "out")
-    assert "deep.tar: meta.mat is not readable" in complaint(paceline("prepare", "imagenet", *words))
+    message = complaint(paceline("prepare", "imagenet", *words))
+    assert "[devkit-corrupt]" in message
+    assert "deep.tar: meta.mat" in message

@@ -1,7 +1,7 @@
-"""A copy of the run folder in an object store, made while the run goes on, and brought back to resume it.
+"""Copies the run folder to an object store during training, and downloads it to resume.
 
-Uploads go on in a thread of their own. They are repeated until they succeed, and compared with what the store says it
-has; training never waits for them. A checkpoint counts there only when its marker is, which goes last.
+A background thread uploads, retries until it succeeds, and verifies what the store has; training never waits for it.
+A checkpoint is valid in the store only with its commit marker, which is uploaded last.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ from paceline.system.host import BackgroundThread
 from paceline.system.logs import log
 from paceline.system.remote import shown
 
-_EVERY = 10.0
-_RANK_TIMEOUT = 600.0
-_RETRIES = 3  # the next pass tries again
+_EVERY = 10.0  # seconds between passes
+_CLOSE_TIMEOUT = 600.0
+_RETRIES = 3  # per request; the next pass tries again
 _BEST = "checkpoints/best"
 
 
@@ -30,24 +30,26 @@ def _open(place: str) -> Any:
     try:
         import obstore
     except ImportError:
-        raise UserError(f"{place}: object stores need obstore; pip install 'paceline[s3]'") from None
+        message = f"{shown(place)}: object stores need the package obstore. Run: pip install 'paceline[s3]'"
+        raise UserError("missing-package", message, package="obstore") from None
     try:
         return obstore.store.from_url(
             place.rstrip("/"), client_options={"allow_http": True}, retry_config={"max_retries": _RETRIES}
         )
-    except Exception as error:  # obstore's own exceptions have no common base but this
-        raise UserError(f"{shown(place)} is no place for results ({brief(error)}); write s3://BUCKET/PREFIX") from None
+    except Exception as error:  # obstore's exceptions have no other common base
+        message = f"{shown(place)} is not a valid object store URL ({brief(error)}). Use s3://BUCKET/PREFIX."
+        raise UserError("results-url-invalid", message, url=shown(place)) from None
 
 
 class Results:
-    """Of the leader: everything. Of the first rank on another machine: what is known only there."""
+    """Uploads the run folder: all of it from rank 0, only the subfolder `only` from the first rank of other nodes."""
 
     def __init__(self, folder: Path, place: str, best_metric: str, only: str = "", every: float = _EVERY):
         self._folder, self._metric, self._only = folder, best_metric, only
         self._place = f"{place.rstrip('/')}/{folder.name}"
         self._store = _open(self._place)
         self._there: dict[str, tuple[int, float]] = {}
-        """Size and time of what has been uploaded, by name."""
+        """Size and modification time of uploaded files, by name."""
         self._best, self._failed_since = "", 0.0
         self._tags_are_checksums = True
         if not only:
@@ -57,9 +59,9 @@ class Results:
         self._thread.start()
 
     def _begin(self) -> None:
-        """What an earlier start of this run has left there; another run's is not to be mixed with it.
+        """Read what an earlier start of this run has uploaded, and refuse the results of another run.
 
-        Where nothing can be lost yet, a store that cannot be used is told at once.
+        A store that cannot be used is an error before the first checkpoint, and a warning after it.
         """
         import obstore
 
@@ -69,23 +71,27 @@ class Results:
             there = bytes(obstore.get(self._store, "environment.json").bytes()) if "environment.json" in found else b""
             if not found:
                 obstore.put(self._store, "recipe.yaml", (self._folder / "recipe.yaml").read_bytes())
-        except Exception as error:  # obstore's own exceptions have no common base but this
+        except Exception as error:  # obstore's exceptions have no other common base
             if begun:
-                log.warning("results to %s wait: %s", shown(self._place), brief(error))
+                log.warning("uploads to %s are delayed: %s", shown(self._place), brief(error))
                 return
             raise UserError(
-                f"results cannot go to {shown(self._place)} ({brief(error)}); check the address and the AWS_* "
-                "variables, which launched jobs get through --pass"
+                "results-not-writable",
+                f"results cannot be written to {shown(self._place)} ({brief(error)}). Check the URL and the AWS_* "
+                "variables, which launched jobs get with --pass.",
+                url=shown(self._place),
             ) from None
         if there and _first_start(there) != _first_start((self._folder / "environment.json").read_bytes()):
             raise UserError(
-                f"{shown(self._place)} holds another run; choose another --name or --results, or go on with it: "
-                f"--resume {shown(self._place)}"
+                "results-of-another-run",
+                f"{shown(self._place)} contains another run. Choose another --name or --results, or resume that run "
+                f"with --resume {shown(self._place)}.",
+                url=shown(self._place),
             )
         self._there = {name: (-1, 0.0) for name in found if name.startswith("checkpoints/step-")}
         complete = {name.split("/")[1] for name in found if name.endswith(f"/{COMMIT}")}
         here = {path.name for path in store.committed(self._folder / "checkpoints")}
-        # of checkpoints that are here what is not complete there goes again
+        # checkpoints that are incomplete in the store are uploaded again
         for name in [name for name in self._there if name.split("/")[1] in here - complete]:
             del self._there[name]
 
@@ -94,18 +100,19 @@ class Results:
             self._try()
 
     def _try(self) -> bool:
-        """One pass over the folder; whether everything is there now."""
+        """Upload what has changed and return whether everything is in the store now."""
         try:
             self._upload()
-        except FileNotFoundError:  # an old checkpoint was deleted meanwhile
+        except FileNotFoundError:  # an old checkpoint was deleted during the pass
             return False
-        except Exception as error:  # whatever the store or the network says: later
+        except Exception as error:  # any error of the store or the network: retry later
             if not self._failed_since:
-                log.warning("results to %s wait: %s", shown(self._place), brief(error))
+                log.warning("uploads to %s are delayed: %s", shown(self._place), brief(error))
             self._failed_since = self._failed_since or time.monotonic()
             return False
         if self._failed_since:
-            log.info("results to %s go on after %.0f s", shown(self._place), time.monotonic() - self._failed_since)
+            delay = time.monotonic() - self._failed_since
+            log.info("uploads to %s continue after %.0f s", shown(self._place), delay)
             self._failed_since = 0.0
         return True
 
@@ -121,11 +128,11 @@ class Results:
             self._verify(name, content, answer)
             self._there[name] = (state.st_size, state.st_mtime)
         if not self._only:
-            self._name_best()
+            self._copy_best()
             self._remove_old(set(checkpoints))
 
     def _changed(self, checkpoints: list[str]) -> Iterator[Path]:
-        """Records first: a checkpoint must find those of its steps, whenever the uploads end."""
+        """Yield changed files. Records come first, so that a checkpoint in the store always has those of its steps."""
         for path in sorted((self._folder / self._only).rglob("*")):
             name = path.relative_to(self._folder).as_posix()
             if path.is_symlink() or not path.is_file() or name.startswith("checkpoints/") or path.name.startswith("."):
@@ -140,22 +147,22 @@ class Results:
                     yield path
 
     def _verify(self, name: str, content: bytes, answer: Any) -> None:
-        """Of a file that went in one piece the store tells the MD5; of others at least the size."""
+        """Compare an upload with the MD5 that the store returns for single-part uploads, else with its size."""
         import obstore
 
         tag = str(answer.get("e_tag") or "").strip('"')
         if len(tag) == 32 and "-" not in tag and self._tags_are_checksums:
             if tag == hashlib.md5(content, usedforsecurity=False).hexdigest():
                 return
-            # encrypted buckets have other tags
+            # in encrypted buckets the tag is not the MD5
             if bytes(obstore.get(self._store, name).bytes()) != content:
-                raise OSError(f"{name} arrived corrupt")
+                raise OSError(f"{name} is corrupt in the store")
             self._tags_are_checksums = False
         elif obstore.head(self._store, name)["size"] != len(content):
-            raise OSError(f"{name} arrived cut off")
+            raise OSError(f"{name} is truncated in the store")
 
-    def _name_best(self) -> None:
-        """The best checkpoint also has a name that does not change."""
+    def _copy_best(self) -> None:
+        """Copy the best checkpoint to a fixed name."""
         import obstore
 
         best = store.best(self._folder / "checkpoints", self._metric)
@@ -171,32 +178,32 @@ class Results:
         old = [
             name for name in self._there if name.startswith("checkpoints/") and name.split("/")[1] not in checkpoints
         ]
-        for name in sorted(old, key=lambda name: not name.endswith(COMMIT)):  # without it none counts
+        for name in sorted(old, key=lambda name: not name.endswith(COMMIT)):  # the marker first
             if name in self._there:
                 obstore.delete(self._store, name)
                 del self._there[name]
 
     def close(self) -> None:
-        """Upload the rest; the run is over, so that this may take a while, but not for ever."""
+        """Upload the rest after the run, with a time limit."""
         self._stop.set()
         self._thread.join()
-        deadline, pause = time.monotonic() + _RANK_TIMEOUT, 1.0
+        deadline, pause = time.monotonic() + _CLOSE_TIMEOUT, 1.0
         while not self._try():
             if time.monotonic() + pause > deadline:
-                log.warning("results could not be brought to %s; they are in %s", shown(self._place), self._folder)
+                log.warning("the upload to %s failed; the results are in %s", shown(self._place), self._folder)
                 return
             time.sleep(pause)
             pause = min(30.0, 2 * pause)
 
 
 def brief(error: Exception) -> str:
-    """What a store's client says: the cause is often at the end."""
+    """Return a shortened error message; the cause is often at its end."""
     text = " ".join(str(error).split())
     return text if len(text) <= 300 else f"{text[:120]} ... {text[-160:]}"
 
 
 def _first_start(environment: bytes) -> object:
-    """What tells a run from others: when and where it began."""
+    """Return the first start of a run, which identifies it."""
     try:
         return json.loads(environment)["starts"][0]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
@@ -204,7 +211,7 @@ def _first_start(environment: bytes) -> object:
 
 
 def bring(place: str, runs: Path) -> Path:
-    """A run folder from an object store, to be resumed here."""
+    """Download a run folder from an object store to resume it, and return its path."""
     import obstore
 
     source = _open(place)
@@ -212,20 +219,24 @@ def bring(place: str, runs: Path) -> Path:
     target = runs / name
     try:
         found = [entry for batch in obstore.list(source) for entry in batch]
-    except Exception as error:  # obstore's own exceptions have no common base but this
+    except Exception as error:  # obstore's exceptions have no other common base
         raise UserError(
-            f"{shown(place)} cannot be read ({brief(error)}); check the address and the AWS_* variables"
+            "results-unreadable",
+            f"{shown(place)} cannot be read ({brief(error)}). Check the URL and the AWS_* variables.",
+            url=shown(place),
         ) from None
     if not any(entry["path"] == "recipe.yaml" for entry in found):
-        raise UserError(f"{shown(place)} holds no run: there is no recipe.yaml")
+        message = f"{shown(place)} does not contain a run: recipe.yaml is missing. Check the URL."
+        raise UserError("results-not-a-run", message, url=shown(place))
     there = {entry["path"].split("/")[1] for entry in found if entry["path"].endswith(f"/{COMMIT}")}
     newest = next(store.committed(target / "checkpoints"), None)
     if newest and newest.name >= max(there - {"best"}, default=""):
-        return target  # what is here is as new
+        return target  # the local copy is as new
     for entry in sorted(found, key=lambda entry: entry["path"].endswith(COMMIT)):
         path = target / entry["path"]
         if ".." in path.parts or not path.is_relative_to(target):
-            raise UserError(f"{shown(place)} {entry['path']!r} leads out of the run folder; remove it there")
+            message = f"{shown(place)}: {entry['path']!r} is outside the run folder. Remove it from the store."
+            raise UserError("results-path-unsafe", message, path=entry["path"])
         if entry["path"].startswith(_BEST) or (path.is_file() and path.stat().st_size == entry["size"]):
             continue
         make_folder(path.parent)

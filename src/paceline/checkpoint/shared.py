@@ -1,4 +1,4 @@
-"""Checkpoints that only rank 0 need see, on every rank."""
+"""Reads a checkpoint on rank 0 and broadcasts it, so that other ranks need not see the folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ Read = TypeVar("Read", tuple[CheckpointInfo, dict[str, Any]], tuple[CheckpointIn
 
 
 def read_on_rank_zero(world: World, read: Callable[[], Read]) -> Read:
-    """What the leader reads."""
+    """Return what `read` returns on rank 0, on every rank."""
 
     def plain() -> list[Any] | None:
         if found := read():
@@ -19,7 +19,7 @@ def read_on_rank_zero(world: World, read: Callable[[], Read]) -> Read:
             return [str(checkpoint.folder), checkpoint.step, checkpoint.metrics, checkpoint.recipe, parts]
         return None
 
-    if not (told := world.on_rank_zero(plain)):
+    if not (received := world.on_rank_zero(plain)):
         return None  # type: ignore[return-value]
-    folder, step, metrics, recipe, parts = told
+    folder, step, metrics, recipe, parts = received
     return CheckpointInfo(Path(folder), step, metrics, recipe), parts

@@ -1,10 +1,10 @@
-"""Saves on disk: a new folder each, a SHA-256 manifest, and a commit marker written last.
+"""Checkpoints on disk: a folder each, with a SHA-256 manifest and a commit marker that is written last.
 
     checkpoints/step-00000120/
         model.safetensors ema.safetensors optimizer.safetensors    tensors
         state.json       everything else: position, metrics, scaler, skeletons of the above
         manifest.json    size and SHA-256 of every file
-        COMMIT           SHA-256 of the manifest; without it the checkpoint does not exist
+        COMMIT           SHA-256 of the manifest; without it the checkpoint is incomplete
 
 `last` and `best` are found by reading committed checkpoints, never by trusting a name.
 """
@@ -40,8 +40,8 @@ from paceline.system.logs import log
 from paceline.system.trees import flatten
 
 _NAME = re.compile(r"step-\d{8,12}")
-USE = ("classes", "preprocessing", "model")
-"""Parts of `progress` that say how the weights are used; an export has them as JSON in its header."""
+_INFERENCE_KEYS = ("classes", "preprocessing", "model")
+"""Parts of `progress` that are needed to use the weights; an export has them as JSON in its header."""
 
 
 def write(
@@ -51,9 +51,9 @@ def write(
     metrics: dict[str, float],
     before_commit: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a checkpoint; an existing one of the same step is replaced only after the new one is complete.
+    """Write a checkpoint. An existing one of the same step is replaced only after the new one is complete.
 
-    `before_commit` brings to disk what must survive a power cut if the checkpoint does.
+    `before_commit` writes to disk what must survive a power cut if the checkpoint does.
     """
     temporary = folder.with_name(f".writing-{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -92,7 +92,7 @@ def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def _hide(folder: Path) -> Path | None:
-    """Take a checkpoint out of sight before its files go, so that being killed in between leaves no half of it."""
+    """Rename a checkpoint before its files are deleted, so that a kill leaves no partial checkpoint."""
     if not folder.exists():
         return None
     hidden = folder.with_name(f".deleting-{folder.name}")
@@ -101,7 +101,7 @@ def _hide(folder: Path) -> Path | None:
 
 
 def delete(checkpoints: Sequence[Path]) -> None:
-    """Delete checkpoints of one folder; none that counts ever lacks some of its files, also after a power cut."""
+    """Delete checkpoints of one folder. Even a power cut leaves no committed checkpoint without some of its files."""
     hidden = [path for checkpoint in checkpoints if (path := _hide(checkpoint))]
     if hidden:
         sync(hidden[0].parent)
@@ -109,37 +109,37 @@ def delete(checkpoints: Sequence[Path]) -> None:
         shutil.rmtree(path)
 
 
-def clear_up(folder: Path) -> None:
-    """Deal with what a kill left: a checkpoint that lacked only its name gets it, halves go."""
+def clean_up(folder: Path) -> None:
+    """Clean up after a kill: rename complete checkpoints that were not renamed yet, delete partial ones."""
     for path in folder.glob(".writing-*"):
         place = path.with_name(path.name.removeprefix(".writing-"))
         if (path / COMMIT).exists() and not place.exists():
             path.rename(place)
             sync(folder)
-    for half in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
-        shutil.rmtree(half, ignore_errors=True)
+    for partial in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _put_aside(folder: Path) -> None:
-    """Keep a checkpoint, but no longer among those that count."""
+def _set_aside(folder: Path) -> None:
+    """Rename a checkpoint to corrupt-*, so that it is kept but not used."""
     names = (f"corrupt-{folder.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 10_000))))
     folder.rename(next(path for name in names if not (path := folder.with_name(name)).exists()))
 
 
 def committed(folder: Path) -> Iterator[Path]:
-    """Folders of checkpoints that claim to be complete, newest first; copies by other names do not count."""
+    """Yield the folders of committed checkpoints, newest first. Copies with other names are ignored."""
     if folder.is_dir():
         found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and not path.is_symlink()]
         yield from sorted((path for path in found if (path / COMMIT).exists()), key=step_of, reverse=True)
 
 
 def step_of(folder: Path) -> int:
-    """Of a committed checkpoint, by its name."""
+    """Return the step of a checkpoint from its folder name."""
     return int(folder.name.removeprefix("step-"))
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of a checkpoint, the marker last, without what file managers left there; none of a corrupt one."""
+    """Return the files of a checkpoint, the commit marker last; none if it is corrupt. Stray files are ignored."""
     try:
         return [folder / name for name in (*manifest_of(folder), MANIFEST, COMMIT)]
     except CorruptCheckpoint:
@@ -147,51 +147,55 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def export_weights(folder: Path, target: Path, raw: bool) -> str:
-    """Write the averaged weights of a checkpoint, or those that were trained, as one file; what was done, in a line."""
+    """Write the EMA weights of a checkpoint, or with `raw` the trained ones, to one file. Returns a summary line."""
     if not target.parent.is_dir():
-        raise UserError(f"{target}: there is no folder {target.parent}; make it first")
+        message = f"{target} cannot be written: the folder {target.parent} does not exist. Create it first."
+        raise UserError("output-folder-not-found", message, path=target.parent)
     checkpoint, parts = read(folder)
     averaged = bool(parts["ema"]) and not raw
     weights = parts["ema"] if averaged else parts["model"]
     with replacing(target) as file:
-        use = json.dumps({name: parts["progress"][name] for name in USE})
+        use = json.dumps({name: parts["progress"][name] for name in _INFERENCE_KEYS})
         file.write(safetensors.torch.save(weights, {"format": "pt", "paceline": use}))
-    kind = "averaged weights" if averaged else "weights"
+    kind = "EMA weights" if averaged else "weights"
     return f"{target}: {kind} of step {checkpoint.step} ({len(weights)} tensors) from {folder}"
 
 
 def last(folder: Path) -> tuple[CheckpointInfo, dict[str, Any]] | None:
-    """The newest sound checkpoint; corrupt ones are named, put aside and skipped. None if there never was one."""
-    clear_up(folder)
+    """Return the newest valid checkpoint, or None. Corrupt ones are renamed to corrupt-* with a warning and skipped."""
+    clean_up(folder)
     corrupt = 0
     for path in committed(folder):
         try:
             return read(path)
         except CorruptCheckpoint as error:
-            log.warning("corrupt checkpoint: %s; trying the one before it", error)
-            _put_aside(path)
+            log.warning("corrupt checkpoint: %s Trying the previous one.", error)
+            _set_aside(path)
             corrupt += 1
     if corrupt:
         raise UserError(
-            f"{folder}: all {corrupt} checkpoints are corrupt (kept as corrupt-*); start anew with another --name"
+            "all-checkpoints-corrupt",
+            f"{folder}: all {corrupt} checkpoints are corrupt (kept as corrupt-*). Start a new run with --name.",
+            path=folder,
+            count=corrupt,
         )
     return None
 
 
-def put_aside_from(folder: Path, step: int) -> Path | None:
-    """Take checkpoints of this step and later ones out of use; the newest of those that stay."""
+def set_aside_from(folder: Path, step: int) -> Path | None:
+    """Rename checkpoints of this step and later ones to corrupt-*. Returns the newest one that remains."""
     for path in committed(folder):
         try:
             if describe(path).step < step:
                 return path
         except CorruptCheckpoint as error:
             log.warning("corrupt checkpoint: %s", error)
-        _put_aside(path)
+        _set_aside(path)
     return None
 
 
 def best(folder: Path, metric: str) -> CheckpointInfo | None:
-    """The sound checkpoint with the best metric, the earliest of equals."""
+    """Return the valid checkpoint with the best metric, the earliest one of equals."""
     checkpoints = []
     for path in committed(folder):
         try:

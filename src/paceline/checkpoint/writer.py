@@ -1,4 +1,4 @@
-"""Checkpoints are written in the background, while training continues."""
+"""Writes checkpoints in the background while training continues."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,16 +12,16 @@ from paceline.system.logs import log
 
 
 class Writer:
-    """Writes one checkpoint at a time, and deletes old ones once a newer one is committed."""
+    """Writes one checkpoint at a time, and deletes old ones after a newer one is committed."""
 
     def __init__(self, folder: Path, keep: int, best_metric: str):
         self._folder, self._keep, self._metric = folder, keep, best_metric
         self._thread: BackgroundThread | None = None
         self.error: str | None = None
-        """Why the last checkpoint was not written."""
+        """Why the last checkpoint was not written, or None."""
 
     def snapshot(self, state: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A copy of the state in host memory, taken when the checkpoint before it is written."""
+        """Wait for the previous checkpoint, then return a copy of the state in host memory."""
         self.wait()
         copy: dict[str, Any] = snapshot(state())
         return copy
@@ -33,7 +33,7 @@ class Writer:
         metrics: dict[str, float],
         before_commit: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start writing a snapshot; `before_commit` is called in the background as well (see store.write)."""
+        """Start writing a snapshot. `before_commit` also runs in the background (see store.write)."""
         self._thread = BackgroundThread(self._run, "checkpoint", (step, parts, metrics, before_commit))
         self._thread.start()
 
@@ -43,9 +43,11 @@ class Writer:
         try:
             store.write(self._folder / f"step-{step:08d}", step, parts, metrics, before_commit)
             self.error = None
-        except Exception as error:  # whatever it was, the run must not end as if it had been saved
+        except Exception as error:  # any error: the run must not end as if the checkpoint had been written
             self.error = disk_error(error, num_bytes(parts)) if isinstance(error, OSError) else str(error)
-            log.warning("the checkpoint of step %d was not written: %s. Earlier ones are untouched", step, self.error)
+            log.warning(
+                "the checkpoint of step %d was not written: %s. Earlier checkpoints are unaffected", step, self.error
+            )
             return
         try:
             self._delete_old()
@@ -64,7 +66,7 @@ class Writer:
 
 
 class NoWriter:
-    """For ranks that write no checkpoints."""
+    """The null object for ranks that write no checkpoints."""
 
     error: str | None = None
 

@@ -1,4 +1,4 @@
-"""The verbs that read runs: compare, logbook, report, and doctor RUN."""
+"""The verbs that read runs: compare, logbook, report and doctor RUN."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -13,52 +13,55 @@ if TYPE_CHECKING:
     from paceline.logbook.compare import Comparison
     from paceline.logbook.read import Run
 
-_READS = """Runs are run folders, or logs of other programs: PyTorch's ImageNet example and its descendants, DAWNBench's
-TSV, Lightning's metrics.csv, TensorBoard's event files."""
+_READS = """A RUN is a run folder or a log of another program: PyTorch's ImageNet example and programs derived from it,
+DAWNBench's TSV, Lightning's metrics.csv or TensorBoard's event files."""
 
-_COMPARE = f"""Compare runs: first whether they are the same experiment, then speed-up, accuracy, memory, use and cost.
+_COMPARE = f"""Compare runs to the first one: same experiment or not, speed-up, accuracy, memory, utilization, cost.
 
-{_READS} Everything is in relation to the first one."""
+{_READS}"""
 
 _LOGBOOK = f"""Write a logbook: a Markdown page per run, an index, a comparison, DAWNBench's TSV and JSON.
 
-{_READS} Run it again after another run: the index has all of them, and your notes between the marked lines stay."""
+{_READS}
+Run it again after the next run: the index then lists all runs, and your notes between the markers are kept."""
 
-_REPORT = f"""Write one HTML page with curves, comparison and verdicts, that opens from disk without a network.
+_REPORT = f"""Write one self-contained HTML page with curves, comparison and bottlenecks.
 
 {_READS}"""
 
 
 def _runs_parser(verb: str, usage: str, description: str) -> argparse.ArgumentParser:
     parser = make_parser(verb, usage, description)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders or logs")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folder or log")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     return parser
 
 
 def _add_comparison(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--to", type=_share, metavar="ACCURACY", help="top-1 to compare times to: 0.93 or 93%%")
-    parser.add_argument("--price", type=positive, metavar="DOLLARS", help="of one host for an hour")
+    parser.add_argument(
+        "--to", type=_accuracy, metavar="ACCURACY", help="top-1 for time-to-accuracy, e.g. 0.93 or 93%%"
+    )
+    parser.add_argument("--price", type=positive, metavar="DOLLARS", help="price per host and hour")
 
 
-def _share(text: str) -> float:
+def _accuracy(text: str) -> float:
     from paceline.logbook.compare import share
 
     try:
         return share(text)
     except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(error.report) from None
 
 
 def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[Run], int]":
-    """All runs among the paths, and the exit status.
+    """Return the runs among the paths and the exit status.
 
-    Paths that are not runs are skipped and listed, so that `runs/*` can be given. Unreadable runs are errors; they are
-    fatal if no run remains, or if the baseline run is unreadable.
+    Paths that are not runs are skipped and listed, so that `runs/*` works. Unreadable runs are errors; they are fatal
+    if no run remains, or if the first run is unreadable and the others are compared to it.
     """
     from paceline.logbook.read import NotARun, named_apart, read
 
-    runs, skipped, complaints = [], [], []
+    runs, skipped, errors = [], [], []
     for path in paths:
         try:
             runs.append(read(path))
@@ -66,36 +69,36 @@ def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[Run], in
             if len(paths) == 1:
                 raise
             if isinstance(error, NotARun):
-                skipped.append(f"{path} ({error.reason})")
+                skipped.append(f"{path} ({error.fields['reason']})")
             elif relative and not runs:
-                raise  # without the first run there is nothing to compare with
+                raise
             else:
-                complaints.append(str(error))
+                errors.append(error.report)
     if skipped:
         say(f"paceline: skipped: {', '.join(skipped)}", error=True)
     if not runs:
-        raise UserError("; ".join(complaints) or "none of these is a run; give run folders, or logs of other programs")
-    for complaint in complaints:
-        say(f"paceline: left out: {complaint}", error=True)
-    return named_apart(runs), 1 if complaints else 0
+        details = "; ".join(errors) or "Give run folders or other programs' logs."
+        raise UserError("no-runs", f"none of these paths is a readable run. {details}")
+    for message in errors:
+        say(f"paceline: left out: {message}", error=True)
+    return named_apart(runs), 1 if errors else 0
 
 
 def compare(arguments: list[str]) -> int:
     parser = _runs_parser("compare", "RUN RUN [RUN ...] [--to 0.93] [--price 3.06] [--out DIR]", _COMPARE)
     _add_comparison(parser)
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="also write comparison.md, .json, .csv and charts there"
+        "--out", type=Path, metavar="DIR", help="also write comparison.md, .json, .csv and charts to this folder"
     )
     options = parser.parse_args(arguments)
     from paceline.logbook.compare import compare as compared
 
     if len(options.runs) < 2:
-        raise UserError("compare needs two runs or more; `paceline doctor RUN` looks at one")
+        raise UserError("too-few-runs", "compare needs two runs or more. For one run, use `paceline doctor RUN`.")
     runs, status = _read(options.runs, relative=True)
     if len(runs) < 2 and not status:
-        raise UserError(
-            f"compare needs two runs or more, and only {runs[0].origin} is a run; `paceline doctor` looks at one"
-        )
+        message = f"compare needs two runs or more, but only {runs[0].origin} is a run. Add another run folder or log."
+        raise UserError("too-few-runs", message, path=runs[0].origin)
     comparison = compared(runs, options.to, options.price)
     _show(comparison)
     if options.out:
@@ -131,7 +134,7 @@ def _show(comparison: "Comparison") -> None:
 
 
 _LONG_NAME, _LONG_LABEL = 22, 26
-"""Heads and labels may be folded beyond that."""
+"""Longer headers and labels are folded."""
 
 
 def _label_width(labels: Sequence[str]) -> int:
@@ -139,13 +142,13 @@ def _label_width(labels: Sequence[str]) -> int:
 
 
 def _width(head: str, cells: Sequence[str]) -> int:
-    """Heads fold between words, cells do not fold."""
+    """Return the width of a column: headers fold between words, cells do not fold."""
     words = [min(len(word), _LONG_NAME) for word in head.split()]
     return max(*words, *map(len, cells))
 
 
 def _fitting(labels: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequence[str]]]:
-    """Columns in groups that fit beside their labels; with many, tables below each other."""
+    """Yield groups of columns that fit the terminal; each group becomes a table."""
     used = _label_width(labels) + 4
     left, some = width - used, list[Sequence[str]]()
     for column in columns:
@@ -174,7 +177,7 @@ def _write(comparison: "Comparison", out: Path) -> None:
 
 
 def doctor_of_runs(paths: Sequence[Path]) -> int:
-    """Of the verb doctor: where the time of runs went."""
+    """Print the bottlenecks of runs, for `paceline doctor RUN`; return the exit status."""
     from paceline.logbook.verdict import verdict
 
     runs, status = _read(paths)
@@ -205,7 +208,8 @@ def report(arguments: list[str]) -> int:
     parser.add_argument("--title", default="", help="default: the names of the runs")
     options = parser.parse_args(arguments)
     if options.out.is_dir():
-        raise UserError(f"--out {options.out} is a folder; give the file to write, e.g. {options.out / 'report.html'}")
+        message = f"--out {options.out} is a folder. Give a file, e.g. {options.out / 'report.html'}."
+        raise UserError("output-is-a-folder", message, path=options.out)
     from paceline.logbook.compare import compare as compared
     from paceline.logbook.page import report as page
     from paceline.system.files import make_folder, write_text

@@ -1,4 +1,4 @@
-"""The verb find-batch, and the trial that it starts."""
+"""The command find-batch, and the trials that it starts."""
 
 import argparse
 import os
@@ -17,44 +17,38 @@ from paceline.errors import UserError
 from paceline.launch.batch_finder import Trial, as_records, attempt, outcome, search
 from paceline.system.signals import interrupts_end
 
-_FIND = """Find the largest batch of a rank that trains, and the fastest one.
+_FIND = """Find the largest per-rank batch that fits in memory, and the fastest one.
 
-Real training steps (forward, backward, optimizer) on generated images, at the recipe's largest size, precision and
-strategy; each size in processes of its own. On GPUs the device is the limit; on CPUs --memory-limit, which counts
-addresses, as RLIMIT_AS does. Fields can be overridden as for `paceline train`: `--strategy fsdp --precision bf16`."""
+Runs real training steps (forward, backward, optimizer) on synthetic images with the recipe's largest image size,
+precision and strategy. Each batch size runs in new processes. On GPUs the device memory is the limit; on CPUs
+--memory-limit, which limits the address space (RLIMIT_AS). Fields can be overridden as for `paceline train`:
+`--strategy fsdp --precision bf16`."""
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def find_batch(arguments: list[str]) -> int:
-    parser = make_parser("find-batch", "RECIPE [--procs N] [--memory-limit 4GB] [--dotted.field VALUE ...]", _FIND)
-    parser.add_argument("--procs", type=count, default=1, metavar="N", help="processes on this machine (default 1)")
-    parser.add_argument(
-        "--memory-limit",
-        type=_sizes,
-        default=[],
-        metavar="SIZE[,SIZE]",
-        help="of a rank, or of each: 4GB,2GB (default: what is free)",
-    )
-    parser.add_argument("--most", type=count, default=65536, metavar="N", help="largest batch to try (default 65536)")
-    parser.add_argument("--steps", type=count, default=3, metavar="N", help="steps that are timed (default 3)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (default: runs/find-batch-RECIPE)")
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    options, recipe = with_recipe(parser, arguments)
+    """Run `paceline find-batch`; returns the exit status."""
+    options, recipe = with_recipe(_parser(), arguments)
     from paceline.config.batch import memory_key
     from paceline.config.io import dump_recipe
     from paceline.system.files import make_folder, write_json, write_text
 
-    # without a limit the search would end with the kernel killing whatever it likes
     if len(options.memory_limit) > options.procs:
-        raise UserError(f"--memory-limit names {len(options.memory_limit)} ranks, but --procs is {options.procs}")
-    signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))  # and so end the trial first
+        raise UserError(
+            "too-many-limits",
+            f"--memory-limit has {len(options.memory_limit)} values, but --procs is {options.procs}. "
+            "Give at most one per rank.",
+            limits=len(options.memory_limit),
+        )
+    signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))  # an exit ends the trial first
+    # without a limit the kernel's out-of-memory killer would end the search, or any other process
     limits = options.memory_limit or [psutil.virtual_memory().available // options.procs]
     out = options.out or Path("runs") / f"find-batch-{recipe.name}"
     make_folder(out)
     path = out / "recipe.yaml"
     for old in ("find-batch.json", "find-batch.png"):
-        (out / old).unlink(missing_ok=True)  # they would speak for another search
+        (out / old).unlink(missing_ok=True)  # results of an earlier search
     write_text(path, dump_recipe(recipe))
 
     def reported(batch: int) -> Trial:
@@ -62,8 +56,8 @@ def find_batch(arguments: list[str]) -> int:
         print(_line(trial), flush=True)
         return trial
 
-    print(f"{'batch a rank':>12}  {'memory a rank':>14}  {'images/s':>10}", flush=True)
-    trials = search(reported, options.most)
+    print(f"{'per-rank batch':>14}  {'peak memory':>14}  {'images/s':>10}", flush=True)
+    trials = search(reported, options.max_batch)
     largest, fastest = outcome(trials)
     result = {
         "recipe": recipe.name,
@@ -80,18 +74,37 @@ def find_batch(arguments: list[str]) -> int:
     _plot(trials, out / "find-batch.png", recipe.name)
     whole = f"{largest.per_rank_batch} x {options.procs} = {largest.per_rank_batch * options.procs}"
     print(
-        f"largest batch: {whole}; fastest: {fastest.per_rank_batch} a rank, {fastest.images_per_second:,.0f} images/s"
+        f"largest batch: {whole}; fastest: {fastest.per_rank_batch} per rank, {fastest.images_per_second:,.0f} images/s"
     )
-    if largest.per_rank_batch == options.most:
-        print(f"the largest may be larger: nothing beyond --most {options.most} was tried")
+    if largest.per_rank_batch == options.max_batch:
+        print(f"a larger batch may fit: sizes above --max-batch {options.max_batch} were not tried")
     print(f"{out / 'find-batch.json'}, {out / 'find-batch.png'}")
     return 0
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("find-batch", "RECIPE [--procs N] [--memory-limit 4GB] [--dotted.field VALUE ...]", _FIND)
+    parser.add_argument("--procs", type=count, default=1, metavar="N", help="processes on this machine (default 1)")
+    parser.add_argument(
+        "--memory-limit",
+        type=_sizes,
+        default=[],
+        metavar="SIZE[,SIZE]",
+        help="limit of every rank, or of each rank: 4GB,2GB (default: the free memory)",
+    )
+    parser.add_argument(
+        "--max-batch", type=count, default=65536, metavar="N", help="largest batch to try (default 65536)"
+    )
+    parser.add_argument("--steps", type=count, default=3, metavar="N", help="number of timed steps (default 3)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for results (default: runs/find-batch-RECIPE)")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    return parser
+
+
 def _line(trial: Trial) -> str:
     if not trial.fits:
-        return f"{trial.per_rank_batch:>12}  {trial.reason}"
-    return f"{trial.per_rank_batch:>12}  {max(trial.memory) / 1e9:>11,.2f} GB  {trial.images_per_second:>10,.1f}"
+        return f"{trial.per_rank_batch:>14}  {trial.reason}"
+    return f"{trial.per_rank_batch:>14}  {max(trial.memory) / 1e9:>11,.2f} GB  {trial.images_per_second:>10,.1f}"
 
 
 def _plot(trials: list[Trial], path: Path, name: str) -> None:
@@ -102,8 +115,8 @@ def _plot(trials: list[Trial], path: Path, name: str) -> None:
     most_speed = max(trial.images_per_second for trial in fitting)
     line_chart(
         path,
-        f"{name}: share of the largest value",
-        "images a rank",
+        f"{name}: relative to the maximum",
+        "images per rank",
         {
             f"memory (1 = {most_memory / 1e9:,.2f} GB)": [
                 (trial.per_rank_batch, max(trial.memory) / most_memory) for trial in fitting
@@ -120,13 +133,13 @@ def _sizes(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", part.strip(), re.IGNORECASE)
         if not match or not float(match[1]):
-            raise argparse.ArgumentTypeError(f"{part!r} is no size; write e.g. 4GB or 512MB")
+            raise argparse.ArgumentTypeError(f"{part!r} is not a size; write e.g. 4GB or 512MB")
         sizes.append(int(float(match[1]) * _UNITS[match[2].upper()]))
     return sizes
 
 
 def try_batch(arguments: list[str]) -> int:
-    """One trial: starts its ranks, or is one of them."""
+    """Run one trial of find-batch: start its ranks, or run as one of them; returns the exit status."""
     parser = make_parser("try-batch", "RECIPE.yaml --batch N --steps N --result FILE", "One trial of find-batch.")
     parser.add_argument("recipe")
     parser.add_argument("--batch", type=count, required=True)
@@ -146,5 +159,5 @@ def try_batch(arguments: list[str]) -> int:
         trial(load_recipe(options.recipe), options.batch, options.steps, options.limits, options.result)
     except (MemoryError, RuntimeError) as error:
         print(" ".join(str(error).split())[:500] or type(error).__name__, file=sys.stderr, flush=True)
-        os._exit(1)  # at once: there may be no memory left to end in order
+        os._exit(1)  # immediately, because there may be no memory left for a regular exit
     return 0

@@ -1,4 +1,4 @@
-"""What `--help` and `paceline recipes` show of recipes."""
+"""Recipes as shown by `--help` and `paceline recipes`."""
 
 import json
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from paceline.system.logs import Screen
 
 
 def print_fields(recipe: Recipe, source: str, only: Sequence[str] = ()) -> None:
-    """Every field with this recipe's own value and a sentence; `only`: of these groups."""
+    """Print every field with its value in this recipe and its description; `only`: limit to these groups."""
     tree = to_tree(recipe)
     table = Table(box=box.SIMPLE, title=Text(f"fields of {source}"), title_justify="left", pad_edge=False)
     table.add_column("option", no_wrap=True)
     table.add_column("value", overflow="fold", max_width=28)
-    table.add_column("what it is", overflow="fold")
+    table.add_column("description", overflow="fold")
     for row in fields():
         group = row.path.partition(".")[0]
         if group in ("about", "name") or (only and group not in only):
@@ -33,6 +33,7 @@ def print_fields(recipe: Recipe, source: str, only: Sequence[str] = ()) -> None:
 
 
 def print_recipes() -> None:
+    """Print the shipped recipes with their source and results."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column()

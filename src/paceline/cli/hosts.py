@@ -1,4 +1,4 @@
-"""What machines do for launches and their doctor: the verbs that other machines call, and doctor --hosts."""
+"""`doctor --hosts`, and the internal commands that run on other hosts."""
 
 import argparse
 import json
@@ -13,63 +13,73 @@ from paceline.system.files import printable
 
 
 def hosts_from(text: str) -> list[str]:
-    """Names of machines, or a file with one a line."""
+    """Return the host names of --hosts: a comma-separated list, or a file with one per line."""
     from paceline.launch.nodes import HERE
     from paceline.launch.values import host_name
 
     if not text:
-        raise UserError("which machines? --hosts a,b, or a file with a name a line")
+        message = "--hosts is missing. Write --hosts a,b, or name a file with one host per line."
+        raise UserError("missing-option", message, option="--hosts")
     if os.path.isfile(text):
         content = Path(text).read_text(encoding="utf-8", errors="replace")
         names = [name for line in content.splitlines() if (name := line.partition("#")[0].strip())]
     else:
         names = [name.strip() for name in text.split(",") if name.strip()]
     names = [host_name("--hosts", name) for name in names]
-    if len(set(names)) != len(names) or not names or HERE in names:
-        raise UserError(f"--hosts {text[:100]}: give each machine once, by its name in ssh, which may not be {HERE!r}")
+    if not names:
+        raise UserError("missing-hosts", f"--hosts {text[:100]} names no host.", hosts=text)
+    if len(set(names)) != len(names):
+        raise UserError("duplicate-hosts", f"--hosts {text[:100]} names a host twice. Name each once.", hosts=text)
+    if HERE in names:
+        message = f"--hosts {text[:100]}: {HERE!r} is reserved for this machine. Use another name in ~/.ssh/config."
+        raise UserError("reserved-host-name", message, hosts=text)
     return names
 
 
 def add_host_options(group: "argparse._ArgumentGroup") -> None:
-    """Of the verb doctor."""
-    group.add_argument("--hosts", metavar="A,B|FILE", help="names of machines, or a file with them")
+    """Add the options of `doctor --hosts`."""
+    group.add_argument("--hosts", metavar="A,B|FILE", help="names of hosts, or a file with one per line")
     group.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
-    group.add_argument("--python", default="python3", metavar="PATH", help="interpreter there that has paceline")
-    group.add_argument("--data", default="", metavar="PATH", help="of prepared data on the machines, to compare them")
+    group.add_argument("--python", default="python3", metavar="PATH", help="Python on the hosts that has paceline")
+    group.add_argument(
+        "--data", default="", metavar="PATH", help="folder of prepared data on the hosts, to compare them"
+    )
 
 
 def doctor_of_hosts(options: argparse.Namespace) -> int:
-    """Of the verb doctor: machines instead of runs."""
+    """Check whether hosts can train together; return 1 if there are problems."""
     from paceline.launch.doctor import check
     from paceline.launch.hosts import SshHost
     from paceline.launch.values import operand, plain
 
     operand("--python", options.python)
     plain("--data", options.data)
-    words = ("-F", str(options.ssh_config.resolve())) if options.ssh_config else ()
-    found = check([SshHost(name, "$HOME", words) for name in hosts_from(options.hosts)], options.python, options.data)
-    for line in (*found.lines, *(f"! {finding}" for finding in found.findings)):
+    ssh_options = ("-F", str(options.ssh_config.resolve())) if options.ssh_config else ()
+    report = check(
+        [SshHost(name, "$HOME", ssh_options) for name in hosts_from(options.hosts)], options.python, options.data
+    )
+    for line in (*report.lines, *(f"! {problem}" for problem in report.problems)):
         print(printable(line))
-    count = len(found.findings)
+    count = len(report.problems)
     print(f"{count} problem{'s' * (count > 1)} found" if count else "no problems found")
     return 1 if count else 0
 
 
 def facts(arguments: list[str]) -> int:
-    """What this machine is, for a doctor elsewhere."""
-    parser = make_parser("facts", "[--data PATH]", "Tell what this machine is and has, as JSON.")
+    """Print facts about this machine for `doctor --hosts` on another one."""
+    parser = make_parser("facts", "[--data PATH]", "Print facts about this machine as JSON.")
     parser.add_argument("--data", default="")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
-    from paceline.launch.host_facts import facts as told
+    from paceline.launch.host_facts import facts as collect
 
-    print(json.dumps(told(options.data)))
+    print(json.dumps(collect(options.data)))
     return 0
 
 
 def probe(arguments: list[str]) -> int:
-    """One end of a connection between two machines, for a doctor elsewhere."""
-    parser = make_parser("probe", "--serve | --call HOST:PORT", "Measure the connection between two machines.")
+    """Measure a connection between two hosts, as server or client, for `doctor --hosts`."""
+    parser = make_parser("probe", "--serve | --call HOST:PORT", "Measure the connection between two hosts.")
     parser.add_argument("--serve", action="store_true")
     parser.add_argument("--call", default="")
     parser.add_argument("-h", "--help", action="help", help="show this help")
@@ -83,14 +93,14 @@ def probe(arguments: list[str]) -> int:
     try:
         print(json.dumps(call(host, int(port))))
     except (OSError, ValueError) as error:
-        raise UserError(str(error)) from None
+        raise UserError("connection-failed", f"cannot connect to {options.call}: {error}") from None
     return 0
 
 
-def try_exchange(arguments: list[str]) -> int:
-    """A rehearsal of exchanging gradients between machines."""
+def test_allreduce(arguments: list[str]) -> int:
+    """Run an all-reduce between all ranks for a while, and print its rate."""
     usage = "--procs N | --nodes N --node-rank K --rendezvous HOST:PORT"
-    parser = make_parser("test-allreduce", usage, "All-reduce for a while.")
+    parser = make_parser("test-allreduce", usage, "Run an all-reduce for a while.")
     parser.add_argument("--procs", type=count, default=1)
     parser.add_argument("--nodes", type=count, default=1)
     parser.add_argument("--node-rank", type=int, default=0)
@@ -110,9 +120,9 @@ def try_exchange(arguments: list[str]) -> int:
 
 
 def rendezvous(arguments: list[str]) -> int:
-    """Keep the list of a job's machines."""
+    """Run the rendezvous store of a job."""
     usage = "--address ADDRESS --port PORT"
-    parser = make_parser("rendezvous", usage, "Run the rendezvous server of an elastic job (PACELINE_TOKEN).")
+    parser = make_parser("rendezvous", usage, "Run the rendezvous store of an elastic job. It reads PACELINE_TOKEN.")
     parser.add_argument("--address", required=True)
     parser.add_argument("--port", type=count, required=True)
     parser.add_argument("-h", "--help", action="help", help="show this help")

@@ -1,4 +1,4 @@
-"""What the verbs' parsers have in common."""
+"""Option parsing that several commands share."""
 
 import argparse
 import math
@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        super().error(printable_lines(message))  # it repeats arguments, and `*` gives names of strangers
+        # the message quotes arguments, and a shell glob may expand to untrusted file names
+        super().error(f"{printable_lines(message)} [usage]")
 
 
-def make_parser(verb: str, usage: str, description: str) -> argparse.ArgumentParser:
+def make_parser(command: str, usage: str, description: str) -> argparse.ArgumentParser:
+    """A parser for one command, without --help."""
     formatter = argparse.RawDescriptionHelpFormatter
     return _Parser(
-        prog=f"paceline {verb}",
-        usage=f"paceline {verb} {usage}",
+        prog=f"paceline {command}",
+        usage=f"paceline {command} {usage}",
         description=description,
         formatter_class=formatter,
         allow_abbrev=False,
@@ -31,33 +33,37 @@ def make_parser(verb: str, usage: str, description: str) -> argparse.ArgumentPar
 
 
 def count(text: str) -> int:
+    """Option type: a positive integer."""
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a positive integer")
     return int(text)
 
 
 def positive(text: str) -> float:
+    """Option type: a positive number."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number above 0")
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a positive number")
     return value
 
 
 def results_place(text: str) -> str:
-    """Of --results; whether it can be written to is found out when the run begins."""
+    """The URL of --results, checked for its form only; the run checks that it is writable."""
     from paceline.system.remote import refuse_password
 
     refuse_password("--results", text)
     if not text or re.match(r"(s3|gs|az|https?)://[^/]+", text):
         return text
-    raise UserError(f"--results {text}: write s3://BUCKET/PREFIX")
+    raise UserError(
+        "results-url-invalid", f"--results {text!r} is not an object store URL. Write s3://BUCKET/PREFIX.", url=text
+    )
 
 
 def check_words(options: argparse.Namespace) -> None:
-    """Of a launch, before anything is done: values become parts of scripts, some of which no quotes can hold."""
+    """Check the options of a launch before it starts: values become part of scripts, and some cannot be quoted."""
     from paceline.launch.values import operand, plain, variable
 
     named = {"pass_env": "pass", "engine": "for"}
@@ -71,33 +77,36 @@ def check_words(options: argparse.Namespace) -> None:
 
 
 def plain_name(name: str) -> str:
-    """Of a run, which becomes a folder's."""
+    """The name of a run, which must be valid as a folder name."""
     if Path(name).name != name or not name.isprintable() or name in ("", ".", ".."):
-        raise UserError(f"--name {name!r} is not a plain folder name")
+        raise UserError(
+            "invalid-name", f"--name {name!r} is not a valid folder name. Use a single name without slashes.", name=name
+        )
     return name
 
 
 def split_source(arguments: list[str]) -> tuple[str, list[str]]:
-    """The positional comes first, so that `--dotted.field VALUE` can never be mistaken for it."""
+    """The positional argument and the rest; it comes first, so that a value of `--dotted.field` is not taken for it."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
     return "", arguments
 
 
 def with_recipe(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[argparse.Namespace, "Recipe"]:
-    """A verb's own options, and the recipe that the rest of the command line names and overrides."""
+    """The options of a command, and the recipe that the rest of the command line names and overrides."""
     from paceline.config.io import load_recipe
 
     source, rest = split_source(arguments)
     options, overrides = parser.parse_known_args(rest)
     if not source:
-        raise UserError("which recipe? `paceline recipes` lists them")
+        raise UserError("missing-recipe", "no recipe is given. `paceline recipes` lists the shipped ones.")
     return options, load_recipe(source, overrides)
 
 
 def add_scaling(parser: argparse.ArgumentParser) -> None:
+    """Add --scale-batch."""
     parser.add_argument(
         "--scale-batch",
         choices=["linear", "sqrt"],
-        help="multiply the global batch by the number of ranks, and the learning rate by it or by its square root",
+        help="multiply the global batch by the number of ranks, and the learning rate by that or its square root",
     )

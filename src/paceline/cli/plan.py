@@ -1,4 +1,4 @@
-"""The verb plan: what a recipe would do, before it does it."""
+"""The command plan: phases, steps, time and cost of a recipe, without training."""
 
 import argparse
 from pathlib import Path
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from paceline.config.recipe import Recipe
     from paceline.config.timeline import Timeline
 
-_PLAN = """Show what a recipe would do: its phases, steps, images and learning rate; nothing is trained.
+_PLAN = """Show the phases, steps, images and learning rate of a recipe without training.
 
-With --images-per-second, or a finished run to learn from (--learn-from), also the time and cost to expect on a range of
-machines."""
+With --images-per-second, or a finished run (--learn-from), also estimate time and cost on 1 to 16 nodes."""
 
 _SAMPLES = {"imagenet": 1_281_167, "cifar10": 50_000, "digits": 1437}
 
 
 def plan(arguments: list[str]) -> int:
+    """Run `paceline plan`; returns the exit status."""
     from paceline.config.batch import check_samples, layouts
     from paceline.config.scaling import scaled
     from paceline.config.timeline import Timeline, columns, phase_table
@@ -28,30 +28,19 @@ def plan(arguments: list[str]) -> int:
     from paceline.optim.schedules import LrPlan, lr_at
     from paceline.system.chart import line_chart, sparkline
 
-    parser = make_parser("plan", "RECIPE [--nodes N] [--gpus-per-node G] [--dotted.field VALUE ...]", _PLAN)
-    parser.add_argument("--nodes", type=count, default=1, metavar="N", help="machines (default 1)")
-    parser.add_argument("--gpus-per-node", type=count, default=1, metavar="G", help="ranks a machine (default 1)")
-    parser.add_argument("--train-images", type=count, metavar="N", help="size of the training set, if unknown")
-    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw the learning rate")
-    add_scaling(parser)
-    time = parser.add_argument_group("time and cost")
-    time.add_argument("--images-per-second", type=positive, metavar="X", help="of one rank alone")
-    time.add_argument("--learn-from", type=Path, metavar="RUN", help="take images/s of a rank from a finished run")
-    time.add_argument("--bandwidth", type=positive, default=10.0, metavar="GBIT", help="between machines (default 10)")
-    time.add_argument(
-        "--overlap",
-        type=float,
-        default=0.5,
-        metavar="SHARE",
-        help="of the exchange behind computing (default 0.5)",
-    )
-    time.add_argument("--price", type=positive, default=0.0, metavar="X", help="of a machine an hour")
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    options, recipe = with_recipe(parser, arguments)
+    options, recipe = with_recipe(_parser(), arguments)
     if options.chart and options.chart.suffix != ".png":
-        raise UserError(f"--chart {options.chart}: charts are written as .png; choose such a name")
+        raise UserError(
+            "wrong-suffix",
+            f"--chart {options.chart}: charts are written as .png. Choose a name with that suffix.",
+            path=options.chart,
+        )
     if not 0 <= options.overlap <= 1:
-        raise UserError(f"--overlap {options.overlap:g} is no share; give one from 0 to 1")
+        raise UserError(
+            "invalid-overlap",
+            f"--overlap {options.overlap:g} is out of range. Use a number from 0 to 1.",
+            overlap=options.overlap,
+        )
     ranks = options.nodes * options.gpus_per_node
     if options.scale_batch:
         recipe = scaled(recipe, ranks, options.scale_batch)
@@ -75,7 +64,7 @@ def plan(arguments: list[str]) -> int:
     )
     images = sum(phase.images for phase in timeline.phases)
     print(f"\n{timeline.total:,} steps, {images:,} images, {images / samples:.2f} times the training set")
-    print(f"learning rate, at most {max(rates):.4g}:\n{sparkline(rates)}")
+    print(f"learning rate, maximum {max(rates):.4g}:\n{sparkline(rates)}")
     if options.chart:
         points = [(timeline.epoch_at(step), rate) for step, rate in zip(shown, rates, strict=True)]
         line_chart(options.chart, f"{recipe.name}: learning rate", "epoch", {"learning rate": points})
@@ -83,6 +72,31 @@ def plan(arguments: list[str]) -> int:
     if options.images_per_second or options.learn_from:
         _print_times(options, recipe, timeline)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("plan", "RECIPE [--nodes N] [--gpus-per-node G] [--dotted.field VALUE ...]", _PLAN)
+    parser.add_argument("--nodes", type=count, default=1, metavar="N", help="number of nodes (default 1)")
+    parser.add_argument("--gpus-per-node", type=count, default=1, metavar="G", help="ranks per node (default 1)")
+    parser.add_argument("--train-images", type=count, metavar="N", help="size of the training set, if unknown")
+    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw the learning rate")
+    add_scaling(parser)
+    time = parser.add_argument_group("time and cost")
+    time.add_argument("--images-per-second", type=positive, metavar="X", help="throughput of a single rank")
+    time.add_argument("--learn-from", type=Path, metavar="RUN", help="take the throughput per rank from a finished run")
+    time.add_argument(
+        "--bandwidth", type=positive, default=10.0, metavar="GBIT", help="Gbit/s between nodes (default 10)"
+    )
+    time.add_argument(
+        "--overlap",
+        type=float,
+        default=0.5,
+        metavar="FRACTION",
+        help="fraction of communication that overlaps with computation (default 0.5)",
+    )
+    time.add_argument("--price", type=positive, default=0.0, metavar="X", help="price per node and hour")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    return parser
 
 
 def _known_samples(recipe: "Recipe") -> int:
@@ -99,55 +113,67 @@ def _known_samples(recipe: "Recipe") -> int:
     if data.name not in IN_MEMORY and place.exists():
         return int(Dataset.open(place).description["splits"]["train"]["samples"])
     if data.name not in _SAMPLES:
-        raise UserError(f"how many images has {data.path or data.name}? Say so with --train-images")
+        raise UserError(
+            "unknown-dataset-size",
+            f"the number of training images of {data.path or data.name} is unknown. Give it with --train-images N.",
+        )
     return _SAMPLES[data.name]
 
 
 def _print_times(options: argparse.Namespace, recipe: "Recipe", timeline: "Timeline") -> None:
-    """A step computes its share of the batch, then exchanges gradients around a ring: 2 (n - 1) / n of their bytes."""
+    """Each rank computes its part of a batch; a ring all-reduce then sends 2 (n - 1) / n of the gradients."""
     from paceline.config.timeline import columns
 
     speed, origin = options.images_per_second, "--images-per-second"
     if options.learn_from:
-        speed, origin = _learnt(options.learn_from)
+        speed, origin = _measured_speed(options.learn_from)
     parameters = _parameters(recipe)
     if recipe.grad_sync.powersgd_rank:
-        print("\nPowerSGD's saving is not in these figures: whole gradients are counted")
+        print("\nThese estimates assume uncompressed gradients; PowerSGD sends less.")
     width = 4 if recipe.grad_sync.dtype == "fp32" else 2
-    rows = [["machines", "ranks", "step", "of it exchange", "time", "cost"]]
+    rows = [["nodes", "ranks", "step", "communication", "time", "cost"]]
     for nodes in sorted({1, 2, 4, 8, 16, options.nodes}):
         ranks = nodes * options.gpus_per_node
         if any(phase.global_batch % (ranks * recipe.train.grad_accumulation) for phase in timeline.phases):
             continue
         wire = 2 * (nodes - 1) / nodes * parameters * width * 8 / (options.bandwidth * 1e9)
-        total = exchange = 0.0
+        total = communication = 0.0
         for phase in timeline.phases:
             computing = phase.global_batch / ranks / speed
             visible = wire - min(options.overlap * wire, computing)
-            exchange += (phase.end - phase.begin) * visible
+            communication += (phase.end - phase.begin) * visible
             total += (phase.end - phase.begin) * (computing + visible)
         hours = total / 3600
         cost = f"{hours * nodes * options.price:,.2f}" if options.price else "-"
         step = total / timeline.total
-        rows.append([str(nodes), str(ranks), f"{step:.3f} s", f"{exchange / total:.0%}", _duration(total), cost])
+        rows.append([str(nodes), str(ranks), f"{step:.3f} s", f"{communication / total:.0%}", _duration(total), cost])
     print("\n" + "\n".join(columns(rows)))
     print(
-        f"assumed: {speed:,.0f} images/s a rank at every size ({origin}); {parameters / 1e6:.1f} M parameters "
-        f"sent between nodes as {recipe.grad_sync.dtype} at {options.bandwidth:g} Gbit/s, {options.overlap:.0%} "
-        "of it behind computing; no time for evaluation, checkpoints or slow starts"
+        f"assumptions: {speed:,.0f} images/s per rank at every image size ({origin}); {parameters / 1e6:.1f} M "
+        f"parameters, all-reduced as {recipe.grad_sync.dtype} at {options.bandwidth:g} Gbit/s, {options.overlap:.0%} "
+        "overlapped with computation; evaluation, checkpoints and start-up are not included"
     )
 
 
-def _learnt(run: Path) -> tuple[float, str]:
+def _measured_speed(run: Path) -> tuple[float, str]:
+    """Images per second of one rank of a finished run without communication, and where that comes from."""
     from paceline.track.records import RunFolder
 
     try:
         summary = RunFolder(run).read_summary()
         seconds = summary["seconds"]
         if summary["status"] != "finished":
-            raise UserError(f"--learn-from {run}: it is not finished ({summary['status']})")
+            raise UserError(
+                "run-not-finished",
+                f"--learn-from {run}: the run is not finished (status {summary['status']}). Give a finished run.",
+                path=run,
+            )
         if "sync" not in seconds:
-            raise UserError(f"--learn-from {run}: its exchange was not measured (FSDP); learn from a run under DDP")
+            raise UserError(
+                "run-without-sync-time",
+                f"--learn-from {run}: the run has no measured synchronization time (FSDP). Give a run with DDP.",
+                path=run,
+            )
         total = summary["train_seconds"]
         busy = (total - seconds.get("sync", 0.0)) / total
         speed = float(summary["images_per_second"] / summary["ranks"] / busy)
@@ -155,7 +181,11 @@ def _learnt(run: Path) -> tuple[float, str]:
             return speed, str(run)
     except (KeyError, TypeError, ZeroDivisionError):
         pass
-    raise UserError(f"--learn-from {run}: no finished run (its summary.json has no speed)")
+    raise UserError(
+        "run-without-speed",
+        f"--learn-from {run}: summary.json has no throughput. Give the folder of a finished run.",
+        path=run,
+    )
 
 
 def _parameters(recipe: "Recipe") -> int:

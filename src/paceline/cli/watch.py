@@ -1,4 +1,4 @@
-"""The verb watch: a run as it goes on, in the terminal."""
+"""The verb watch: follow a run in the terminal."""
 
 import argparse
 import sys
@@ -15,21 +15,24 @@ if TYPE_CHECKING:
 
     from paceline.logbook.live import Snapshot
 
-_WATCH = """Watch a run: progress, loss, accuracy, images/s, use and memory of every host and GPU, time of every rank.
+_WATCH = """Watch a run: progress, loss, accuracy, images/s, utilization and memory per GPU and host, time per rank.
 
-Works from another process, or on a mounted folder. Without a terminal it prints a block of plain text now and then.
-It ends with the run; Ctrl-C leaves the run alone."""
+The run may be in another process or in a mounted folder. Without a terminal, the output is plain text every 30 seconds.
+The command ends with the run; Ctrl-C does not stop the run."""
 
 
 def watch(arguments: list[str]) -> int:
     parser = make_parser("watch", "RUN [--every SECONDS] [--once]", _WATCH)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument("--every", type=positive, metavar="SECONDS", help="default: 1; without a terminal 30")
-    parser.add_argument("--once", action="store_true", help="show it once and end")
+    parser.add_argument(
+        "--every", type=positive, metavar="SECONDS", help="interval (default: 1; without a terminal: 30)"
+    )
+    parser.add_argument("--once", action="store_true", help="print the current state and exit")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
     if not (options.run / "recipe.yaml").is_file():
-        raise UserError(f"{options.run} is no run folder (it has no recipe.yaml)")
+        message = f"{options.run} is not a run folder: it has no recipe.yaml."
+        raise UserError("not-a-run", message, path=options.run)
     _follow(options)
     return 0
 
@@ -56,11 +59,11 @@ def _follow(options: argparse.Namespace) -> None:
                 now = snapshot(options.run)
                 live.update(_screen(now), refresh=True)
     except KeyboardInterrupt:
-        print("the run goes on", file=sys.stderr)
+        print("the run continues", file=sys.stderr)
 
 
 def figures(now: "Snapshot") -> list[tuple[str, str]]:
-    """What is known of a run, as labels and values; the status first."""
+    """Return labels and values of a run's state, the status first."""
     from paceline.logbook.tables import duration
 
     train, evaluated = now.train, now.evaluated
@@ -102,7 +105,7 @@ def _known(value: float | None, form: str) -> str:
 
 
 def _ranks(now: "Snapshot") -> list[list[str]]:
-    """Seconds a step of each rank, of the last record."""
+    """Return the time per step of each rank, from the newest record."""
     split, steps = now.train.get("seconds_per_rank"), now.train.get("steps", 1)
     if not split:
         return []
@@ -131,12 +134,14 @@ def _screen(now: "Snapshot") -> "Group":
     known = Table(box=None, show_header=False)
     for label, value in figures(now):
         known.add_row(label, Text(value))
-    hosts = Table(*("host", "use", "memory", "power", "temperature"), box=box.SIMPLE)
+    hosts = Table(*("host", "utilization", "memory", "power", "temperature"), box=box.SIMPLE)
     for row in _hosts(now):
         hosts.add_row(*map(Text, row))
-    ranks = Table("rank", *now.train.get("seconds_per_rank", {}), box=box.SIMPLE, title="a step", title_justify="left")
+    ranks = Table(
+        "rank", *now.train.get("seconds_per_rank", {}), box=box.SIMPLE, title="time per step", title_justify="left"
+    )
     for row in _ranks(now):
         ranks.add_row(*row)
     bar = ProgressBar(total=now.total_steps or 1, completed=now.step, width=60)
-    # a bar ends without a new line of its own
+    # the bar does not end its line
     return Group(Text(now.name), bar, Text(""), known, hosts, *([ranks] if ranks.row_count else []))

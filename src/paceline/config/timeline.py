@@ -1,4 +1,4 @@
-"""Where a step lies: its epoch, its place in it, and the settings of its phase. Pure arithmetic, no torch."""
+"""Maps steps to epochs and phases. Pure arithmetic, no torch."""
 
 import sys
 from bisect import bisect_right
@@ -13,24 +13,24 @@ from paceline.errors import UserError
 
 @dataclass(frozen=True)
 class ResolvedPhase:
-    """A phase in steps, with its settings filled in from the recipe."""
+    """A phase in steps, with defaults from the recipe filled in."""
 
     number: int
     begin: int
     """First step."""
     end: int
-    """The step behind its last one."""
+    """One past the last step."""
     epochs: tuple[float, float]
     global_batch: int
     steps_per_epoch: int
     size: int
-    """0: the data's own."""
+    """0: the original size."""
     lr: tuple[float, float] | None
-    """None: the recipe's schedule."""
+    """First and last learning rate; None: optim.schedule."""
     crop_scale: tuple[float, float]
     variant: str
     evaluate_size: int
-    """0: the data's own."""
+    """0: the original size."""
     rectangular: bool
 
     @property
@@ -46,22 +46,22 @@ class Timeline:
 
     @classmethod
     def of(cls, recipe: Recipe, num_samples: int) -> "Timeline":
-        """Phases up to train.duration; those beyond it are left out."""
+        """The phases up to train.duration; later ones are dropped."""
         phases: list[ResolvedPhase] = []
         length = parse(recipe.train.duration)
-        most_epochs = length.value if length.unit == "ep" else float("inf")
-        most_steps = round(length.value) if length.unit == "ba" else sys.maxsize
+        max_epochs = length.value if length.unit == "ep" else float("inf")
+        max_steps = round(length.value) if length.unit == "ba" else sys.maxsize
         for number, given in enumerate(recipe.all_phases()):
             batch = given.global_batch or recipe.train.global_batch
             per_epoch = max(1, num_samples // batch)
-            first, last = given.epochs[0], min(given.epochs[1], most_epochs)
+            first, last = given.epochs[0], min(given.epochs[1], max_epochs)
             begin = phases[-1].end if phases else 0
-            if phases and (first >= most_epochs or begin >= most_steps):
+            if phases and (first >= max_epochs or begin >= max_steps):
                 break
-            # while the batch size stays the same, edges are rounded from where it began: errors must not add up
+            # rounded from where this batch size began, so that rounding errors do not accumulate over phases
             origin_step, origin_epoch = _origin(phases, batch, begin, first)
             whole_end = _edge(given.epochs[1], origin_epoch, origin_step, per_epoch)
-            end = min(_edge(last, origin_epoch, origin_step, per_epoch), most_steps)
+            end = min(_edge(last, origin_epoch, origin_step, per_epoch), max_steps)
             clipped = end < whole_end
             size = given.size or recipe.data.size
             low, high = recipe.data.augment.crop_scale
@@ -70,11 +70,11 @@ class Timeline:
                     number=number,
                     begin=begin,
                     end=end,
-                    epochs=(first, first + (end - begin) / per_epoch if end == most_steps and clipped else last),
+                    epochs=(first, first + (end - begin) / per_epoch if end == max_steps and clipped else last),
                     global_batch=batch,
                     steps_per_epoch=per_epoch,
                     size=size,
-                    # a training that ends within a phase goes along its line, but not to its end
+                    # a training that ends within a phase stops part of the way along its learning rate line
                     lr=_line(given.lr, (end - begin) / (whole_end - begin) if clipped else 1.0),
                     crop_scale=(given.min_crop or low, high),
                     variant=given.variant or recipe.data.variant,
@@ -84,26 +84,32 @@ class Timeline:
             )
         if phases[-1].end == 0:
             per_epoch = phases[0].steps_per_epoch
-            raise UserError(f"train.duration={recipe.train.duration} is less than one step; an epoch has {per_epoch}")
-        if length.unit == "ba" and phases[-1].end < most_steps:
             raise UserError(
-                f"train.duration={recipe.train.duration}, but phases end at step {phases[-1].end}; add a phase, or set "
-                f"train.duration to {phases[-1].end}ba"
+                "duration-too-short",
+                f"train.duration={recipe.train.duration} is less than one step. An epoch has {per_epoch} steps.",
+                steps_per_epoch=per_epoch,
+            )
+        if length.unit == "ba" and phases[-1].end < max_steps:
+            raise UserError(
+                "phases-too-short",
+                f"phases end at step {phases[-1].end}, but train.duration is {recipe.train.duration}. Add a phase, or "
+                f"set train.duration to {phases[-1].end}ba.",
+                end=phases[-1].end,
             )
         return cls(tuple(phases))
 
     @property
     def total(self) -> int:
-        """Steps of the whole training."""
+        """Number of steps of the training."""
         return self.phases[-1].end
 
     def phase_at(self, step: int) -> ResolvedPhase:
-        """The phase of a step; of the last one for steps behind the end."""
+        """The phase of a step; the last phase for steps after the end."""
         return self.phases[max(0, bisect_right(self.phases, step, key=lambda phase: phase.begin) - 1)]
 
     @cached_property
     def _segments(self) -> list[ResolvedPhase]:
-        """The first phase of every run of phases with one batch size."""
+        """The first phase of every sequence of phases with the same batch size."""
         segments: list[ResolvedPhase] = []
         for phase in self.phases:
             if not segments or segments[-1].global_batch != phase.global_batch:
@@ -114,40 +120,43 @@ class Timeline:
         return next((segment for segment in reversed(self._segments) if step >= segment.begin), self._segments[0])
 
     def position(self, step: int) -> tuple[int, int]:
-        """The epoch of a step, and its number within the epoch."""
+        """The epoch of a step, and its index within the epoch."""
         segment = self._segment(step)
         epochs, within = divmod(step - segment.begin, segment.steps_per_epoch)
         return round(segment.epochs[0]) + epochs, within
 
     def epoch_at(self, step: int) -> float:
-        """Epochs gone before a step."""
+        """Epochs completed before a step, as a fraction."""
         segment = self._segment(step)
         return segment.epochs[0] + (step - segment.begin) / segment.steps_per_epoch
 
     def step_at(self, epoch: float) -> int:
-        """The step nearest to a point in epochs."""
+        """The step nearest to a time in epochs."""
         segment = next(
             (segment for segment in reversed(self._segments) if epoch >= segment.epochs[0]), self._segments[0]
         )
         return segment.begin + round((epoch - segment.epochs[0]) * segment.steps_per_epoch)
 
     def steps(self, text: str) -> int:
-        """The step at a point in time given in epochs or steps."""
+        """The step at a time given in epochs or steps, e.g. "10ep"."""
         value, unit = parse(text)
         return self.step_at(value) if unit == "ep" else round(value)
 
 
 def _edge(epoch: float, origin_epoch: float, origin_step: int, per_epoch: int) -> int:
+    """The step at an epoch, counted from an origin."""
     return sys.maxsize if epoch == float("inf") else origin_step + round((epoch - origin_epoch) * per_epoch)
 
 
-def _line(lr: tuple[float, ...], share: float) -> tuple[float, float] | None:
+def _line(lr: tuple[float, ...], progress: float) -> tuple[float, float] | None:
+    """First and last learning rate of a phase of which only this fraction is trained."""
     if not lr:
         return None
-    return lr[0], lr[-1] if share == 1 else lr[0] + share * (lr[-1] - lr[0])
+    return lr[0], lr[-1] if progress == 1 else lr[0] + progress * (lr[-1] - lr[0])
 
 
 def _origin(phases: list[ResolvedPhase], batch: int, begin: int, first: float) -> tuple[int, float]:
+    """Step and epoch from which this batch size is in use without a change."""
     origin_step, origin_epoch = begin, first
     for phase in reversed(phases):
         if phase.global_batch != batch:
@@ -157,18 +166,18 @@ def _origin(phases: list[ResolvedPhase], batch: int, begin: int, first: float) -
 
 
 def phase_table(timeline: Timeline, ranks: int, accumulation: int, lr: Callable[[int], float]) -> list[list[str]]:
-    """A row for each phase, under a header: what is seen, in which batches, for how long, and the learning rate."""
-    rows = [["phase", "epochs", "size", "validated at", "data", "batch = ranks x per rank", "steps", "images", "lr"]]
+    """One row per phase below a header: epochs, image size, data, batch size, steps and learning rate."""
+    rows = [["phase", "epochs", "size", "eval size", "data", "batch = ranks x per rank", "steps", "images", "lr"]]
     for phase in timeline.phases:
         first, last = phase.lr or (lr(phase.begin), lr(phase.end))
-        each = phase.global_batch // (ranks * accumulation)
-        parts = f"{ranks} x {each}" + (f" x {accumulation}" if accumulation > 1 else "")
+        per_rank = phase.global_batch // (ranks * accumulation)
+        parts = f"{ranks} x {per_rank}" + (f" x {accumulation}" if accumulation > 1 else "")
         rows.append(
             [
                 str(phase.number),
                 f"{phase.epochs[0]:g} - {phase.epochs[1]:g}",
-                f"{phase.size} px" if phase.size else "own",
-                (f"{phase.evaluate_size} px" if phase.evaluate_size else "own")
+                f"{phase.size} px" if phase.size else "original",
+                (f"{phase.evaluate_size} px" if phase.evaluate_size else "original")
                 + (" rectangular" if phase.rectangular else ""),
                 phase.variant or "-",
                 f"{phase.global_batch} = {parts}",
@@ -181,6 +190,6 @@ def phase_table(timeline: Timeline, ranks: int, accumulation: int, lr: Callable[
 
 
 def columns(rows: list[list[str]]) -> list[str]:
-    """Rows as lines with aligned columns."""
+    """Rows formatted as lines with aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,4 +1,4 @@
-"""What is in prepared data: in words, checked, as a picture, and as ordinary files again."""
+"""`paceline data`: summarizes, checks, shows and exports prepared data."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import numpy as np
 from rich.progress import track
 
 from paceline.data import codec
-from paceline.data.description import ANEW
+from paceline.data.description import PREPARE_AGAIN
 from paceline.data.files import mismatch
 from paceline.data.prepare.assemble import LEFT_OUT
 from paceline.data.shards import Dataset, Split
@@ -17,11 +17,11 @@ from paceline.system import chart
 from paceline.system.files import printable, size_text
 from paceline.system.logs import console
 
-_MOST_REASONS = 12
+_MAX_REASONS = 12
 
 
 def summary(dataset: Dataset) -> Iterator[str]:
-    """Lines fit for a terminal, whatever a stranger called the data."""
+    """Return lines without control characters: names in the data are untrusted."""
     return map(printable, _summary(dataset))
 
 
@@ -31,17 +31,17 @@ def _summary(dataset: Dataset) -> Iterator[str]:
     for split, entry in description["splits"].items():
         least, most = min(entry["per_class"]), max(entry["per_class"])
         left_out = f", {entry['left_out']} left out" if entry["left_out"] else ""
-        yield f"  {split}: {entry['samples']:,} images, {least} to {most} a class{left_out}"
+        yield f"  {split}: {entry['samples']:,} images, {least} to {most} per class{left_out}"
     for name, variant in description["variants"].items():
         samples = sum(entry["samples"] for entry in description["splits"].values())
         total = sum(split["bytes"] for split in variant["splits"].values())
         shards = sum(len(split["shards"]) for split in variant["splits"].values())
-        yield f"  {name}: {size_text(total)} in {shards} shards, {total / samples / 1e3:,.1f} kB an image"
+        yield f"  {name}: {size_text(total)} in {shards} shards, {total / samples / 1e3:,.1f} kB per image"
     yield from _remarks(dataset)
 
 
 def _remarks(dataset: Dataset) -> Iterator[str]:
-    """Files that were not what they should be: left out or re-encoded, counted by reason, with an example of each."""
+    """Yield how many files were left out or re-encoded, by reason, with an example of each."""
     remarks = dataset.description["remarks"]
     groups: dict[str, list[dict[str, str]]] = {}
     for remark in remarks:
@@ -52,20 +52,20 @@ def _remarks(dataset: Dataset) -> Iterator[str]:
     listed = "all" if total == len(remarks) else f"{len(remarks):,} of them"
     yield f"  {total:,} files were skipped or re-encoded ({listed} listed in {dataset.folder / 'dataset.json'}):"
     ordered = sorted(groups.items(), key=lambda group: (not group[0].startswith(LEFT_OUT), -len(group[1])))
-    for reason, group in ordered[:_MOST_REASONS]:
+    for reason, group in ordered[:_MAX_REASONS]:
         first = group[0]
         yield f"    {len(group):,} {reason}, e.g. {first['split']} {first['file']}"
-    if rest := sum(len(group) for _, group in ordered[_MOST_REASONS:]):
+    if rest := sum(len(group) for _, group in ordered[_MAX_REASONS:]):
         yield f"    {rest:,} for other reasons"
 
 
 def _reason(what: str) -> str:
-    """Without the figures of a single file, so that like reasons are counted together."""
+    """Return the remark without its numbers, so that equal reasons are counted together."""
     return re.sub(r"\d+", "N", what)
 
 
-def check(dataset: Dataset, variant: str = "", cure: str = ANEW) -> None:
-    """Verify every file and every record, of one variant or of all."""
+def check(dataset: Dataset, variant: str = "", fix: str = PREPARE_AGAIN) -> None:
+    """Verify every file and every record of one variant, or of all variants. Raises a UserError that lists problems."""
     problems = [
         problem
         for name in ([variant] if variant else dataset.variants)
@@ -75,7 +75,8 @@ def check(dataset: Dataset, variant: str = "", cure: str = ANEW) -> None:
     if problems:
         shown = "\n  ".join(problems[:20])
         count = f"{len(problems)} problem{'s' * (len(problems) > 1)} found"
-        raise UserError(f"{dataset.folder}: {count}:\n  {shown}\n{cure}")
+        message = f"{dataset.folder}: {count}:\n  {shown}\n{fix}"
+        raise UserError("dataset-corrupt", message, path=dataset.folder, problems=problems)
     console.print(f"{dataset.folder}: every checksum matches")
 
 
@@ -84,20 +85,20 @@ def _problems(dataset: Dataset, variant: str, name: str) -> Iterator[str]:
     files = dataset.description["variants"][variant]["splits"][name]
     try:
         split = dataset.split(name, variant)
-    except UserError as error:  # without an index, or with shards of another size, records cannot be told apart
+    except UserError as error:  # without a valid index, records cannot be located
         found = [mismatch(folder / entry["file"], entry) for entry in (*files["lists"], *files["shards"])]
-        yield from filter(None, found) if any(found) else [str(error)]
+        yield from filter(None, found) if any(found) else [error.report]
         return
     try:
         len(split.names)
     except UserError as error:
-        yield str(error)
+        yield error.report
     shards = track(files["shards"], f"checking {variant}/{name}", console=console, transient=True)
     for number, entry in enumerate(shards):
         records = list(_corrupt_records(split, number))
         yield from records
-        if not records and (wrong := mismatch(folder / entry["file"], entry)):
-            yield wrong
+        if not records and (problem := mismatch(folder / entry["file"], entry)):
+            yield problem
 
 
 def _corrupt_records(split: Split, shard: int) -> Iterator[str]:
@@ -109,11 +110,11 @@ def _corrupt_records(split: Split, shard: int) -> Iterator[str]:
             yield f"{split.where(number)}: {error}"
         else:
             if found != (width, height):
-                yield f"{split.where(number)}: {found[0]} x {found[1]} pixels, the index says {width} x {height}"
+                yield f"{split.where(number)}: {found[0]} x {found[1]} pixels, but {width} x {height} in the index"
 
 
 def contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, seed: int) -> None:
-    """Random samples with their labels, as a PNG."""
+    """Write a PNG of random samples with their labels."""
     columns, rows, side = 8, 6, 128
     split = dataset.split(split_name, variant or dataset.variants[0])
     chosen = np.random.default_rng(seed).permutation(len(split))[: columns * rows]
@@ -132,7 +133,7 @@ def contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, se
 
 
 def export(dataset: Dataset, out: Path, variant: str, splits: list[str]) -> None:
-    """Ordinary JPEG files with the same coefficients, in a folder for each split and class."""
+    """Write JPEG files with the same coefficients, one folder per split and class."""
     ids = [entry["id"] for entry in dataset.description["classes"]]
     written, failed = 0, list[str]()
     for name in splits:
@@ -148,9 +149,10 @@ def export(dataset: Dataset, out: Path, variant: str, splits: list[str]) -> None
             except codec.CodecError as error:
                 failed.append(f"{split.where(number)}: {error}")
             except OSError as error:
-                target.unlink(missing_ok=True)  # half an image
+                target.unlink(missing_ok=True)  # incomplete
                 raise OSError(error.errno, error.strerror, str(target)) from None
     console.print(f"{out}: {written:,} JPEG files")
     if failed:
         shown = "\n  ".join(failed[:20])
-        raise UserError(f"{len(failed)} images could not be exported:\n  {shown}\n{ANEW}")
+        message = f"{len(failed)} images could not be exported:\n  {shown}\n{PREPARE_AGAIN}"
+        raise UserError("dataset-corrupt", message, path=dataset.folder, problems=failed)

@@ -1,4 +1,4 @@
-"""Encoded images as the loaders see them, whether they lie in shards or in ordinary files."""
+"""The interface between loaders and encoded images, and its implementation for ordinary image files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,41 +12,41 @@ from paceline.data.prepare.isolated import Unreadable
 from paceline.data.prepare.sources import Entry
 
 Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From sizes (n, 2) and keys of images to the part of each that is seen: (n, 5) of x, y, width, height, mirrored."""
+"""Maps sizes (n, 2) and keys of images to the crop of each: (n, 5) of x, y, width, height, mirrored."""
 
 Change = Callable[[np.ndarray, np.ndarray], None]
-"""Changes decoded pixels, uint8 (n, 3, height, width), in place, given their keys."""
+"""Changes decoded pixels, uint8 (n, 3, height, width), in place; the second argument is their keys."""
 
 
 class Reader(Protocol):
-    """Reads samples; each thread has one of its own. A key is a sample's id plus a multiple of their number."""
+    """Reads samples, one instance per thread. A key is a sample's id plus a multiple of the number of samples."""
 
     def read(self, keys: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
-        """Fill `out`, uint8 (n, 3, height, width); what went wrong, by position."""
+        """Fill `out`, uint8 (n, 3, height, width). Returns the reason for each position that failed."""
 
 
 class ImageSplit(Protocol):
     folder: Path
-    cure: str
-    """What to do about corrupt samples."""
+    fix: str
+    """How to fix corrupt samples, as a sentence."""
 
     def __len__(self) -> int: ...
 
     def labels(self, ids: np.ndarray) -> np.ndarray: ...
 
     def sizes(self, ids: np.ndarray) -> np.ndarray:
-        """Width and height, (n, 2)."""
+        """Return width and height, (n, 2)."""
 
     def where(self, number: int) -> str:
-        """How a message names a sample."""
+        """Return the name of a sample for messages."""
 
     def reader(self) -> Reader: ...
 
 
 class Files:
-    """One split of a tree with a folder for each class, decoded by Pillow at every use."""
+    """One split of an image folder, decoded by Pillow on every use."""
 
-    cure = "mend or remove those files"
+    fix = "Replace or remove those files."
 
     def __init__(self, folder: Path, entries: list[Entry]):
         self.folder, self._entries = folder, entries
@@ -59,7 +59,7 @@ class Files:
         return self._labels[ids]
 
     def sizes(self, ids: np.ndarray) -> np.ndarray:
-        """Known only by opening the files."""
+        """Return width and height, (n, 2); this opens every file."""
         return np.array([_size(self._entries[number][1]) for number in ids])
 
     def where(self, number: int) -> str:
@@ -91,5 +91,5 @@ def _size(path: Path) -> tuple[int, int]:
     try:
         with Image.open(path, formats=FORMATS) as image:
             return image.size
-    except Exception:  # Pillow raises nearly anything; that the file is corrupt is said when it is read
+    except Exception:  # Pillow raises nearly anything; `read` reports corrupt files
         return 1, 1

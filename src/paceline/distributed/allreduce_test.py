@@ -1,4 +1,4 @@
-"""A few seconds of what training does between ranks, to see whether it works and how fast it is."""
+"""A few seconds of all-reduce between all ranks, to check that it works and to measure its bandwidth."""
 
 import time
 
@@ -10,7 +10,7 @@ _NUMBERS = 1 << 20
 
 
 def exchange(seconds: float) -> float | None:
-    """Sum tensors over all ranks for a while; bytes of them a second, known to the leader."""
+    """All-reduce tensors over all ranks for about `seconds`. Returns bytes per second on rank 0, None elsewhere."""
     world = World.from_env()
     with world.connected():
         numbers = torch.ones(_NUMBERS, device=world.device)
@@ -22,5 +22,5 @@ def exchange(seconds: float) -> float | None:
         for _ in range(times):
             world.sum_(numbers)
             numbers /= world.size
-        taken = time.perf_counter() - begin
-        return 4.0 * _NUMBERS * times / taken if world.is_rank_zero else None
+        elapsed = time.perf_counter() - begin
+        return 4.0 * _NUMBERS * times / elapsed if world.is_rank_zero else None

@@ -1,4 +1,4 @@
-"""The model as a rank trains it: alone, or as one of DDP's replicas."""
+"""The model that one rank trains: a plain module in one process, a DDP replica in several."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.config.recipe import Recipe
-from paceline.distributed.grad_sync import WIRE_DTYPES, AllReduce, SharedMemory, shares_memory
+from paceline.distributed.grad_sync import WIRE_DTYPES, AllReduce, SharedMemory, can_share_memory
 from paceline.distributed.powersgd import PowerSgd
 from paceline.distributed.world import World
 from paceline.errors import UserError
@@ -18,72 +18,73 @@ _WHOLE_MODEL_MB = 1 << 20
 
 
 class Replica:
-    """`forward` to train with, `module` to save and evaluate."""
+    """`forward` is for training, `module` for checkpoints and evaluation."""
 
     gathers = False
-    """Every rank has the whole state."""
+    """Every rank holds the full state, so reading it needs no collective."""
 
     def __init__(self, model: nn.Module, world: World, recipe: Recipe):
         self.module = model
         self._world = world
-        self._exchange: AllReduce | SharedMemory | PowerSgd | None = None
+        self._sync: AllReduce | SharedMemory | PowerSgd | None = None
         self._ddp: DistributedDataParallel | None = None
         forward: nn.Module = model
         if world.size > 1:
             grad_sync = recipe.grad_sync
             dtype = WIRE_DTYPES[grad_sync.dtype]
-            in_memory = grad_sync.transport != "network" and not grad_sync.powersgd_rank
-            in_memory = in_memory and shares_memory(world, dtype.itemsize * sum(p.numel() for p in model.parameters()))
-            if grad_sync.transport == "shm" and not in_memory:
+            use_shm = grad_sync.transport != "network" and not grad_sync.powersgd_rank
+            use_shm = use_shm and can_share_memory(world, dtype.itemsize * sum(p.numel() for p in model.parameters()))
+            if grad_sync.transport == "shm" and not use_shm:
                 raise UserError(
-                    "grad_sync.transport=shm: only CPU ranks of one machine, with room in /dev/shm and without "
-                    "PowerSGD, exchange gradients through its memory; use auto"
+                    "shm-unavailable",
+                    "grad_sync.transport=shm needs all ranks on the CPUs of one node, enough free space in /dev/shm, "
+                    "and grad_sync.powersgd_rank=0. Use grad_sync.transport=auto.",
                 )
             if grad_sync.powersgd_rank:
-                self._exchange = PowerSgd(world, grad_sync.powersgd_rank, grad_sync.powersgd_start_step)
+                self._sync = PowerSgd(world, grad_sync.powersgd_rank, grad_sync.powersgd_start_step)
             else:
-                self._exchange = SharedMemory(world, dtype) if in_memory else AllReduce(world, dtype)
+                self._sync = SharedMemory(world, dtype) if use_shm else AllReduce(world, dtype)
             self._ddp = DistributedDataParallel(
                 model,
                 device_ids=[world.device] if world.device.type == "cuda" else None,
-                # through memory there is nothing to overlap with: one exchange, one wait
-                bucket_cap_mb=_WHOLE_MODEL_MB if in_memory else grad_sync.bucket_mb,
-                forward_sync_buffers=False,  # average_buffers does it, when somebody looks
+                # shared memory gains nothing from overlap: one bucket, one wait
+                bucket_cap_mb=_WHOLE_MODEL_MB if use_shm else grad_sync.bucket_mb,
+                forward_sync_buffers=False,  # average_buffers does it before evaluation and checkpoints
                 gradient_as_bucket_view=True,
                 static_graph=recipe.train.grad_accumulation == 1,
             )
-            self._ddp.register_comm_hook(None, self._exchange.average)
+            self._ddp.register_comm_hook(None, self._sync.average)
             forward = self._ddp
         self.forward: Callable[[torch.Tensor], torch.Tensor] = torch.compile(forward) if recipe.compile else forward
 
     def exchanging(self, last: bool) -> AbstractContextManager[object]:
-        """Around forward and backward of a micro-batch: only the last one of a step exchanges gradients."""
+        """Context for a micro-batch: only the last one of a step synchronizes gradients."""
         return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
 
     @staticmethod
     def gathered(state: Any) -> Any:
-        """A state with whole tensors."""
+        """Return the state with full (unsharded) tensors."""
         return state
 
     @staticmethod
     def whole(_model: nn.Module) -> AbstractContextManager[object]:
-        """Around an evaluation, in which ranks may have different numbers of batches."""
+        """Context for an evaluation, in which ranks may have different numbers of batches."""
         return nullcontext()
 
     def follow_scale(self, scaler: torch.amp.GradScaler) -> AbstractContextManager[object]:
-        """Around the update of the loss scale."""
-        if isinstance(self._exchange, PowerSgd) and scaler.is_enabled():
-            return self._exchange.following(scaler)
+        """Context for the update of the loss scale."""
+        if isinstance(self._sync, PowerSgd) and scaler.is_enabled():
+            return self._sync.following(scaler)
         return nullcontext()
 
     def sync_seconds(self) -> Callable[[], float]:
-        """After backward: how long this rank waited for the others; call the result when the device is done."""
-        return self._exchange.seconds_since_last() if self._exchange else lambda: 0.0
+        """Call after backward. Returns a function for the seconds of waiting, to be called when the device is done."""
+        return self._sync.seconds_since_last() if self._sync else lambda: 0.0
 
 
 @torch.no_grad()
 def average_buffers(model: nn.Module, world: World) -> None:
-    """Give every rank the mean of all ranks' batch-norm statistics, before evaluation and saving."""
+    """Average the batch-norm statistics over all ranks, before evaluation and checkpoints."""
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if world.size == 1 or not buffers:
         return

@@ -1,6 +1,6 @@
-"""The ranks of one machine under torch's elastic agent: started by forking, watched, started again.
+"""torch's elastic agent for the ranks of one node: starts, monitors and restarts them.
 
-They fork from a process that has imported everything, and so begin in a moment, the first time and after a failure.
+Ranks fork from a process that has imported everything, so that starting and restarting them takes little time.
 """
 
 import ctypes
@@ -26,61 +26,64 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline.distributed import forkserver
 from paceline.distributed.env import AGENT, STORE
-from paceline.distributed.plan import Plan
-from paceline.distributed.rendezvous import ManyNodes, OneNode
-from paceline.distributed.world import LOST_RANK
+from paceline.distributed.failures import is_own_error
+from paceline.distributed.plan import AgentPlan
+from paceline.distributed.rendezvous import MultiNode, SingleNode
 from paceline.errors import UserError
 
 Entry = Callable[[list[str]], int]
-_forks = multiprocessing.get_context("forkserver")
-_MOST_FAILURES, _WITHIN = 5, 60.0
+_context = multiprocessing.get_context("forkserver")
+_MAX_FAILURES, _FAILURE_WINDOW = 5, 60.0
 _RANK_NAME = "paceline-rank-"  # as top and ps show it
 
 
 class Agent(SimpleElasticAgent):
-    """With restarts allowed it starts its ranks again, in a new meeting of the machines that are left, when a rank was
-    lost, when a machine left or came, but not after a message to the user, nor after many failures within a minute.
+    """If the job is elastic, restarts its ranks in a new rendezvous round when a rank fails or a node leaves or joins.
+
+    It does not restart after an error that the user has to fix, nor after many failures within a minute.
     """
 
-    def __init__(self, handler: OneNode | ManyNodes, plan: Plan, entry: Entry, scratch: Path):
-        self._goes_on = plan.join.min_nodes > 0
-        # the agent counts restarts for itself, see _attempts_left
-        spec = WorkerSpec("ranks", plan.procs, handler, entrypoint=entry, max_restarts=3 if self._goes_on else 0)
+    def __init__(self, handler: SingleNode | MultiNode, plan: AgentPlan, entry: Entry, scratch: Path):
+        self._is_elastic = plan.join.min_nodes > 0
+        # this class counts restarts itself, see _attempts_left
+        spec = WorkerSpec("ranks", plan.procs, handler, entrypoint=entry, max_restarts=3 if self._is_elastic else 0)
         super().__init__(spec, exit_barrier_timeout=60, shutdown_timeout=30)
         self._handler = handler
         self.received: list[int] = []
-        """Signals that ask for the end."""
+        """Stop signals received so far."""
         self.stopped = 0
-        """The signal that ended ranks of this or another machine."""
-        self._entry, self._words, self._scratch = entry, plan.command, scratch
+        """The signal that stopped the ranks of this or another node."""
+        self._entry, self._command, self._scratch = entry, plan.command, scratch
         self._processes: list[multiprocessing.process.BaseProcess] = []
-        self._ranks: list[psutil.Process] = []  # the same, for signals from another thread
+        self._ranks: list[psutil.Process] = []  # the same processes, for signals from another thread
         self._failed_at: list[float] = []
         self._starts = 0
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         shared = {
             "LOCAL_WORLD_SIZE": worker_group.spec.local_world_size,
-            STORE: self._handler.store_of_ranks,
+            STORE: self._handler.rank_store,
             "TORCHELASTIC_RUN_ID": self._handler.get_run_id(),
             "TORCHELASTIC_RESTART_COUNT": self._starts,
             AGENT: self._scratch,
         }
         self._starts += 1
-        self._note.unlink(missing_ok=True)
+        self._stop_file.unlink(missing_ok=True)
         self._processes, self._ranks = [], []
         for worker in worker_group.workers:
-            own = {"RANK": worker.global_rank, "WORLD_SIZE": worker.world_size, "LOCAL_RANK": worker.local_rank}
+            variables = {"RANK": worker.global_rank, "WORLD_SIZE": worker.world_size, "LOCAL_RANK": worker.local_rank}
             error_file = {"TORCHELASTIC_ERROR_FILE": self._error_file(worker.local_rank)}
-            environment = {name: str(value) for name, value in (shared | own | error_file).items()}
-            process = _forks.Process(target=_begin, args=(self._entry, self._words, environment))
+            environment = {name: str(value) for name, value in (shared | variables | error_file).items()}
+            process = _context.Process(target=_run_rank, args=(self._entry, self._command, environment))
             try:
                 forkserver.start_server()
                 process.start()
             except (OSError, EOFError) as error:
                 raise UserError(
-                    f"rank {worker.global_rank} could not be started ({error}): the process that ranks fork from was "
-                    "killed (out of memory?), or a limit was reached; start the same command again"
+                    "rank-start-failed",
+                    f"cannot start rank {worker.global_rank} ({error}): the fork server was killed, perhaps because "
+                    "the node ran out of memory, or a process limit was reached. Run the same command again.",
+                    rank=worker.global_rank,
                 ) from None
             self._processes.append(process)
             with suppress(psutil.NoSuchProcess):
@@ -88,7 +91,7 @@ class Agent(SimpleElasticAgent):
         return {number: process.pid for number, process in enumerate(self._processes)}
 
     @property
-    def _note(self) -> Path:
+    def _stop_file(self) -> Path:
         return self._scratch / "stopped"
 
     def _error_file(self, local_rank: int) -> Path:
@@ -97,7 +100,7 @@ class Agent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         codes = [process.exitcode for process in self._processes]
         if any(codes):
-            self._shutdown(timeout=self._shutdown_timeout)  # the others have lost a rank
+            self._shutdown(timeout=self._shutdown_timeout)  # the others have lost a rank and cannot continue
             failures = {
                 worker.global_rank: self._failure(worker.local_rank)
                 for worker in worker_group.workers
@@ -107,10 +110,10 @@ class Agent(SimpleElasticAgent):
             return RunResult(WorkerState.FAILED, failures=failures)
         if None in codes:
             return RunResult(WorkerState.HEALTHY)
-        self.stopped = int(self._note.read_text()) if self._note.exists() else 0
-        if self.stopped and self._goes_on and not self.received:
+        self.stopped = int(self._stop_file.read_text()) if self._stop_file.exists() else 0
+        if self.stopped and self._is_elastic and not self.received:
             self._remaining_restarts = 1
-            return RunResult(WorkerState.UNHEALTHY)  # another machine leaves: go on without it
+            return RunResult(WorkerState.UNHEALTHY)  # another node leaves: continue without it
         return RunResult(
             WorkerState.SUCCEEDED, return_values={worker.global_rank: None for worker in worker_group.workers}
         )
@@ -120,18 +123,17 @@ class Agent(SimpleElasticAgent):
         return ProcessFailure(local_rank, process.pid or 0, process.exitcode or 0, str(self._error_file(local_rank)))
 
     def _attempts_left(self, failures: dict[int, ProcessFailure]) -> int:
-        messages = [failure.error_file_data.get("message") for failure in failures.values()]
-        if any(isinstance(text, str) and text != "<NONE>" and LOST_RANK not in text for text in messages):
-            return 0  # the user's to mend: it would be the same again
+        if any(map(is_own_error, failures.values())):
+            return 0  # an error that the user has to fix would occur again
         now = time.monotonic()
-        self._failed_at = [then for then in self._failed_at if now - then < _WITHIN] + [now]
-        return 1 if self._goes_on and not self.received and len(self._failed_at) < _MOST_FAILURES else 0
+        self._failed_at = [then for then in self._failed_at if now - then < _FAILURE_WINDOW] + [now]
+        return 1 if self._is_elastic and not self.received and len(self._failed_at) < _MAX_FAILURES else 0
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._shutdown(timeout=self._shutdown_timeout)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        """Ask ranks to save and end; those that cannot are killed."""
+        """Ask ranks to checkpoint and exit, and kill those that do not."""
         forkserver.end_stopped_children()
         self.signal(death_sig)
         deadline = time.monotonic() + timeout
@@ -142,8 +144,9 @@ class Agent(SimpleElasticAgent):
             process.join()
 
     def signal(self, signum: signal.Signals) -> bool:
-        """Send it to the ranks that live; whether there are any. From any thread: only the main one may ask a
-        process of multiprocessing's how it is.
+        """Send a signal to the live ranks. Returns whether there are any.
+
+        May be called from any thread, so it uses psutil: multiprocessing's processes belong to the main thread.
         """
         reached = False
         for rank in self._ranks:
@@ -153,20 +156,20 @@ class Agent(SimpleElasticAgent):
         return reached
 
     def _exit_barrier(self) -> None:
-        if not self.received:  # who leaves does not wait for the others
+        if not self.received:  # a node that leaves does not wait for the others
             super()._exit_barrier()  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
-        """After the end of all ranks the meeting is over; a machine that was told to leave lets the others go on."""
+        """Close the rendezvous after the ranks have ended; a node that was asked to stop leaves it open."""
         if not self.received:
             self._handler.shutdown()
 
 
-def _begin(entry: Entry, words: list[str], environment: dict[str, str]) -> None:
-    """In the forked process: become a rank."""
+def _run_rank(entry: Entry, command: list[str], environment: dict[str, str]) -> None:
+    """Become a rank, in the forked process."""
     forkserver.enter_rank()
     os.environ.update(environment)
     if sys.platform == "linux":
         set_name = 15
         ctypes.CDLL(None).prctl(set_name, f"{_RANK_NAME}{environment['RANK']}".encode())
-    sys.exit(entry(words))
+    sys.exit(entry(command))

@@ -1,4 +1,4 @@
-"""Which of how many ranks a launcher made of this process, told from the environment. No torch here."""
+"""Rank and world size of this process, read from the launcher's environment variables. Does not import torch."""
 
 import re
 from collections.abc import Mapping
@@ -6,39 +6,46 @@ from dataclasses import dataclass, field
 
 from paceline.errors import UserError
 
-# in the environment of ranks that distributed/run.py started: the file in which they note that they were stopped
 AGENT = "PACELINE_AGENT"
-# and where their store is: PATH of a file, or HOST:PORT/ROUND at the rendezvous
+"""Set by Paceline's agent for its ranks: the folder in which they report errors and stops."""
 STORE = "PACELINE_STORE"
+"""Set with it: the ranks' store, either PATH of a file or HOST:PORT/ROUND at the rendezvous."""
 
 
 @dataclass(frozen=True)
-class Place:
+class RankEnv:
+    """The rank of this process among all ranks."""
+
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
     master_env: dict[str, str] = field(default_factory=dict)
-    """What torch needs in the environment to meet the others, where the launcher has not put it there."""
+    """MASTER_ADDR and MASTER_PORT, if the launcher has not set them."""
 
 
 def under_launcher(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher started this process as one of several ranks."""
     return "RANK" in environ or in_srun(environ)
 
 
-def place(environ: Mapping[str, str]) -> Place:
-    """This process's place as torchrun, or srun, tells it; a lone process without either."""
+def rank_env(environ: Mapping[str, str]) -> RankEnv:
+    """Return the rank that torchrun or srun assigned; without either, a world of size 1."""
     if "RANK" in environ:
         defaults = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         values = [environ.get(name, defaults.get(name, "")) for name in names]
-        is_told = environ.get("WORLD_SIZE") == "1" or STORE in environ
-        needed = () if is_told else ("MASTER_ADDR", "MASTER_PORT")
+        has_store = environ.get("WORLD_SIZE") == "1" or STORE in environ
+        needed = () if has_store else ("MASTER_ADDR", "MASTER_PORT")
         if not all(value.isdigit() for value in values) or not all(name in environ for name in needed):
             found = ", ".join(f"{name}={environ.get(name)!r}" for name in (*names, *needed))
-            raise UserError(f"RANK is set, but what belongs to it is not ({found}); unset RANK, or start with torchrun")
+            raise UserError(
+                "incomplete-rank-env",
+                f"RANK is set, but the variables that belong to it are missing or invalid ({found}). Unset RANK, or "
+                "start with torchrun.",
+            )
         rank, size, local_rank, local_size = map(int, values)
-        return Place(rank, size, local_rank, local_size)
+        return RankEnv(rank, size, local_rank, local_size)
     if in_srun(environ):
         master_env = {
             "MASTER_ADDR": first_host(environ["SLURM_STEP_NODELIST"]),
@@ -46,31 +53,35 @@ def place(environ: Mapping[str, str]) -> Place:
         }
         tasks_here = _tasks_here(environ["SLURM_STEP_TASKS_PER_NODE"], int(environ["SLURM_NODEID"]))
         local = int(environ["SLURM_LOCALID"]), tasks_here
-        return Place(int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"]), *local, master_env)
-    return Place()
+        return RankEnv(int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"]), *local, master_env)
+    return RankEnv()
 
 
 def in_srun(environ: Mapping[str, str]) -> bool:
-    # sbatch sets SLURM_PROCID for the script itself; only srun makes a step with several tasks
+    """Whether srun started this process as one of several tasks."""
+    # sbatch sets SLURM_PROCID for the script itself; only srun creates a step with several tasks
     return environ.get("SLURM_STEP_ID", "").isdigit() and int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
 
 
 def first_host(nodelist: str) -> str:
-    """First of SLURM's compressed host list: "gpu[03-05,9],login" gives "gpu03"."""
+    """Return the first host of SLURM's compressed host list: "gpu03" of "gpu[03-05,9],login"."""
     match = re.match(r"([^\[,]+)(?:\[(\d+))?", nodelist)
     if not match:
-        raise UserError(f"SLURM_STEP_NODELIST={nodelist!r} names no host; set MASTER_ADDR to the first node's name")
+        raise UserError(
+            "invalid-slurm-nodelist",
+            f"SLURM_STEP_NODELIST={nodelist!r} contains no host. Set MASTER_ADDR to the name of the first node.",
+        )
     return match[1] + (match[2] or "")
 
 
 def last_host(nodelist: str) -> str:
-    """Last of SLURM's compressed host list: "gpu[03-05,9]" gives "gpu9"."""
+    """Return the last host of SLURM's compressed host list: "gpu9" of "gpu[03-05,9]"."""
     match = re.search(r"([^\[\],]+)(?:\[(?:.*[,-])?(\d+)\])?$", nodelist)
     return match[1] + (match[2] or "") if match else ""
 
 
 def _tasks_here(tasks_per_node: str, node: int) -> int:
-    """SLURM's "2(x3),1": tasks on the nodes in order."""
+    """Return the number of tasks on a node; SLURM's "2(x3),1" lists them in node order."""
     counts: list[int] = []
     for part in tasks_per_node.split(","):
         number, _, times = part.partition("(x")

@@ -1,6 +1,6 @@
-"""The fork server, from which ranks fork: it ends with the launcher, ranks end with it, and signals are the launcher's.
+"""The fork server, from which ranks fork. It ends with the launcher, and ranks end with it.
 
-Ctrl-C in a terminal, or the end of a service, reaches every process. The launcher answers it for all of them.
+Ctrl-C in a terminal, or stopping a service, signals every process. Only the launcher handles it, for all of them.
 """
 
 import os
@@ -16,9 +16,9 @@ from paceline.system.signals import STOPS
 
 
 def start_server() -> None:
-    """Start the process that ranks fork from, unless it runs; what it preloads has to call `enter_server` first."""
+    """Start the fork server unless it runs. The module that it preloads must call `enter_server` first."""
     os.environ[PARENT] = str(os.getpid())
-    resource_tracker.ensure_running()  # first: it unblocks the signals that are blocked next
+    resource_tracker.ensure_running()  # before blocking signals, because it unblocks them
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         forkserver.ensure_running()
@@ -27,21 +27,22 @@ def start_server() -> None:
 
 
 def enter_server() -> None:
-    """In the fork server: end with the launcher, and let ranks end with this process."""
-    if sys.platform == "linux":  # elsewhere watching takes a thread, which fork forbids: it ends after the last rank
+    """Called in the fork server: end with the launcher, and let ranks end with this process."""
+    # elsewhere this needs a thread, which is unsafe before a fork; there the server ends after the last rank
+    if sys.platform == "linux":
         end_with_parent()
     os.environ[PARENT] = str(os.getpid())
 
 
 def enter_rank() -> None:
-    """In a process that was just forked: end with the fork server, and take the launcher's SIGTERM."""
+    """Called in a rank just after the fork: end with the fork server, and accept the launcher's SIGTERM."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def end_stopped_children() -> None:
-    """Kill what SIGSTOP has stopped: it answers no other signal."""
+    """Kill children that SIGSTOP has suspended, which respond to no other signal."""
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if child.status() == psutil.STATUS_STOPPED:

@@ -20,10 +20,10 @@ from paceline.errors import UserError
 
 
 class Sharded:
-    """`forward` to train with, `module` to save and evaluate; see Replica, which has the same methods."""
+    """`forward` is for training, `module` for checkpoints and evaluation; same methods as Replica."""
 
     gathers = True
-    """Reading the whole state takes all ranks."""
+    """Reading the full state is a collective: all ranks take part."""
 
     def __init__(self, model: nn.Module, world: World, recipe: Recipe, precision: str):
         shard(model, world, recipe, precision)
@@ -31,17 +31,18 @@ class Sharded:
         self.forward: Callable[[torch.Tensor], torch.Tensor] = torch.compile(model) if recipe.compile else model
 
     def exchanging(self, last: bool) -> AbstractContextManager[object]:
+        """Context for a micro-batch: only the last one of a step synchronizes gradients."""
         cast(FSDPModule, self.module).set_requires_gradient_sync(last)
         return nullcontext()
 
     @staticmethod
     def gathered(state: Any) -> Any:
-        """All ranks take part."""
+        """Return the state with full (unsharded) tensors; all ranks take part."""
         return _gathered(state)
 
     @contextmanager
     def whole(self, model: nn.Module) -> Iterator[None]:
-        """Inside, every rank holds all weights, so that ranks can evaluate different numbers of batches."""
+        """Unshard all weights, so that ranks can evaluate different numbers of batches."""
         parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for part in parts:
             part.set_reshard_after_forward(False, recurse=False)
@@ -58,16 +59,16 @@ class Sharded:
         return nullcontext()
 
     def sync_seconds(self) -> Callable[[], float]:
-        """Not known: gathering and reducing go on all through forward and backward, and count as computing."""
+        """Unknown (NaN): FSDP communicates throughout forward and backward, which count as compute."""
         return lambda: math.nan
 
 
 def shard(model: nn.Module, world: World, recipe: Recipe, precision: str) -> None:
-    """Shard a model block by block, so that only one block's weights are whole at a time."""
+    """Shard a model block by block, so that only one block's weights are unsharded at a time."""
     mesh = init_device_mesh(world.device.type, (world.size,))
     compute = WIRE_DTYPES[precision]
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
-        compute = torch.float32  # its kernels want weights in fp32; autocast narrows what can be narrowed
+        compute = torch.float32  # batch-norm kernels need fp32 weights; autocast handles the rest
     offload = recipe.fsdp.cpu_offload and world.device.type == "cuda"
     settings: dict[str, Any] = {
         "mesh": mesh,
@@ -80,7 +81,9 @@ def shard(model: nn.Module, world: World, recipe: Recipe, precision: str) -> Non
     blocks = list(repeated_blocks(model))
     if not blocks:
         raise UserError(
-            f"strategy=fsdp: model.name={recipe.model.name} has no repeated blocks to shard one by one; use ddp"
+            "fsdp-no-blocks",
+            f"strategy=fsdp: model.name={recipe.model.name} has no repeated blocks to shard. Use strategy=ddp.",
+            model=recipe.model.name,
         )
     try:
         for block in blocks:
@@ -89,22 +92,23 @@ def shard(model: nn.Module, world: World, recipe: Recipe, precision: str) -> Non
     except (ValueError, RuntimeError, NotImplementedError) as error:
         reason = " ".join(str(error).split())[:160]
         raise UserError(
-            f"strategy=fsdp: model.name={recipe.model.name} cannot be sharded ({reason}); use strategy ddp"
+            "fsdp-unsupported-model",
+            f"strategy=fsdp: model.name={recipe.model.name} cannot be sharded ({reason}). Use strategy=ddp.",
+            model=recipe.model.name,
         ) from None
 
 
 def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The blocks of a ViT, the bottlenecks of a ResNet: children of sequences, two or more of one class."""
+    """Yield the blocks of a ViT or the bottlenecks of a ResNet: children of sequences, two or more of one class."""
     for module in model.modules():
         if isinstance(module, nn.Sequential | nn.ModuleList):
-            # neither single layers nor sequences, whose own children are looked at
+            # skip single layers and nested sequences, whose children are visited by themselves
             blocks = [child for child in module if not isinstance(child, nn.Sequential) and list(child.children())]
             kinds = [type(block) for block in blocks]
             yield from (block for block in blocks if kinds.count(type(block)) > 1)
 
 
 def _gathered(tree: Any) -> Any:
-    """A state with whole tensors."""
     if isinstance(tree, DTensor):
         return tree.full_tensor()
     if isinstance(tree, dict):
@@ -115,5 +119,5 @@ def _gathered(tree: Any) -> Any:
 
 
 def load_whole(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Give every rank its shard of whole weights."""
+    """Load full weights into a sharded model."""
     set_model_state_dict(model, dict[str, Any](weights), options=StateDictOptions(full_state_dict=True))

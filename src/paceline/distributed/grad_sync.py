@@ -1,8 +1,7 @@
-"""How ranks average their gradients inside DDP, and how long each of them waits for it.
+"""DDP communication hooks that average gradients over ranks, and measure how long each rank waits for it.
 
-Ranks that share one machine's memory and compute on the CPU do not need a network between them: `SharedMemory` lets
-each rank add up its share of the gradient where all can see it. Everyone else sends buckets while the backward pass
-goes on (`AllReduce`), or far less than the gradients (distributed/powersgd.py). All are DDP communication hooks.
+`SharedMemory` serves CPU ranks of one node, which need no network between them. `AllReduce` sends buckets while the
+backward pass continues. PowerSGD (distributed/powersgd.py) sends low-rank factors of the gradients.
 """
 
 import os
@@ -21,12 +20,12 @@ from paceline.distributed.world import World
 from paceline.errors import UserError
 from paceline.system.device import between, now
 
-_MEMORY = "/dev/shm"
+_SHM = "/dev/shm"
 WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class AllReduce:
-    """Send each bucket as soon as it is ready, in the wire's number format."""
+    """All-reduces each bucket as soon as it is ready, in the data type of grad_sync.dtype."""
 
     def __init__(self, world: World, dtype: torch.dtype):
         self._world, self._dtype = world, dtype
@@ -44,17 +43,16 @@ class AllReduce:
         return future.then(widen)
 
     def seconds_since_last(self) -> Callable[[], float]:
-        """Call after backward: how long it lasted beyond this rank's own computing, known once the device is done."""
+        """Call after backward. Returns a function for the seconds since the last bucket was sent."""
         return between(self._last_sent, now(self._world.device))
 
 
 class SharedMemory:
-    """Average through memory that all ranks of one machine map.
+    """Averages gradients in memory that all ranks of one node map.
 
-    Each rank lays out what the others have to add up, adds up its own share of everybody's gradient, and takes over the
-    other shares: two and a half passes over memory instead of a trip through the network stack, and a sum whose order
-    does not change from step to step.
-    There are two areas, used in turn: a rank can be at most one step ahead, so nobody writes what another still reads.
+    A reduce-scatter followed by an all-gather: each rank sums its own chunk of everybody's gradient, then copies the
+    other chunks. This takes two and a half passes over memory, and the order of the sum never changes.
+    Two buffers alternate: a rank is at most one step ahead, so no rank overwrites what another still reads.
     """
 
     def __init__(self, world: World, dtype: torch.dtype):
@@ -68,31 +66,32 @@ class SharedMemory:
         buffer, index = bucket.buffer(), bucket.index()
         area = self._area(index, buffer.numel())
         mine = self._world.rank
-        shares = [slice(*bounds) for bounds in _shares(buffer.numel(), self._world.size)]
-        others = [(rank, share) for rank, share in enumerate(shares) if rank != mine]
-        for _, share in others:
-            area[mine, share].copy_(buffer[share])
+        chunks = [slice(*bounds) for bounds in _chunks(buffer.numel(), self._world.size)]
+        others = [(rank, chunk) for rank, chunk in enumerate(chunks) if rank != mine]
+        for _, chunk in others:
+            area[mine, chunk].copy_(buffer[chunk])
         self._world.barrier()
-        own = shares[mine]
+        own = chunks[mine]
         for rank, _ in others:
             buffer[own].add_(area[rank, own])
         area[mine, own].copy_(buffer[own].div_(self._world.size))
         self._world.barrier()
-        for rank, share in others:
-            buffer[share].copy_(area[rank, share])
+        for rank, chunk in others:
+            buffer[chunk].copy_(area[rank, chunk])
         if self._dtype != buffer.dtype:
-            buffer[own].copy_(area[mine, own])  # every rank must go on with the same rounded values
+            buffer[own].copy_(area[mine, own])  # every rank must continue with the same rounded values
         self._seconds += time.perf_counter() - begin
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(buffer)
         return future
 
     def seconds_since_last(self) -> Callable[[], float]:
+        """Return a function for the seconds spent averaging since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return lambda: seconds
 
     def _area(self, index: int, numel: int) -> torch.Tensor:
-        """(ranks, numel) in shared memory; made at the first step, and again when DDP rebuilds its buckets."""
+        """Return a (ranks, numel) buffer in shared memory, allocated anew when DDP rebuilds its buckets."""
         areas = self._areas.get(index)
         if areas is None or areas[0].shape[1] != numel:
             areas = self._areas[index] = [self._allocate(numel) for _ in range(2)]
@@ -105,34 +104,35 @@ class SharedMemory:
         area = torch.from_file(path, shared=True, size=count, dtype=self._dtype)
         self._world.barrier()
         if self._world.is_rank_zero:
-            os.unlink(path)  # the name goes at once, so that later nothing stays behind however the run ends
+            os.unlink(path)  # unlink at once, so that no file stays behind however the run ends
         return area.view(self._world.size, numel)
 
 
 def _reserve(num_bytes: int) -> str:
-    """A new file of that size in memory; without room it is an error now, not a crash later."""
-    descriptor, path = tempfile.mkstemp(dir=_MEMORY, prefix="paceline-")
+    """Allocate a file in shared memory and return its path; a full /dev/shm is an error now, not a crash later."""
+    descriptor, path = tempfile.mkstemp(dir=_SHM, prefix="paceline-")
     try:
         os.posix_fallocate(descriptor, 0, num_bytes)
     except OSError as error:
         os.unlink(path)
         raise UserError(
-            f"{_MEMORY} has no room for the {num_bytes >> 20} MB that ranks exchange gradients in ({error.strerror}); "
-            "free some of it"
+            "shm-full",
+            f"{_SHM} has no room for {num_bytes >> 20} MB of gradients ({error.strerror}). Free space there, or use "
+            "grad_sync.transport=network.",
         ) from None
     finally:
         os.close(descriptor)
     return path
 
 
-def _shares(numel: int, ranks: int) -> list[tuple[int, int]]:
+def _chunks(numel: int, ranks: int) -> list[tuple[int, int]]:
     edges = [numel * rank // ranks for rank in range(ranks + 1)]
     return list(pairwise(edges))
 
 
-def shares_memory(world: World, num_bytes: int) -> bool:
-    """Whether all ranks are CPU processes of one machine whose shared memory holds both areas of gradients."""
+def can_share_memory(world: World, num_bytes: int) -> bool:
+    """Whether all ranks are CPU processes of one node whose shared memory holds both gradient buffers."""
     if world.device.type != "cpu" or world.local_size != world.size:
         return False
-    room = shutil.disk_usage(_MEMORY).free if os.path.isdir(_MEMORY) else 0
+    room = shutil.disk_usage(_SHM).free if os.path.isdir(_SHM) else 0
     return world.broadcast_object(room > 2 * world.size * num_bytes)

@@ -1,4 +1,4 @@
-"""Processes of this machine, alone or as one node of several: what to start, and how nodes join. No torch."""
+"""What the agent of this node starts, and how the nodes of a job rendezvous. Does not import torch."""
 
 import ipaddress
 import os
@@ -14,14 +14,14 @@ from paceline.errors import UserError
 
 @dataclass(frozen=True)
 class JoinSpec:
-    """How the machines of a run find each other."""
+    """How the nodes of a job find each other."""
 
     nodes: int = 1
     rendezvous: str = ""
-    """HOST:PORT of node 0; or, with `min_nodes`, of the server that `paceline rendezvous` runs."""
+    """HOST:PORT of node 0, or with `min_nodes` of the server that `paceline rendezvous` runs."""
     node_rank: int = 0
     min_nodes: int = 0
-    """Machines that are enough to go on; 0: all are needed, and numbered."""
+    """An elastic job continues with this many nodes; 0: not elastic, all nodes are needed and have a node rank."""
     join_timeout: int = 300
     job: str = ""
 
@@ -33,27 +33,27 @@ class JoinSpec:
         if self.is_alone:
             return ""
         who = f"one of {self.nodes} nodes" if self.min_nodes else f"node {self.node_rank} of {self.nodes}"
-        return f"{who}, meeting at {self.rendezvous}: "
+        return f"{who}, rendezvous at {self.rendezvous}: "
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the agent of this machine starts."""
+class AgentPlan:
+    """What the agent of this node starts."""
 
     command: list[str]
     procs: int
     join: JoinSpec
     listen: str
-    """Address at which this machine serves the rendezvous; empty: it does not."""
+    """Address at which this node serves the rendezvous; empty if it does not."""
     environment: dict[str, str]
 
 
-def plan(command: list[str], procs: int, join: JoinSpec) -> Plan:
-    """Run `paceline COMMAND` as `procs` ranks here, alone or together with other machines."""
+def plan(command: list[str], procs: int, join: JoinSpec) -> AgentPlan:
+    """Return how to run `paceline COMMAND` as `procs` ranks on this node, alone or together with other nodes."""
     environment = {
-        # machines without names in DNS make every connection warn; what fails raises
+        # hosts without DNS names cause a warning per connection; failures raise anyway
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        # every rank sets its own threads; libraries that it does not reach must not take them all
+        # every rank sets its own number of threads; other libraries must not use all cores
         "OMP_NUM_THREADS": "1",
     }
     listen = ""
@@ -62,55 +62,61 @@ def plan(command: list[str], procs: int, join: JoinSpec) -> Plan:
     else:
         token_of(os.environ)
         host, port = _endpoint(join.rendezvous)
-        own = _own_address_towards(host, port, join.join_timeout)
-        interface = interface_of(own)
-        # NCCL would ask the store every second from a thread of its own, and that store is in Python
+        address = _wait_for_route(host, port, join.join_timeout)
+        interface = interface_of(address)
+        # otherwise a thread of NCCL polls the store, which is written in Python, every second
         environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         if not join.min_nodes and join.node_rank == 0:
-            _refuse_loopback_name(host, own)
-            listen = own
+            _refuse_loopback_name(host, address)
+            listen = address
         else:
-            _wait_for(host, port, join)
+            _wait_for_rendezvous(host, port, join)
     environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = interface
     kept = {name: value for name, value in environment.items() if name not in os.environ}
-    return Plan(command, procs, join, listen, kept)
+    return AgentPlan(command, procs, join, listen, kept)
 
 
 def _endpoint(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(f"--rendezvous {text!r}: write HOST:PORT of node 0, e.g. 10.0.0.5:29400")
+        raise UserError("invalid-rendezvous", f"--rendezvous {text!r} is not HOST:PORT of node 0, e.g. 10.0.0.5:29400")
     return host, int(port)
 
 
-def _own_address_towards(host: str, port: int, within: int) -> str:
-    """Address of the interface that leads to `host` (no packet is sent); engines make names known after a while."""
-    deadline = time.monotonic() + within
+def _wait_for_route(host: str, port: int, timeout: int) -> str:
+    """Return this node's address towards `host`. Retries, because Kubernetes publishes DNS names with a delay."""
+    deadline = time.monotonic() + timeout
     while True:
         try:
             return own_address_towards(host, port)
         except OSError as error:
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"--rendezvous {host}:{port}: no way to that host ({error}); check its name and the network"
+                    "rendezvous-no-route",
+                    f"--rendezvous {host}:{port}: there is no route to that host ({error}). Check its name and the "
+                    "network.",
+                    host=host,
                 ) from None
             time.sleep(0.5)
 
 
 def own_address_towards(host: str, port: int) -> str:
+    """Return the address of the interface that leads to `host`. Sends no packet."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
 
 
-def _refuse_loopback_name(host: str, own: str) -> None:
-    """Debian gives a machine's own name an address that no other machine can reach."""
-    is_meant = host == "localhost" or host.startswith("127.") or ":" in host
-    if is_loopback(own) and not is_meant:
+def _refuse_loopback_name(host: str, address: str) -> None:
+    """Refuse a name that resolves to loopback, as Debian sets it up: no other node can reach that address."""
+    is_intended = host == "localhost" or host.startswith("127.") or ":" in host
+    if is_loopback(address) and not is_intended:
         raise UserError(
-            f"--rendezvous {host}: on this machine that name means {own}, which no other machine can reach; give its "
-            "address in the network, or mend /etc/hosts"
+            "rendezvous-loopback",
+            f"--rendezvous {host}: on this node that name resolves to {address}, which no other node can reach. Give "
+            "the node's network address, or fix /etc/hosts.",
+            host=host,
         )
 
 
@@ -119,14 +125,19 @@ def is_loopback(address: str) -> bool:
 
 
 def interface_of(address: str) -> str:
+    """Return the name of the network interface with this address."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == address for entry in addresses):
             return name
-    raise UserError(f"no network interface has the address {address}; set GLOO_SOCKET_IFNAME yourself")
+    raise UserError(
+        "no-network-interface",
+        f"no network interface has the address {address}. Set GLOO_SOCKET_IFNAME to the interface to use.",
+        address=address,
+    )
 
 
-def _wait_for(host: str, port: int, join: JoinSpec) -> None:
-    """Until the rendezvous answers, so that its absence is said in one line."""
+def _wait_for_rendezvous(host: str, port: int, join: JoinSpec) -> None:
+    """Wait until the rendezvous accepts connections, so that its absence is reported in one line."""
     deadline = time.monotonic() + join.join_timeout
     while True:
         try:
@@ -134,13 +145,16 @@ def _wait_for(host: str, port: int, join: JoinSpec) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                who, cure = (
-                    ("the rendezvous", "check")
+                who, fix = (
+                    ("the rendezvous", "Check")
                     if join.min_nodes
-                    else ("node 0", "start it there with --node-rank 0, and check")
+                    else ("node 0", "Start it there with --node-rank 0, and check")
                 )
                 raise UserError(
-                    f"{who} does not answer at {host}:{port} after {join.join_timeout} s ({error}); {cure} that this "
-                    "machine can reach that port"
+                    "rendezvous-unreachable",
+                    f"{who} does not respond at {host}:{port} after {join.join_timeout} s ({error}). {fix} that this "
+                    "node can reach that port.",
+                    host=host,
+                    port=port,
                 ) from None
             time.sleep(0.2)

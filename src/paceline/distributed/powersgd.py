@@ -1,7 +1,7 @@
-"""PowerSGD (Vogels, Karimireddy, Jaggi 2019): ranks exchange thin factors of their gradients, not the gradients.
+"""PowerSGD (Vogels, Karimireddy, Jaggi 2019): ranks all-reduce low-rank factors of their gradients.
 
-torch has a hook for it, which ends the process under gloo when a model has several buckets, copies every gradient
-several times, and keeps what it could not send of an fp16 step that overflowed and was skipped.
+torch's own hook crashes under gloo when a model has several buckets, copies every gradient several times, and keeps the
+error of an fp16 step that overflowed and was skipped.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,14 +17,14 @@ from paceline.system.device import between, now
 
 
 class PowerSgd:
-    """A gradient matrix is sent as P Q, P of a few columns, Q of a few rows; what that misses is added to the next one.
+    """Sends a gradient matrix as P Q, with few columns in P and few rows in Q, and adds the error to the next gradient.
 
-    That memory is each rank's own and is not saved: a resumed run begins with whole gradients again.
+    Each rank has its own error, which is not part of checkpoints: a resumed run starts with uncompressed gradients.
     """
 
-    def __init__(self, world: World, rank: int, after: int):
+    def __init__(self, world: World, rank: int, start_step: int):
         self._world, self._rank = world, rank
-        self._whole_steps = max(2, after)  # DDP forms its buckets anew in the second step
+        self._start_step = max(2, start_step)  # DDP rebuilds its buckets in the second step
         self._steps = 0
         self._factors: dict[int, _Factors] = {}
         self._last_sent: Any = 0.0
@@ -32,7 +32,7 @@ class PowerSgd:
     def average(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         self._last_sent = now(self._world.device)
         index, buffer = bucket.index(), bucket.buffer()
-        if self._steps < self._whole_steps:
+        if self._steps < self._start_step:
             dist.all_reduce(buffer.div_(self._world.size))
         else:
             if index not in self._factors:
@@ -45,7 +45,7 @@ class PowerSgd:
 
     @contextmanager
     def following(self, scaler: torch.amp.GradScaler) -> Iterator[None]:
-        """Around an update of fp16's loss scale, which falls when a step overflowed and was skipped: its rest goes."""
+        """Context for an update of fp16's loss scale. A lower scale drops the error, because that step was skipped."""
         before = scaler.get_scale()
         yield
         after = scaler.get_scale()
@@ -56,53 +56,55 @@ class PowerSgd:
                 factors.rescale(after / before)
 
     def seconds_since_last(self) -> Callable[[], float]:
+        """Call after backward. Returns a function for the seconds since the last bucket was sent."""
         return between(self._last_sent, now(self._world.device))
 
 
 class _Factors:
-    """Of one bucket: Q of each matrix, in rows (products with it are many times faster so), and what was not sent."""
+    """The state of one bucket: Q of each matrix, stored by rows because that is many times faster, and the error."""
 
     def __init__(self, bucket: GradBucket, rank: int):
-        self._missed = torch.zeros_like(bucket.buffer())
+        self._error = torch.zeros_like(bucket.buffer())
         shapes = [(shape[0], shape.numel() // shape[0]) for shape in (p.shape for p in bucket.parameters())]
         self._shapes = [
             (rows, columns) if 2 * rank * (rows + columns) < rows * columns else None for rows, columns in shapes
         ]
-        self._qs = [self._missed.new_empty(rank, shape[1]) for shape in self._shapes if shape]
+        self._qs = [self._error.new_empty(rank, shape[1]) for shape in self._shapes if shape]
         self._index = bucket.index()
         self.restart()
 
     def average(self, bucket: GradBucket, ranks: int) -> None:
-        """In place."""
-        bucket.buffer().add_(self._missed)
+        """Average a bucket's gradients in place."""
+        bucket.buffer().add_(self._error)
         gradients = bucket.gradients()
-        missed_parts = self._missed.split([gradient.numel() for gradient in gradients])
-        pairs = list(zip(gradients, missed_parts, self._shapes, strict=True))
-        matrices = [(gradient.view(shape), missed.view(shape)) for gradient, missed, shape in pairs if shape]
-        vectors = [gradient for gradient, _, shape in pairs if shape is None]  # too small to be worth it: sent whole
+        errors = self._error.split([gradient.numel() for gradient in gradients])
+        pairs = list(zip(gradients, errors, self._shapes, strict=True))
+        matrices = [(gradient.view(shape), error.view(shape)) for gradient, error, shape in pairs if shape]
+        vectors = [gradient for gradient, _, shape in pairs if shape is None]  # too small to compress
         ps = [matrix @ q.T for (matrix, _), q in zip(matrices, self._qs, strict=True)]
         _average([*ps, *vectors], ranks)
         ps = [torch.linalg.qr(p).Q for p in ps]
         for q, (matrix, _), p in zip(self._qs, matrices, ps, strict=True):
             torch.mm(p.T, matrix, out=q)
         _average(self._qs, ranks)
-        for (matrix, missed), p, q in zip(matrices, ps, self._qs, strict=True):
-            torch.addmm(matrix, p, q, alpha=-1, out=missed)
+        for (matrix, error), p, q in zip(matrices, ps, self._qs, strict=True):
+            torch.addmm(matrix, p, q, alpha=-1, out=error)
             torch.mm(p, q, out=matrix)
 
     def rescale(self, factor: float) -> None:
-        """What was not sent, in units of another loss scale."""
-        self._missed.mul_(factor)
+        """Convert the error to another loss scale."""
+        self._error.mul_(factor)
 
     def restart(self) -> None:
-        self._missed.zero_()
-        draw = torch.Generator(self._missed.device).manual_seed(self._index)  # the same on all ranks
+        """Drop the error and draw new factors."""
+        self._error.zero_()
+        draw = torch.Generator(self._error.device).manual_seed(self._index)  # the same on all ranks
         for q in self._qs:
             q.normal_(generator=draw)
 
 
 def _average(tensors: list[torch.Tensor], ranks: int) -> None:
-    """In place, in one message."""
+    """Average tensors in place with one all-reduce."""
     if not tensors:
         return
     flat = torch.cat([tensor.flatten() for tensor in tensors]).div_(ranks)

@@ -1,4 +1,4 @@
-"""Spot machines are told two minutes before they are taken; one that asks in time saves and leaves in order."""
+"""EC2 announces a spot interruption two minutes ahead; a node that polls for the notice checkpoints and exits."""
 
 import http.client
 import json
@@ -10,40 +10,40 @@ import time
 import urllib.request
 
 SPOT = "PACELINE_SPOT"
-"""Set in the environment of agents on such machines."""
+"""Set in the environment of agents on spot instances."""
 _SERVICE = "http://169.254.169.254/latest"
-_EVERY = 5.0
+_INTERVAL = 5.0
 _ACTIONS = ("terminate", "stop", "hibernate")
 
 
-class _StayHere(urllib.request.HTTPRedirectHandler):
-    """The service is this machine's own: no proxy and no other address answers for it."""
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The metadata service is link-local: neither proxies nor redirects may answer for it."""
 
     def redirect_request(self, *_: object) -> None:
         return None
 
 
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _StayHere())
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
 
-def heed() -> None:
-    """Ask in the background, and stop this process as a user would when the notice comes."""
-    threading.Thread(target=_watch, name="spot notice", daemon=True).start()
+def watch() -> None:
+    """Poll for the notice in the background, and send SIGTERM to this process when it comes."""
+    threading.Thread(target=_poll, name="spot notice", daemon=True).start()
 
 
-def _watch() -> None:
+def _poll() -> None:
     while not (notice := _ask()):
-        time.sleep(_EVERY)
-    print(f"this machine will be taken away ({notice}): saving and leaving", file=sys.stderr, flush=True)
+        time.sleep(_INTERVAL)
+    print(f"EC2 spot interruption notice ({notice}): checkpointing and exiting", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _ask() -> str:
-    """The notice, if there is one; a service that does not answer has none."""
+    """Return the announced action, or "" if there is no notice or the service does not respond."""
     try:
         token = _get("/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
-        told = json.loads(_get("/meta-data/spot/instance-action", "GET", {"X-aws-ec2-metadata-token": token}))
-        action = told.get("action") if isinstance(told, dict) else None
+        notice = json.loads(_get("/meta-data/spot/instance-action", "GET", {"X-aws-ec2-metadata-token": token}))
+        action = notice.get("action") if isinstance(notice, dict) else None
         return action if action in _ACTIONS else ""
     except (OSError, ValueError, RecursionError, http.client.HTTPException):
         return ""

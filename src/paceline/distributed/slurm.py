@@ -1,4 +1,4 @@
-"""The store of ranks that srun started, which no agent has prepared."""
+"""The store of ranks that srun started, which have no agent to create one."""
 
 import os
 import tempfile
@@ -8,35 +8,33 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import FileStore, Store
 
-from paceline.distributed.channel import ChannelError, StrangerError, token_of
-from paceline.distributed.env import Place, last_host
+from paceline.distributed.channel import ChannelError, WrongPeerError, token_of
+from paceline.distributed.env import RankEnv, last_host
 from paceline.distributed.plan import interface_of, is_loopback, own_address_towards
-from paceline.distributed.server import Server
+from paceline.distributed.server import Server, port_unavailable
 from paceline.distributed.store import network_store
 from paceline.errors import UserError
 
 _JOIN_TIMEOUT = 300.0
 
 
-def store(place: Place, environ: Mapping[str, str]) -> Store:
-    """A file on one node; on several the rendezvous, which rank 0 serves."""
-    if place.local_size == place.size:
+def store(ranks: RankEnv, environ: Mapping[str, str]) -> Store:
+    """Return the ranks' store: a file on one node; the rendezvous, which rank 0 serves, on several."""
+    if ranks.local_size == ranks.size:
         _use_interface_of("127.0.0.1")
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-        return FileStore(str(_private_folder() / ".".join(environ.get(name, "0") for name in names)), place.size)
+        return FileStore(str(_private_folder() / ".".join(environ.get(name, "0") for name in names)), ranks.size)
     host, port, token = environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), token_of(environ)
-    own = own_address_towards(host, port)
-    if place.rank == 0:
-        if is_loopback(own) and not host.startswith("127."):
-            own = own_address_towards(last_host(environ["SLURM_STEP_NODELIST"]), port)
+    address = own_address_towards(host, port)
+    if ranks.rank == 0:
+        if is_loopback(address) and not host.startswith("127."):
+            address = own_address_towards(last_host(environ["SLURM_STEP_NODELIST"]), port)
         try:
-            Server(own, port, token).start()
+            Server(address, port, token).start()
         except OSError as error:
-            raise UserError(
-                f"MASTER_PORT={port} of {own} cannot be used ({error.strerror}); set MASTER_PORT to a free one"
-            ) from None
-        host = own
-    _use_interface_of(own)
+            raise port_unavailable(address, port, error, "set MASTER_PORT to a free port") from None
+        host = address
+    _use_interface_of(address)
     return _connected(f"{host}:{port}", token)
 
 
@@ -46,8 +44,8 @@ def _connected(address: str, token: bytes) -> Store:
         try:
             return network_store(address, "0/ranks", token)
         except ChannelError as error:
-            if isinstance(error, StrangerError) or time.monotonic() > deadline:
-                raise UserError(f"the rendezvous at rank 0 failed: {error}") from None
+            if isinstance(error, WrongPeerError) or time.monotonic() > deadline:
+                raise UserError(error.code, f"the rendezvous at rank 0 failed: {error}") from None
             time.sleep(0.2)
 
 
@@ -61,5 +59,9 @@ def _private_folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o77 or folder.is_symlink():
-        raise UserError(f"{folder} is open to other users; remove it, or set TMPDIR to a folder of your own")
+        raise UserError(
+            "folder-not-private",
+            f"{folder} is accessible to other users. Remove it, or set TMPDIR to a private folder.",
+            path=folder,
+        )
     return folder

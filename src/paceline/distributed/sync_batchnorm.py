@@ -1,6 +1,6 @@
-"""Batch norm over the batches of all ranks.
+"""Synchronized batch norm: statistics over the batches of all ranks.
 
-On GPUs this is torch's own, which has kernels for it and refuses CPUs; here is the same for any device.
+torch's own SyncBatchNorm works only on GPUs, where it is used; this module has the same for CPUs.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from paceline.distributed.world import World
 
 
 def synchronize(model: nn.Module, world: World) -> nn.Module:
-    """Make every batch norm of a model see all ranks' batches."""
+    """Convert every batch norm of a model to synchronized batch norm, and return the model."""
     if world.device.type == "cuda" and world.size > 1:
         from timm.layers import norm_act
 
@@ -23,12 +23,12 @@ def synchronize(model: nn.Module, world: World) -> nn.Module:
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             kind = type(module)
-            module.__class__ = type(f"Synchronised{kind.__name__}", (_Synchronised, kind), {})
+            module.__class__ = type(f"Synchronized{kind.__name__}", (_Synchronized, kind), {})
     return model
 
 
-class _Synchronised(nn.Module):
-    """In front of a batch norm's class: takes over its training."""
+class _Synchronized(nn.Module):
+    """A mixin that replaces the training forward pass of a batch norm."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         norm: Any = self
@@ -47,7 +47,7 @@ class _Synchronised(nn.Module):
 
 
 class _Normalize(torch.autograd.Function):
-    """Sums of all ranks, forwards and backwards; fp32 inside, whatever comes in."""
+    """Normalization with sums over all ranks in forward and backward, computed in fp32."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Any:
@@ -69,12 +69,12 @@ class _Normalize(torch.autograd.Function):
         of_bias, of_weight = wide.sum(ctx.axes), (wide * normal).sum(ctx.axes)
         sums = _added(torch.stack([of_bias, of_weight])) / count
         inner = wide - _as(sums[0], grad) - normal * _as(sums[1], grad)
-        # this rank's own gradients of weight and bias: the exchange averages them like all others
+        # gradients of weight and bias stay local: gradient synchronization averages them like all others
         return (inner * _as(scale * weight, grad)).to(grad.dtype), of_weight, of_bias, None
 
 
 def _moments(x: torch.Tensor, axes: list[int], count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean and variance over all ranks: first the mean, then the squares around it, which loses no digits."""
+    """Return mean, variance and count over all ranks. Two passes lose no digits, unlike E[x^2] - E[x]^2."""
     total = _added(torch.cat([x.sum(axes), count]))
     mean, count = total[:-1] / total[-1], total[-1:]
     squares = _added((x - _as(mean, x)).square().sum(axes))
@@ -88,5 +88,5 @@ def _added(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Per channel, so that it meets (n, channels, ...)."""
+    """Reshape per-channel values to broadcast over (n, channels, ...)."""
     return values.view(1, -1, *([1] * (like.ndim - 2)))

@@ -1,4 +1,4 @@
-"""The first lines of a run: what is trained, on what, where, for how long; and what looks wrong about it."""
+"""The first log lines of a run: recipe, data, model, devices, duration, and warnings about suspicious settings."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +16,13 @@ _FEW_STEPS = 10
 
 
 def announce(setup: Setup, path: Path, checkpoint: Path | None) -> None:
-    """`checkpoint`: what the run resumes from."""
-    where = _places(setup.world)  # all ranks take part
+    """Log what is trained and where. `checkpoint` is the one the run resumes from, if any. All ranks must call this."""
+    where = _devices(setup.world)  # a collective
     weights = f"weights of {checkpoint}" if checkpoint else _weights(setup.recipe.model.weights)
     for line in _lines(setup, path, where, weights):
         log.info("%s", line)
     if setup.world.is_rank_zero:
-        for line in _doubts(setup):
+        for line in _warnings(setup):
             log.warning("%s", line)
 
 
@@ -36,12 +36,12 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
     yield f"device: {where}, {setup.precision}"
     if len(phases) == 1:
         size = "x".join(map(str, setup.source.preprocessing(phases[0])["size"]))
-        steps = f"{phases[0].steps_per_epoch:,} steps per epoch, {timeline.total:,} in all ({recipe.train.duration})"
+        steps = f"{phases[0].steps_per_epoch:,} steps per epoch, {timeline.total:,} in total ({recipe.train.duration})"
         yield f"training: {steps}, images {phases[0].size or size} px, validated at {size} px"
         yield f"batch: {setup.layout}"
     yield f"optimizer: {optim.name}, peak learning rate {setup.lr_plan.highest:.4g}, schedule {_schedule(setup)}"
     if len(phases) > 1:
-        yield f"training: {timeline.total:,} steps in all ({recipe.train.duration}), {len(phases)} phases"
+        yield f"training: {timeline.total:,} steps in total ({recipe.train.duration}), {len(phases)} phases"
         lr = lambda step: lr_at(step, setup.lr_plan)  # noqa: E731
         yield from columns(phase_table(timeline, setup.world.size, recipe.train.grad_accumulation, lr))
 
@@ -64,30 +64,30 @@ def _schedule(setup: Setup) -> str:
     return f"{schedule.name}, warmup {schedule.warmup}" if setup.lr_plan.warmup else schedule.name
 
 
-def _places(world: World) -> str:
+def _devices(world: World) -> str:
     hosts = len(set(world.hosts()))
-    where = f"{hosts} machines" if hosts > 1 else "this machine"
+    where = f"{hosts} nodes" if hosts > 1 else "this machine"
     threads = torch.get_num_threads()
     each = f"{threads} thread{'s' if threads > 1 else ''}{' each' if world.size > 1 else ''}"
     return f"{world.size} {world.device.type} rank{'s' if world.size > 1 else ''} on {where} ({each})"
 
 
-def _doubts(setup: Setup) -> Iterator[str]:
-    """What is possible, but rarely meant."""
+def _warnings(setup: Setup) -> Iterator[str]:
+    """Settings that are valid but rarely intended."""
     fewest = min(setup.timeline.phases, key=lambda phase: phase.steps_per_epoch)
     if fewest.steps_per_epoch < _FEW_STEPS:
         yield (
             f"an epoch has only {fewest.steps_per_epoch} step{'s' * (fewest.steps_per_epoch > 1)} "
-            f"({setup.source.num_train:,} images, global batch {fewest.global_batch:,}); reduce --train.global_batch "
-            "for more steps per epoch"
+            f"({setup.source.num_train:,} images, global batch {fewest.global_batch:,}). Reduce --train.global_batch "
+            "for more steps per epoch."
         )
-    shown = set(setup.loader.labels.unique().tolist())
-    if empty := [own.name for number, own in enumerate(setup.source.classes) if number not in shown]:
+    present = set(setup.loader.labels.unique().tolist())
+    if empty := [entry.name for label, entry in enumerate(setup.source.classes) if label not in present]:
         some = ", ".join(empty[:5]) + (", ..." if empty[5:] else "")
         yield f"{len(empty)} of {len(setup.source.classes)} classes have no training images: {some}"
     schedule, plan = setup.recipe.optim.schedule, setup.lr_plan
     if plan.warmup >= setup.timeline.total and not plan.phases:
         yield (
             f"optim.schedule.warmup={schedule.warmup} is not shorter than "
-            f"train.duration={setup.recipe.train.duration}: the learning rate only rises"
+            f"train.duration={setup.recipe.train.duration}, so the learning rate only rises. Use a shorter warmup."
         )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Adds up seconds per part; `take` hands them out and starts again."""
+    """Sums seconds per part; `take` returns the sums and resets them."""
 
     def __init__(self) -> None:
         self._parts: defaultdict[str, float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""Where a run resumes: at a checkpoint whose steps are all in the records."""
+"""Chooses the checkpoint to resume from: one whose steps are all in the records."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from paceline.track.records import RunFolder
 
 
 def newest_covered(folder: RunFolder) -> tuple[CheckpointInfo, dict[str, Any]] | None:
-    """The newest sound checkpoint that the records reach; without one, the newest, and what is missing is said.
+    """Return the newest valid checkpoint that the records cover; if there is none, the newest one, with a warning.
 
-    Records reach every checkpoint, unless the disk or the user has lost some of them.
+    Records cover every checkpoint unless some of them were lost.
     """
     saved = store.last(folder.checkpoints)
     end = folder.last_recorded_step
@@ -25,7 +25,7 @@ def newest_covered(folder: RunFolder) -> tuple[CheckpointInfo, dict[str, Any]] |
             covered = read(path)
         except CorruptCheckpoint:
             continue
-        log.warning("%s; resuming from step %d, so that no record is missing", lost, covered[0].step)
+        log.warning("%s; resuming from step %d so that no record is missing", lost, covered[0].step)
         return covered
-    log.warning("%s: records of %d steps are missing, and are marked as missing", lost, saved[0].step - end)
+    log.warning("%s; the records of %d steps are missing and are marked as such", lost, saved[0].step - end)
     return saved

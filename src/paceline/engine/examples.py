@@ -1,4 +1,4 @@
-"""A picture of the training data as the model sees it: every class, augmented, with its name."""
+"""A contact sheet of augmented training images, labeled by class."""
 
 import numpy as np
 import torch
@@ -10,9 +10,9 @@ _MOST, _COLUMNS, _SIDE = 128, 16, 96
 
 
 def examples(setup: Setup) -> np.ndarray | None:
-    """Some images of each class, or one each of evenly chosen classes where there are many; uint8 (height, width, 3).
+    """Return some images of each class, or one of each of evenly spaced classes, as uint8 (height, width, 3).
 
-    None for data whose channels are not those of a picture.
+    Returns None for data that has neither 1 nor 3 channels.
     """
     if setup.source.channels not in (1, 3):
         return None
@@ -25,7 +25,7 @@ def examples(setup: Setup) -> np.ndarray | None:
 
 
 def chosen(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """Numbers of the images to show, class by class: the first ones of each."""
+    """Return the indices of the images to show: the first ones of each class, class by class."""
     numbers = labels.numpy()
     each = max(1, min(8, _MOST // num_classes))
     shown = np.unique(np.linspace(0, num_classes - 1, min(num_classes, _MOST)).round().astype(int))

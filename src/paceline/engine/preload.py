@@ -1,4 +1,4 @@
-"""Imported once by the process that ranks fork from: what is slow to import. It starts no threads."""
+"""Slow imports, done once by the process that ranks are forked from. Importing this starts no threads."""
 
 from paceline.distributed.forkserver import enter_server
 

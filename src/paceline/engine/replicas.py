@@ -1,7 +1,7 @@
-"""A copy of the run folder on every machine that does not see the leader's, so that training survives the loss of any.
+"""Replicates the run folder to every node that does not share rank 0's file system, so that any node may fail.
 
-Copies are made when a checkpoint is complete and after every rendezvous: the node with the newest one sends it to the
-others. Nodes that share a file system see one folder, and nothing is sent.
+Files are copied when a checkpoint is complete and after every rendezvous: the node with the newest checkpoint sends it
+to the others. Nodes that share a file system see one folder, and nothing is sent.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,21 +19,23 @@ from paceline.track.records import RunFolder
 
 _CHUNK = 16 << 20
 _REWRITTEN = (".json", ".yaml")  # other files only grow
-_OF_A_MACHINE = ("telemetry/", "log.txt", ".", "checkpoints/")  # the last are sent checkpoint by checkpoint
+_LOCAL = ("telemetry/", "log.txt", ".", "checkpoints/")  # differ per node; checkpoints are sent one by one
 
 
 class Mirror:
+    """Keeps the copies of a run folder up to date. `copy_newest`, `follow` and `complete` are collectives."""
+
     def __init__(self, world: World, folder: RunFolder):
         self._world, self._folder = world, folder
-        self._writes = self._lacks_the_folder()
+        self._writes = self._needs_copy()
         self.needed = any(world.all_gather_object(self._writes))
         self._sent: dict[str, int] = {}
         self._newest = -1
         self._thread: BackgroundThread | None = None
-        self._failed = ""
+        self._failed: UserError | None = None
 
-    def _lacks_the_folder(self) -> bool:
-        """Whether this rank has to keep a copy: the first of a machine where a mark of the leader's cannot be seen."""
+    def _needs_copy(self) -> bool:
+        """Return whether this rank must keep a copy: the first of a node that does not see a file made by rank 0."""
         folder = self._folder.path
 
         def mark() -> str:
@@ -42,56 +44,57 @@ class Mirror:
             return name
 
         name = self._world.on_rank_zero(mark)
-        lacking = self._world.local_rank == 0 and not (folder / name).exists()
+        needed = self._world.local_rank == 0 and not (folder / name).exists()
         self._world.barrier()
         if self._world.is_rank_zero:
             (folder / name).unlink()
-        return lacking
+        return needed
 
-    def bring_newest(self) -> None:
-        """Before a run is opened: the machine with the newest checkpoint gives it to the leader and to all others."""
+    def copy_newest(self) -> None:
+        """Copy the newest checkpoint of all nodes to rank 0 and to all others, before the run is opened."""
         if not self.needed:
             return
-        own = newest_step(self._folder.checkpoints) if self._world.local_rank == 0 else -1
-        steps = self._world.all_gather_object(own)
+        newest = newest_step(self._folder.checkpoints) if self._world.local_rank == 0 else -1
+        steps = self._world.all_gather_object(newest)
         src = max(range(len(steps)), key=lambda rank: (steps[rank], -rank))
         if steps[src] >= 0:
             self._copy(src, writes=self._world.is_rank_zero or self._writes)
-            self._settle()
+            self._wait_and_check()
             self._newest = steps[src]
 
-    def follow(self, newest: int, settle: Callable[[], object]) -> None:
-        """After the leader has completed a checkpoint of step `newest`, which all ranks know by now.
+    def follow(self, newest: int, wait_for_writer: Callable[[], object]) -> None:
+        """Copy the checkpoint of step `newest`, which rank 0 has completed, if it has not been copied.
 
-        `settle` waits for a checkpoint that is being written: when it is complete, older ones are deleted.
+        `wait_for_writer` waits for a checkpoint that is being written, which deletes older ones when it is complete.
         """
         if self.needed and newest > self._newest:
-            settle()
+            wait_for_writer()
             self._copy(0, self._writes)
             self._newest = newest
 
     def complete(self) -> None:
-        """At the end of a run: whatever has been written since."""
+        """Copy what has been written since the last checkpoint, at the end of a run."""
         if self.needed:
             self._copy(0, self._writes)
-            self._settle()
+            self._wait_and_check()
 
     def _copy(self, src: int, writes: bool) -> None:
         world, checkpoints = self._world, self._folder.checkpoints
         writes = writes and world.rank != src
-        self._settle()
+        self._wait_and_check()
         names = {path.name for path in store.committed(checkpoints)}
-        there = [set(own) for own in world.all_gather_object(sorted(names) if writes else None) if own is not None]
-        to_send = list(self._to_send(set.intersection(*there))) if world.rank == src else []
+        per_rank = world.all_gather_object(sorted(names) if writes else None)
+        known = [set(there) for there in per_rank if there is not None]
+        to_send = list(self._to_send(set.intersection(*known))) if world.rank == src else []
         files: list[tuple[str, int, int]]
         kept: list[str]
-        files, kept = world.from_rank((to_send, sorted(names)), src)
+        files, kept = world.broadcast_object((to_send, sorted(names)), src)
         written = []
         for name, begin, end in files:
             try:
                 written.append(self._copy_file(src, self._folder.path / name, begin, end, writes))
             except OSError as error:
-                raise UserError(self._refused(name, error)) from None
+                raise self._copy_error(name, error) from None
         if writes:
             old = [checkpoints / name for name in names - set(kept)]
             sent = [name for name, _, _ in files]
@@ -99,11 +102,11 @@ class Mirror:
             self._thread.start()
 
     def _to_send(self, known: set[str]) -> Iterator[tuple[str, int, int]]:
-        """Names and stretches of what the others lack; a checkpoint's marker, without which it does not count, last."""
+        """Yield name, begin and end of the file ranges to send; the marker that makes a checkpoint valid comes last."""
         root = self._folder.path
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root).as_posix()
-            if path.is_file() and not path.is_symlink() and not name.startswith(_OF_A_MACHINE):
+            if path.is_file() and not path.is_symlink() and not name.startswith(_LOCAL):
                 size, sent = path.stat().st_size, self._sent.get(name, 0)
                 if path.suffix in _REWRITTEN or size < sent:
                     sent = 0
@@ -116,7 +119,7 @@ class Mirror:
                     yield path.relative_to(root).as_posix(), 0, path.stat().st_size
 
     def _copy_file(self, src: int, path: Path, begin: int, end: int, writes: bool) -> Path:
-        """Where the copy was written to: a whole file replaces the old one later, one that grows is continued."""
+        """Copy a range of a file and return the path written: a temporary file if it is a whole file."""
         partial = path.with_name(f".copy-{path.name}") if begin == 0 else path
         if writes:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +142,7 @@ class Mirror:
         return partial
 
     def _commit(self, names: Sequence[str], written: Sequence[Path], old: Sequence[Path]) -> None:
-        """In the background: bring copies to disk, in order, before they get their names; then old checkpoints go."""
+        """Sync copies to disk in order, rename them, then delete old checkpoints. Runs in the background."""
         name = ""
         try:
             for name, partial in zip(names, written, strict=True):
@@ -152,25 +155,26 @@ class Mirror:
                     sync(folder)
             store.delete(old)
         except OSError as error:
-            self._failed = self._refused(name, error)
+            self._failed = self._copy_error(name, error)
 
     def wait(self) -> None:
-        """For copies that are being brought to disk."""
+        """Wait for copies that are being synced to disk."""
         if self._thread:
             self._thread.join()
             self._thread = None
 
-    def _settle(self) -> None:
+    def _wait_and_check(self) -> None:
         self.wait()
         if self._failed:
-            raise UserError(self._failed)
+            raise self._failed
 
-    def _refused(self, name: str, error: OSError) -> str:
+    def _copy_error(self, name: str, error: OSError) -> UserError:
         path = self._folder.path / name
-        return f"{host_name()}: the copy of {path} failed ({error.strerror}); make room there"
+        message = f"{path} cannot be written on {host_name()} ({error.strerror}). Free some space there."
+        return UserError("replica-not-written", message, path=path, host=host_name())
 
 
 def newest_step(checkpoints: Path) -> int:
-    """Of the checkpoints that are complete; -1 without any."""
+    """Return the step of the newest complete checkpoint, or -1."""
     newest = next(store.committed(checkpoints), None)
     return store.step_of(newest) if newest else -1

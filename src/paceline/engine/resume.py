@@ -1,4 +1,4 @@
-"""Which run folder a start belongs to, and whether its recipe is still the one that was trained there."""
+"""Chooses the run folder of a start, and checks that a resumed run still trains the same recipe."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,11 +14,14 @@ from paceline.track.records import RunFolder
 
 
 def choose_folder(recipe: Recipe, root: Path, name: str, again: bool) -> Path:
-    """The unfinished run of this name and recipe, or a new folder; `again`: the finished one, after a restart."""
+    """Return the unfinished run with this name and recipe, or a new folder.
+
+    With `again`, after a restart by the launcher, a finished run is returned as well.
+    """
     if again and RunFolder(root / name).finished:
         return root / name
     numbered = [root / name, *(root / f"{name}-{number}" for number in range(2, 10_000))]
-    free = next(number for number, path in enumerate(numbered) if not RunFolder(path).is_taken)
+    free = next(number for number, path in enumerate(numbered) if not RunFolder(path).contains_run)
     for path in reversed(numbered[:free]):
         folder = RunFolder(path)
         if not folder.finished and _fingerprint_of(folder) == fingerprint(recipe):
@@ -27,7 +30,7 @@ def choose_folder(recipe: Recipe, root: Path, name: str, again: bool) -> Path:
 
 
 def _fingerprint_of(folder: RunFolder) -> str:
-    """What the run trains: as recipe.yaml tells, or else its last start, or its newest checkpoint."""
+    """Return the fingerprint of the run's recipe: from recipe.yaml, its last start, or its newest checkpoint."""
     if folder.recipe_is_as_written is not False:
         with suppress(UserError, OSError):  # missing, corrupt, or written by another version
             return fingerprint(load_recipe(str(folder.recipe)))
@@ -38,7 +41,7 @@ def _fingerprint_of(folder: RunFolder) -> str:
 
 
 def saved_recipe(folder: RunFolder) -> tuple[Recipe, Path] | None:
-    """The copy of the recipe in the newest sound checkpoint, and where that is."""
+    """Return the copy of the recipe in the newest valid checkpoint, and the path of that checkpoint."""
     for path in store.committed(folder.checkpoints):
         try:
             return recipe_from_tree(describe(path).recipe, str(path)), path
@@ -48,36 +51,45 @@ def saved_recipe(folder: RunFolder) -> tuple[Recipe, Path] | None:
 
 
 def experiment(tree: dict[str, Any]) -> dict[str, Any]:
-    """What a recipe says of the experiment; the data's own identity is compared by its fingerprint."""
+    """Return the fields of a recipe that define the experiment. Data is compared by its fingerprint, not its path."""
     data = {key: value for key, value in tree["data"].items() if key not in PLACE_FIELDS}
     return {key: value for key, value in tree.items() if key != "about"} | {"data": data}
 
 
-def check_recipe_file(folder: RunFolder, saved: CheckpointInfo | None, asked: Sequence[str]) -> None:
-    """Refuse a recipe.yaml that differs from the checkpoint unasked: a flipped bit makes another learning rate."""
+def check_recipe_file(folder: RunFolder, saved: CheckpointInfo | None, overrides: Sequence[str]) -> None:
+    """Refuse a recipe.yaml that differs from the checkpoint in fields other than `overrides`.
+
+    A flipped bit could change the learning rate.
+    """
     if folder.recipe_is_lost or folder.recipe_is_as_written:
-        return  # the checkpoint's copy is used; or options of an earlier resume, killed before its first checkpoint
+        return  # the copy in the checkpoint is used, or an earlier resume was killed before its first checkpoint
     if saved is None:
         if folder.recipe_is_as_written is False:
             raise UserError(
-                f"{folder.recipe} is not what the run was started with, and there is no checkpoint yet; start it again "
-                "from its own recipe, with another --name"
+                "recipe-file-changed",
+                f"{folder.recipe} has changed since the run was started, and there is no checkpoint with a copy of "
+                "it. Start a new run from the original recipe with another --name.",
+                path=folder.recipe,
             )
         return
-    mine, kept = (dict(leaves(tree)) for tree in (to_tree(load_recipe(str(folder.recipe))), _tree_of(saved)))
-    differing = [key for key in sorted(mine.keys() | kept.keys()) if mine.get(key) != kept.get(key)]
-    if unasked := [key for key in differing if not any(_covers(option, key) for option in asked)]:
-        values = "".join(f"\n  {key}: {mine.get(key)!r} there, {kept.get(key)!r} in the checkpoint" for key in unasked)
-        key = unasked[0]
+    found, kept = (dict(leaves(tree)) for tree in (to_tree(load_recipe(str(folder.recipe))), _tree_of(saved)))
+    differing = [key for key in sorted(found.keys() | kept.keys()) if found.get(key) != kept.get(key)]
+    if unexpected := [key for key in differing if not any(_covers(option, key) for option in overrides)]:
+        values = "".join(
+            f"\n  {key}: {found.get(key)!r} in recipe.yaml, {kept.get(key)!r} in the checkpoint" for key in unexpected
+        )
+        key = unexpected[0]
         raise UserError(
-            f"{folder.recipe} is not the recipe of {saved.folder}:{values}\n"
-            f"Delete {folder.recipe} to continue with the checkpoint's recipe, or give the values that you want as "
-            f"options, e.g. --{key} {kept.get(key)}"
+            "recipe-differs-from-checkpoint",
+            f"{folder.recipe} differs from the recipe of {saved.folder}:{values}\n"
+            f"Delete {folder.recipe} to continue with the checkpoint's recipe, or pass the values that you want as "
+            f"options, e.g. --{key} {kept.get(key)}",
+            keys=unexpected,
         )
 
 
 def _covers(option: str, key: str) -> bool:
-    """Whether an option sets a field: itself, its group, or an entry of its list."""
+    """Return whether an option sets a field: the field itself, its group, or an entry of its list."""
     return option == key or key.startswith(f"{option}.") or option.startswith(f"{key}.")
 
 
@@ -86,12 +98,15 @@ def _tree_of(saved: CheckpointInfo) -> dict[str, Any]:
 
 
 def check_same_experiment(folder: RunFolder, recipe: Recipe, saved: CheckpointInfo) -> None:
-    """Overrides of a resumed run must not change what its position in the data means."""
+    """Refuse overrides of a resumed run that change the experiment or the order of its data."""
     old, new = experiment(_tree_of(saved)), experiment(to_tree(recipe))
     changed = [key for key in ("seed", "data", "model", "phases", "ramp") if old[key] != new[key]]
     changed += [f"train.{key}" for key in ("global_batch",) if old["train"][key] != new["train"][key]]
     changed += [f"optim.{key}" for key in ("name",) if old["optim"][key] != new["optim"][key]]
     if changed:
         raise UserError(
-            f"{folder.path}: {', '.join(changed)} cannot change in a resumed run; start a new one with --name"
+            "resume-changes-experiment",
+            f"{folder.path}: {', '.join(changed)} cannot change in a resumed run. Start a new run with --name.",
+            path=folder.path,
+            keys=changed,
         )

@@ -1,4 +1,4 @@
-"""What a finished or a running run left: find a checkpoint, and evaluate it."""
+"""Finds a checkpoint of a run and evaluates it."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from paceline.data.load.source import open_source
 from paceline.distributed.world import World
 from paceline.engine import precision
 from paceline.engine.build import build_model, load_weights
-from paceline.engine.evaluate import evaluate, refuse_damage
+from paceline.engine.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.session import display_of
 from paceline.errors import UserError
 from paceline.models import factory
@@ -30,42 +30,55 @@ from paceline.track.records import RunFolder
 
 
 def find_checkpoint(path: Path, which: str) -> Path:
-    """The checkpoint a path means: itself, or a run's best or last one."""
+    """Return the checkpoint at a path: the path itself, or the best or last checkpoint of a run folder."""
     if (path / "COMMIT").exists():
         return path
     folder = RunFolder(path)
     if not folder.exists and not folder.checkpoints.is_dir():
-        raise UserError(f"{path} is neither a run folder (with recipe.yaml) nor a checkpoint (with COMMIT)")
+        raise UserError(
+            "not-a-run-or-checkpoint",
+            f"{path} is neither a run folder (with recipe.yaml) nor a checkpoint (with COMMIT). `paceline runs` lists "
+            "runs.",
+            path=path,
+        )
     newest = next(store.committed(folder.checkpoints), None)
     if newest is None:
-        raise UserError(f"{path} has no complete checkpoint; let it train to its first checkpoint")
+        raise UserError(
+            "no-checkpoint",
+            f"{path} has no complete checkpoint. Let it train until its first checkpoint.",
+            path=path,
+        )
     if which == "last":
         return newest
-    # by the checkpoint's own copy: recipe.yaml is not covered by a checksum
+    # the metric comes from the checkpoint, because recipe.yaml has no checksum
     best = store.best(folder.checkpoints, str(describe(newest).recipe["checkpoint"].get("best")))
     return best.folder if best else newest
 
 
 def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str, dict[str, float]]:
-    """Evaluate a checkpoint with its own recipe, some fields overridden; a label, and on rank 0 the metrics."""
-    # only the leader need see the folder, so a device other than the default has to come from the command line
+    """Evaluate a checkpoint with its recipe and some overrides. Returns a label, and the metrics on rank 0."""
+    # only rank 0 needs the folder, so the device cannot come from the recipe in it
     world = World.from_env("".join(dict(split_overrides(overrides)).get("device", [])) or "auto")
     with world.connected():
         logs.set_up(world.rank, world.size)
-        # the run may be going on, and replace its checkpoints: the leader's choice counts
+        # a running training may replace its checkpoints, so rank 0 chooses one for all ranks
         checkpoint, parts = read_on_rank_zero(world, lambda: read(find_checkpoint(path, which)))
         folder = checkpoint.folder
         recipe = kinds.resolve(_saved_recipe(parts, str(folder), overrides))
         source = open_source(recipe, only_evaluate=True)
         if (channels := len(parts["progress"]["preprocessing"]["mean"])) != source.channels:
             raise UserError(
-                f"{folder} was trained on images of {channels} channels, {source.name} has {source.channels}; "
-                "evaluate it on data of the same kind"
+                "channels-mismatch",
+                f"{folder} was trained on images with {channels} channels, but {source.name} has {source.channels}. "
+                "Evaluate it on data with the same number of channels.",
+                path=folder,
+                expected=channels,
+                found=source.channels,
             )
-        # the checkpoint brings all the weights: nothing is to be fetched
+        # the checkpoint has all the weights, so none are downloaded
         plain = dataclasses.replace(recipe, model=factory.untrained(recipe.model))
         timeline = Timeline.of(recipe, source.num_train)
-        classes = [Class(*own) for own in parts["progress"]["classes"]]
+        classes = [Class(*entry) for entry in parts["progress"]["classes"]]
         numbers = match(classes, source.classes, folder, source.place or source.name)
         model = build_model(plain, source, len(classes), timeline, world)
         load_weights(model, parts["ema"] or parts["model"], str(folder))
@@ -81,16 +94,16 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
                 recipe.evaluate.tta,
                 advance,
             )
-    refuse_damage(metrics, batches.num_samples, recipe.data.max_corrupt)
+    check_corrupt_fraction(metrics, batches.num_samples, recipe.data.max_corrupt)
     lost = batches.num_samples - metrics["samples"]
-    some = f", {lost:g} images left out" if lost else ""
+    some = f", {lost:g} corrupt images left out" if lost else ""
     some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
-    label = f"{folder} (step {checkpoint.step}), {source.place or source.name}{some}, views {recipe.evaluate.tta}"
+    label = f"{folder} (step {checkpoint.step}), {source.place or source.name}{some}, TTA {recipe.evaluate.tta}"
     return label, metrics if world.is_rank_zero else {}
 
 
 def _relabeled(batches: Iterable[Batch], numbers: list[int]) -> Iterator[Batch]:
-    """Labels of the data as the model numbers its classes."""
+    """Map labels of the data to the class indices of the model."""
     if numbers == list(range(len(numbers))):
         yield from batches
         return
@@ -100,11 +113,11 @@ def _relabeled(batches: Iterable[Batch], numbers: list[int]) -> Iterator[Batch]:
 
 
 def _saved_recipe(parts: dict[str, Any], origin: str, overrides: Sequence[str]) -> Recipe:
-    """The recipe of a checkpoint; images are normalized as in training, whatever data they come from."""
+    """Return the recipe of a checkpoint, with the normalization of its training data."""
     tree, seen = parts["progress"]["recipe"], parts["progress"]["preprocessing"]
-    # augmentation has no bearing here, and may not suit other data
+    # evaluation does not augment, and the settings may not be valid for other data
     tree["data"] = tree["data"] | {"mean": seen["mean"], "std": seen["std"], "augment": {}}
     given = {key for key, _ in split_overrides(overrides)}
     if "data.path" in given and "data.name" not in given:
-        tree["data"]["name"] = ""  # the path decides
+        tree["data"]["name"] = ""  # derived from the path
     return recipe_from_tree(tree, origin, overrides)

@@ -1,4 +1,4 @@
-"""One start of the program: find the run folder, build the experiment, train or evaluate it."""
+"""One training session: chooses the run folder, builds the setup, trains or resumes."""
 
 import os
 import shutil
@@ -37,10 +37,10 @@ from paceline.track.progress import Bar, Display, Lines
 from paceline.track.records import JsonLines, RunFolder, largest_batch
 from paceline.track.sinks import (
     DiskWarning,
-    Fan,
     Guarded,
     InBackground,
     MLflow,
+    MultiSink,
     Sink,
     WeightsAndBiases,
     identity,
@@ -49,7 +49,7 @@ from paceline.track.sinks import (
 from paceline.track.telemetry import HostSampler
 from paceline.track.tensorboard import TensorBoard
 
-_ENDING = 5.0  # seconds that ranks of a killed launcher may need to end: they have gigabytes to free
+_LOCK_GRACE = 5.0  # seconds that ranks of a killed launcher may need to exit and free their memory
 
 
 def train_recipe(
@@ -58,41 +58,41 @@ def train_recipe(
     name: str,
     resume: Path | None = None,
     results: str = "",
-    asked: Sequence[str] = (),
+    overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Train a recipe in a new run folder below `root`, or go on in an unfinished one; its summary.
+    """Train a recipe in a new run folder in `root`, or resume an unfinished one, and return its summary.
 
-    `asked`: fields of a resumed run that the user gave, which may differ from what its recipe.yaml says.
+    `overrides`: fields of a resumed run that the user set, which may differ from its recipe.yaml.
     """
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
     recipe = kinds.resolve(recipe)
-    fetch(recipe)  # it may take longer than connected ranks wait for each other
-    # uploads go on after the ranks have left each other, who would take a slow one for lost
-    with ExitStack() as at_last, world.connected(), ExitStack() as cleanup:
+    fetch(recipe)  # may take longer than the timeout of connected ranks
+    # uploads end after the ranks have disconnected, because a slow upload would exceed their timeout
+    with ExitStack() as after_disconnect, world.connected(), ExitStack() as cleanup:
         _check_same_recipe(recipe, world)
-        again = any(world.all_gather_object(_is_started_again()))
+        again = any(world.all_gather_object(_is_restart()))
         path = Path(
             world.on_rank_zero(lambda: str(_claim_folder(resume or choose_folder(recipe, root, name, again), cleanup)))
         )
         folder = RunFolder(path)
         mirror = Mirror(world, folder)
         cleanup.callback(mirror.wait)
-        mirror.bring_newest()
+        mirror.copy_newest()
         if again and world.broadcast_object(folder.finished):
             if results and world.is_rank_zero:
-                at_last.callback(Results(path, results, recipe.checkpoint.best).close)
+                after_disconnect.callback(Results(path, results, recipe.checkpoint.best).close)
             return folder.read_summary()
-        if folder.is_taken and not resume:
-            log.info("%s is not finished; going on with it", path)
-        saved = read_on_rank_zero(world, lambda: _last_of_this_experiment(folder, recipe, asked if resume else None))
+        if folder.contains_run and not resume:
+            log.info("%s is not finished; resuming it", path)
+        saved = read_on_rank_zero(world, lambda: _checkpoint_to_resume(folder, recipe, overrides if resume else None))
         setup = build(recipe, world)
         _check_same_data(setup)
         announce(setup, path, saved[0].folder if saved else None)
         run = _open_run(folder, setup, saved, mirror)
         if results and world.local_rank == 0:
             only = "" if world.is_rank_zero else "telemetry"
-            at_last.callback(Results(path, results, recipe.checkpoint.best, only).close)
+            after_disconnect.callback(Results(path, results, recipe.checkpoint.best, only).close)
         gpus, processes = world.gpus_here(), world.processes_here()
         if world.local_rank == 0:
             sampler = HostSampler(folder.telemetry, gpus=gpus, processes=processes)
@@ -105,97 +105,107 @@ def train_recipe(
             run.failed(str(error))
             raise
         if world.is_rank_zero:
-            _say_verdict(path)
-            _say_finished(folder, setup, summary)
+            _log_verdict(path)
+            _log_results(folder, setup, summary)
         return summary
 
 
-def _last_of_this_experiment(
-    folder: RunFolder, recipe: Recipe, asked: Sequence[str] | None
+def _checkpoint_to_resume(
+    folder: RunFolder, recipe: Recipe, overrides: Sequence[str] | None
 ) -> tuple[CheckpointInfo, dict[str, Any]] | None:
-    """The checkpoint to resume from, whose recipe must be this one but for what may change."""
+    """Return the checkpoint to resume from, after checking that it is of the same experiment."""
     saved = newest_covered(folder)
     kept = saved[0] if saved else None
-    if asked is not None:
-        check_recipe_file(folder, kept, asked)
+    if overrides is not None:
+        check_recipe_file(folder, kept, overrides)
     if kept:
         check_same_experiment(folder, recipe, kept)
-        store.put_aside_from(folder.checkpoints, kept.step + 1)  # only now: a start that was refused changes nothing
+        # only after all checks, because a refused start must not change anything
+        store.set_aside_from(folder.checkpoints, kept.step + 1)
     return saved
 
 
-def _say_finished(folder: RunFolder, setup: Setup, summary: dict[str, Any]) -> None:
+def _log_results(folder: RunFolder, setup: Setup, summary: dict[str, Any]) -> None:
     final, metric = summary.get("final"), setup.recipe.checkpoint.best
     if not final:
         return
     last, best = next(store.committed(folder.checkpoints)), store.best(folder.checkpoints, metric)
-    told = f"top-1 {final['top1']:.2%}, top-5 {final['top5']:.2%} ({last.name})"
+    results = f"top-1 {final['top1']:.2%}, top-5 {final['top5']:.2%} ({last.name})"
     if best and best.folder != last:
         value = f"{best.metrics['top1']:.2%}" if metric == "top1" else f"{best.metrics['loss']:.4f}"
         epoch = setup.timeline.epoch_at(best.step)
-        told += f"; best {'top-1' if metric == 'top1' else metric} {value} (epoch {epoch:g}, {best.folder.name})"
+        results += f"; best {'top-1' if metric == 'top1' else metric} {value} (epoch {epoch:g}, {best.folder.name})"
     speed = f"{summary['train_seconds']:.1f} s of training, {summary['images_per_second']:,.0f} images/s"
-    log.info("finished: %s; %s; %s", told, speed, folder.path)
+    log.info("finished: %s; %s; %s", results, speed, folder.path)
 
 
-def _say_verdict(path: Path) -> None:
+def _log_verdict(path: Path) -> None:
     try:
         run = read(path)
         log.info("%s", verdict(run)[0].text)
         if run.disturbance:
             log.warning("%s", run.disturbance)
-    except Exception as error:  # the run is done, and its records are safe: no reader's mistake may fail it now
+    except Exception as error:  # the run is complete, so a bug in the analysis must not fail it
         log.warning("no verdict: %s", error)
 
 
 def _check_same_recipe(recipe: Recipe, world: World) -> None:
-    """Machines started by hand may have been given different options, which would train what no recipe says."""
+    """Refuse different recipes on different ranks, which happen when nodes are started by hand."""
     trees = [dict(leaves(experiment(tree))) for tree in world.all_gather_object(to_tree(recipe))]
     for rank, tree in enumerate(trees):
         if differing := sorted(key for key in trees[0].keys() | tree.keys() if trees[0].get(key) != tree.get(key)):
-            values = "; ".join(f"{key} is {trees[0].get(key)!r} there, {tree.get(key)!r} here" for key in differing)
+            values = "; ".join(
+                f"{key} is {trees[0].get(key)!r} on rank 0, {tree.get(key)!r} on rank {rank}" for key in differing
+            )
             raise UserError(
-                f"rank {rank} was started with another recipe than rank 0: {values}; give all the same options"
+                "rank-recipe-mismatch",
+                f"rank {rank} was started with another recipe than rank 0: {values}. Use the same options on all "
+                "nodes.",
+                rank=rank,
+                keys=differing,
             )
 
 
 def _check_same_data(setup: Setup) -> None:
-    """Machines may hold different data in the same place, which would train what no record shows."""
+    """Refuse different data on different ranks, which happens when nodes hold different data at the same path."""
     prints = setup.world.all_gather_object(setup.source.fingerprint)
     for rank, found in enumerate(prints):
         if found != prints[0]:
             raise UserError(
-                f"rank {rank} reads other data than rank 0 (fingerprint {found} instead of {prints[0]}); "
-                "bring the same prepared data to every machine"
+                "rank-data-mismatch",
+                f"rank {rank} reads other data than rank 0 (fingerprint {found} instead of {prints[0]}). "
+                "Copy the same prepared data to every node.",
+                rank=rank,
             )
 
 
-def _is_started_again() -> bool:
-    """By an agent, after a failure, here or on another machine: what was finished before is not trained anew."""
+def _is_restart() -> bool:
+    """Return whether the elastic agent restarted this rank after a failure: a finished run is not trained again."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
-    """Be the folder's only writer, and copy the log there, until the clean-up."""
+    """Lock the folder and log to it until the cleanup."""
     folder = RunFolder(path)
     new = not path.exists()
     if refused := list(folder.refused()):
-        raise UserError(f"{path}: {'; '.join(refused)}")
+        raise UserError("run-folder-unsafe", f"{path}: {'; '.join(refused)}", path=path)
     try:
         make_folder(path)
-        cleanup.callback(FolderLock(path, grace=_ENDING).release)
+        cleanup.callback(FolderLock(path, grace=_LOCK_GRACE).release)
         if new:
             cleanup.callback(_remove_if_unused, folder)
         handler = logs.also_to(folder.log)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --runs folder") from None
+        message = f"{path} cannot be written ({error.strerror}). Choose another folder with --runs."
+        raise UserError("run-folder-not-writable", message, path=path) from None
     cleanup.callback(ignoring_a_full_disk(handler.close))
     cleanup.callback(log.removeHandler, handler)
     return path
 
 
 def _remove_if_unused(folder: RunFolder) -> None:
-    """A start that was refused leaves no empty run behind."""
+    """Remove the folder of a start that was refused before it trained anything."""
     if not folder.exists and {path.name for path in folder.path.iterdir()} <= {LOCK_NAME, folder.log.name}:
         shutil.rmtree(folder.path)
 
@@ -209,13 +219,18 @@ def _open_run(
         checkpoint, parts = saved
         first_step = setup.load(parts, str(checkpoint.folder))
     if first_step > setup.total_steps or (first_step == setup.total_steps and folder.finished):
-        raise UserError(f"{folder.path} is finished at step {first_step}; to train longer, raise --train.duration")
+        raise UserError(
+            "run-finished",
+            f"{folder.path} is finished at step {first_step}. Increase --train.duration to train longer.",
+            path=folder.path,
+            step=first_step,
+        )
     if saved:
         log.info("resuming from step %d (%s)", first_step, saved[0].folder)
     hosts = world.hosts()
     start = environment.collect(hosts, world.device)
     if world.is_rank_zero:
-        checksum = folder.write_recipe(dump_recipe(recipe))  # only now: a start that was refused changes nothing
+        checksum = folder.write_recipe(dump_recipe(recipe))  # only after all checks: a refused start changes nothing
         folder.append_environment(
             start
             | {"ranks": world.size, "host_of_rank": hosts, "precision": setup.precision, "first_step": first_step}
@@ -229,7 +244,7 @@ def _open_run(
     run = Run(
         folder,
         setup,
-        Fan(_sinks(folder, setup, first_step, disk) if world.is_rank_zero else []),
+        MultiSink(_sinks(folder, setup, first_step, disk) if world.is_rank_zero else []),
         Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_rank_zero else NoWriter(),
         display_of(world, setup.total_steps, first_step),
         mirror,
@@ -243,7 +258,7 @@ def _open_run(
 
 
 def _best_value(folder: RunFolder, metric: str) -> float | None:
-    """Of the best checkpoint; larger is better."""
+    """Return the metric of the best checkpoint, negated if lower is better."""
     best = store.best(folder.checkpoints, metric)
     return (-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None
 

@@ -1,4 +1,4 @@
-"""Stopping together: signals, and the agreement of all ranks on what happens after a step."""
+"""Signals, and the agreement of all ranks on what happens after a step."""
 
 import os
 import signal
@@ -14,22 +14,22 @@ from paceline.system.logs import announce_stop
 
 
 class Signals:
-    """Remembers SIGINT or SIGTERM, so that the loop can end after a step; a second one ends the process at once."""
+    """Records SIGINT or SIGTERM, so that the loop can end after a step. A second signal exits at once."""
 
     def __init__(self, world: World) -> None:
         self.received = 0
         self._since = 0.0
-        self._announce = world.is_rank_zero and AGENT not in os.environ  # the agent speaks for its ranks
-        # who stops a whole service or job sends one signal to launcher and ranks, and the launcher passes on its own
-        self._same_within = 2.0 if world.size > 1 else 0.0
+        self._announce = world.is_rank_zero and AGENT not in os.environ  # the agent announces it for its ranks
+        # systemd and SLURM signal the launcher and the ranks, and the launcher forwards its signal to the ranks
+        self._duplicate_seconds = 2.0 if world.size > 1 else 0.0
 
     def __enter__(self) -> "Signals":
-        self._previous = {signum: signal.signal(signum, self._note) for signum in (signal.SIGINT, signal.SIGTERM)}
+        self._previous = {signum: signal.signal(signum, self._handle) for signum in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def _note(self, signum: int, _frame: FrameType | None) -> None:
+    def _handle(self, signum: int, _frame: FrameType | None) -> None:
         if self.received:
-            if time.monotonic() - self._since >= self._same_within:
+            if time.monotonic() - self._since >= self._duplicate_seconds:
                 os._exit(128 + signum)
             return
         self.received = signum
@@ -43,16 +43,16 @@ class Signals:
 
 
 class Agreement:
-    """What any rank asks for, known to all of them one step later, so that no rank waits for another's vote."""
+    """An asynchronous all-reduce of votes, whose result is used one step later so that no rank waits for it."""
 
     def __init__(self, world: World, num_votes: int):
-        self._alone = world.size == 1
+        self._single = world.size == 1
         self._zeros = torch.zeros(num_votes, dtype=torch.int64)
         self._votes, self._pending = self._zeros, None
 
     def agree(self, votes: list[int]) -> list[int]:
-        """Hand in this step's votes (0: none); the largest of all ranks' votes of the step before."""
-        if self._alone:
+        """Submit this step's votes (0: none) and return the largest votes of all ranks in the previous step."""
+        if self._single:
             return votes
         if self._pending is not None:
             self._pending.wait()

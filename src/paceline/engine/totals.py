@@ -1,4 +1,4 @@
-"""Results and times of a run, added up from its records: what summary.json holds when it ends."""
+"""Results and times of a run, computed from its records for summary.json."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -21,7 +21,7 @@ def _described(source: Source) -> dict[str, Any]:
 
 
 def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
-    """Results and times of a run, added up from its records."""
+    """Return the results and times of a run."""
     records = folder.records()
     trained = [record for record in records if record["kind"] == "train"]
     evals = [record for record in records if record["kind"] == "eval"]

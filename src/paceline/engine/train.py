@@ -2,17 +2,17 @@
 
     paceline train digits                                         one process
     paceline train digits --procs 2                               two processes on this machine (DDP)
-    torchrun --nproc-per-node 2 -m paceline train digits          the same, under one's own torchrun
-    srun -N 2 --ntasks-per-node 1 paceline train RECIPE           one process per task, under SLURM
-    paceline train RECIPE --nodes 2 --node-rank 0 --rendezvous HOST:29400      on the first of two machines
+    torchrun --nproc-per-node 2 -m paceline train digits          the same with torchrun
+    srun -N 2 --ntasks-per-node 1 paceline train RECIPE           one process per task (SLURM)
+    paceline train RECIPE --nodes 2 --node-rank 0 --rendezvous HOST:29400      on the first of two nodes
     paceline train RECIPE --nodes 2 --node-rank 1 --rendezvous HOST:29400      on the second
-    paceline train --resume runs/digits                           go on after a stop or a crash
+    paceline train --resume runs/digits                           resume after a stop or a crash
 
-In the order the data passes them: config/recipe.py (what to do), distributed/world.py (which rank of how many),
-data/load/order.py (which samples when), data/load/source.py (batches, from memory or decoded from shards),
+Modules in the order of the data flow: config/recipe.py (settings), distributed/world.py (rank and world size),
+data/load/order.py (sample order), data/load/source.py (batches, from memory or decoded from shards),
 models/factory.py, engine/objective.py (the loss), distributed/ddp.py and distributed/grad_sync.py (DDP) or
 distributed/fsdp.py (FSDP2), optim/, engine/evaluate.py, checkpoint/store.py, track/ (records of the run).
-engine/build.py puts them together; engine/run.py opens the run folder and keeps the books.
+engine/build.py assembles them; engine/run.py writes the run folder.
 """
 
 import time
@@ -28,11 +28,11 @@ from paceline.config.timeline import Timeline
 from paceline.data.load.batch import Batch
 from paceline.data.load.order import step_seed
 from paceline.engine.build import Setup
-from paceline.engine.evaluate import evaluate, refuse_damage
+from paceline.engine.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.interval import Interval
 from paceline.engine.run import Run
 from paceline.engine.stop import Agreement, Signals
-from paceline.engine.window import Step
+from paceline.engine.window import StepResult
 from paceline.errors import Stopped
 from paceline.optim.groups import set_lr
 from paceline.optim.schedules import lr_at
@@ -40,7 +40,7 @@ from paceline.system.device import between, now
 
 
 def train(setup: Setup, run: Run) -> dict[str, Any]:
-    """Train from where the run stands to the end of the recipe; the results."""
+    """Train from the first step of the run to the end of the recipe and return the summary."""
     recipe, total = setup.recipe, setup.total_steps
     log_every, evaluate_every, checkpoint_every = intervals(recipe, setup.timeline)
     agreement = Agreement(setup.world, num_votes=4)
@@ -64,35 +64,37 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
             stop, log_due, evaluate_due, checkpoint_due = agreement.agree(votes)
             last = done == total
             evaluating = evaluate_every.due(done, evaluate_due, now)
-            saving = checkpoint_every.due(done, checkpoint_due, now)
-            if log_every.due(done, log_due, now) or evaluating or saving or stop or last:
+            checkpointing = checkpoint_every.due(done, checkpoint_due, now)
+            if log_every.due(done, log_due, now) or evaluating or checkpointing or stop or last:
                 run.log(done, lr)
-            if not last and (evaluating or saving or stop):
-                pause(setup, run, done, evaluating, saving, stop, signals)
-        # the end counts as a step to evaluate and to save; a run stopped right here comes back to it
-        pause(setup, run, total, evaluating=True, saving=True, stop=0, signals=signals)
+            if not last and (evaluating or checkpointing or stop):
+                pause(setup, run, done, evaluating, checkpointing, stop, signals)
+        # the last step is always evaluated and checkpointed; a run that is stopped here resumes here
+        pause(setup, run, total, evaluating=True, checkpointing=True, stop=0, signals=signals)
         return run.finish()
 
 
-def pause(setup: Setup, run: Run, done: int, evaluating: bool, saving: bool, stop: int, signals: Signals) -> None:
-    """Between two steps: evaluate, save, or stop, which saves as well."""
+def pause(
+    setup: Setup, run: Run, done: int, evaluating: bool, checkpointing: bool, stop: int, signals: Signals
+) -> None:
+    """Evaluate, checkpoint or stop between two steps. Stopping also writes a checkpoint."""
     setup.average_buffers()
     if evaluating and not stop:
         try:
-            saving |= run.evaluate(done, partial(measure, setup, done, stop=lambda: signals.received))
+            checkpointing |= run.evaluate(done, partial(measure, setup, done, stop=lambda: signals.received))
         except Stopped as early:
             stop = early.signum
-    if saving or stop or run.off_track:
+    if checkpointing or stop or run.below_curve:
         run.save(done, setup)
-    if run.off_track:
+    if run.below_curve:
         run.give_up(done)
     if stop:
         run.stopped(done)
         raise Stopped(stop)
 
 
-def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -> Step:
-    """One optimizer step."""
+def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -> StepResult:
+    """Run forward, backward and one optimizer step on all micro-batches of a global batch."""
     recipe, replica, scaler = setup.recipe, setup.replica, setup.scaler
     loss_sum, correct = torch.zeros((), device=setup.world.device), torch.zeros((), device=setup.world.device)
     for number, batch in enumerate(micro_batches, start=1):
@@ -113,20 +115,22 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
     with replica.follow_scale(scaler):
         scaler.update()
     setup.optimizer.zero_grad()
-    return Step(loss_sum, correct, sync_seconds, between(begin, now(setup.world.device)))
+    return StepResult(loss_sum, correct, sync_seconds, between(begin, now(setup.world.device)))
 
 
 def measure(setup: Setup, step: int, on_batch: Callable[[int], object], stop: Callable[[], int]) -> dict[str, float]:
-    model, views = setup.evaluated_model, setup.recipe.evaluate.tta
+    """Return the validation metrics after a step."""
+    model, tta = setup.evaluated_model, setup.recipe.evaluate.tta
     with setup.replica.whole(model):
         classes = len(setup.source.classes)
         batches = setup.evaluator(step)
-        metrics = evaluate(model, batches, classes, setup.world, setup.autocast, views, on_batch, stop)
-    refuse_damage(metrics, batches.num_samples, setup.recipe.data.max_corrupt)
+        metrics = evaluate(model, batches, classes, setup.world, setup.autocast, tta, on_batch, stop)
+    check_corrupt_fraction(metrics, batches.num_samples, setup.recipe.data.max_corrupt)
     return metrics
 
 
 def intervals(recipe: Recipe, timeline: Timeline) -> tuple[Interval, Interval, Interval]:
+    """Return when to log, to evaluate and to checkpoint."""
     texts = (recipe.log.every, recipe.evaluate.every, recipe.checkpoint.every)
     log_every, evaluate_every, checkpoint_every = (Interval(text, timeline) for text in texts)
     return log_every, evaluate_every, checkpoint_every

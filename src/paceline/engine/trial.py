@@ -1,4 +1,4 @@
-"""One attempt at a batch size: a few real training steps on generated images of the largest size a recipe has."""
+"""Tests one batch size: a few training steps on synthetic images of the largest size in the recipe."""
 
 import dataclasses
 import resource
@@ -23,11 +23,11 @@ from paceline.system.device import peak_memory, wait
 from paceline.system.files import write_json
 
 _SHAPES = {"digits": (1, 8, 10), "cifar10": (3, 32, 10), "imagenet": (3, DEFAULT_SIZE, 1000)}
-"""Channels, side and classes of known data, which need not be here for a trial."""
+"""Channels, side and classes of known datasets, which are not needed for a trial."""
 
 
 def try_batch(recipe: Recipe, per_rank_batch: int, steps: int, limits: list[int], result: Path) -> None:
-    """Train a few steps with this batch; the leader writes down how that went. Too large a batch ends the process."""
+    """Train a few steps with this batch; rank 0 writes speed and memory to `result`. Running out of memory exits."""
     world = World.from_env(recipe.device)
     logs.set_up(1, 2)  # warnings only
     if limits and world.device.type == "cpu":
@@ -42,20 +42,23 @@ def try_batch(recipe: Recipe, per_rank_batch: int, steps: int, limits: list[int]
 
 
 def _limit_memory(size: int) -> None:
-    """Let the process have so many bytes in all; addresses without memory behind them do not count."""
-    own = psutil.Process().memory_info()
-    if size <= own.rss:
+    """Limit the resident memory of this process. Reserved addresses without memory do not count."""
+    used = psutil.Process().memory_info()
+    if size <= used.rss:
         raise UserError(
-            f"out of memory: a process uses {own.rss / 1e9:.2f} GB before training starts, more than the memory limit; "
-            "raise --memory-limit"
+            "memory-limit-too-low",
+            f"out of memory: a process uses {used.rss / 1e9:.2f} GB before training starts, more than the limit of "
+            f"{size / 1e9:.2f} GB. Increase --memory-limit.",
+            limit=size,
+            used=used.rss,
         )
-    resource.setrlimit(resource.RLIMIT_AS, (own.vms + size - own.rss,) * 2)
+    resource.setrlimit(resource.RLIMIT_AS, (used.vms + size - used.rss,) * 2)
 
 
 def as_trial(recipe: Recipe, per_rank_batch: int, ranks: int, steps: int) -> Recipe:
-    """The recipe on generated images, at its largest size, for a few steps; what costs memory stays as it is."""
-    channels, own, classes = shape_of(recipe)
-    sides = [phase.size or recipe.data.size or own for phase in recipe.all_phases()]
+    """Return the recipe for a few steps on synthetic images of its largest size, with the same memory use."""
+    channels, side, classes = shape_of(recipe)
+    sides = [phase.size or recipe.data.size or side for phase in recipe.all_phases()]
     samples = per_rank_batch * ranks
     synthetic = Synthetic(max(samples, 2), 2, channels, max(sides), classes)
     return dataclasses.replace(
@@ -74,7 +77,7 @@ def as_trial(recipe: Recipe, per_rank_batch: int, ranks: int, steps: int) -> Rec
 
 
 def shape_of(recipe: Recipe) -> tuple[int, int, int]:
-    """Channels, side and number of classes of a recipe's images, guessed where its data is not here."""
+    """Return channels, side and number of classes of a recipe's images, guessed if its data is not available."""
     data = recipe.data
     if data.name == "synthetic":
         return data.synthetic.channels, data.synthetic.size, data.synthetic.classes
@@ -87,7 +90,7 @@ def shape_of(recipe: Recipe) -> tuple[int, int, int]:
 
 
 def _run(setup: Setup, steps: int) -> float:
-    """Seconds of the steps behind the first one, which allocates what the others use again."""
+    """Return the seconds of all steps but the first, which allocates the memory that the others reuse."""
     batches = setup.loader.steps()
     begin = 0.0
     for step in range(steps + 1):

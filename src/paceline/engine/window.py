@@ -1,4 +1,4 @@
-"""What happens between two log records, and where its time went."""
+"""Metrics and times between two log records."""
 
 import math
 import time
@@ -14,8 +14,8 @@ SPLIT = ("data", "compute", "sync", "optimizer")
 
 
 @dataclass(frozen=True)
-class Step:
-    """What a step did; its tensors are still on the device, its times are known when that is done."""
+class StepResult:
+    """The result of a step. Its tensors are on the device, and its times are known when the device is done."""
 
     loss: torch.Tensor
     correct: torch.Tensor
@@ -24,10 +24,10 @@ class Step:
 
 
 class Window:
-    """What happened since the last log record. Tensors stay on the device until somebody looks."""
+    """Accumulates results since the last log record. Tensors stay on the device until `take`."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[StepResult] = []
         self.images = 0
         self.clock = Clock()
         self.restart()
@@ -40,13 +40,13 @@ class Window:
         with self.clock.part("data"):
             yield
 
-    def add(self, step: Step, images: int) -> None:
+    def add(self, step: StepResult, images: int) -> None:
         self.steps.append(step)
         self.images += images
 
     def take(self) -> torch.Tensor:
-        """This rank's [steps, loss, correct, first bad step or -1, images, seconds as split]; then anew."""
-        losses = torch.stack([step.loss for step in self.steps]).double().cpu()  # waits for the device: when logging
+        """Return [steps, loss, correct, first non-finite step or -1, images, *seconds by SPLIT] and reset."""
+        losses = torch.stack([step.loss for step in self.steps]).double().cpu()  # synchronizes with the device
         bad = (~losses.isfinite()).nonzero()
         wall = time.perf_counter() - self._begin
         data = self.clock.take().get("data", 0.0)

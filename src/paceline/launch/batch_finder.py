@@ -1,7 +1,7 @@
-"""The largest batch that trains: doubling, then bisection, each size in processes of its own that are thrown away.
+"""Find the largest batch that trains, by doubling and then bisection, with new processes for each size.
 
-Whatever a rank that runs out of memory does (an exception, a crash, a kill) ends its trial on all ranks, and nothing
-it leaves behind can spoil the next one. All ranks take part in every trial, so the answer is the smallest of theirs.
+However a rank runs out of memory (exception, crash, kill), it ends its trial on all ranks, and cannot affect the next
+one. All ranks take part in every trial, so the result fits on each of them.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from paceline.errors import UserError
 from paceline.system.lifetime import tied
 
 _PIPE = subprocess.PIPE
-_SECONDS = 900  # of one trial, before it counts as hung
+_TRIAL_TIMEOUT = 900  # seconds
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,21 @@ class Trial:
     fits: bool
     images_per_second: float = 0.0
     memory: tuple[int, ...] = ()
-    """Most bytes of each rank."""
+    """Peak bytes per rank."""
     reason: str = ""
 
 
-def search(attempt: Callable[[int], Trial], most: int) -> list[Trial]:
-    """Every size that was tried, in the order of size; the largest that fits is known to within a sixteenth."""
+def search(attempt: Callable[[int], Trial], limit: int) -> list[Trial]:
+    """Return all trials, sorted by size; the largest size that fits is exact to 1/16."""
     trials: dict[int, Trial] = {}
 
     def fits(batch: int) -> bool:
         trials[batch] = attempt(batch)
         return trials[batch].fits
 
-    batch = min(2, most)
-    while fits(batch) and batch < most:
-        batch = min(2 * batch, most)
+    batch = min(2, limit)
+    while fits(batch) and batch < limit:
+        batch = min(2 * batch, limit)
     if not trials[batch].fits:
         good, bad = max((size for size, trial in trials.items() if trial.fits), default=0), batch
         if not good and batch > 1:
@@ -54,27 +54,26 @@ def search(attempt: Callable[[int], Trial], most: int) -> list[Trial]:
 
 
 def attempt(recipe: Path, procs: int, steps: int, limits: list[int], batch: int) -> Trial:
-    """One trial in a process group of its own."""
+    """Run one trial in new processes; return its result."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
         result = Path(scratch) / "result.json"
         words = ["try-batch", recipe, "--batch", batch, "--steps", steps, "--procs", procs, "--result", result]
         command = [sys.executable, "-m", "paceline", *map(str, [*words, "--limits", *limits])]
         with subprocess.Popen(command, stdout=_PIPE, stderr=_PIPE, text=True, env=_environment()) as process:
             try:
-                output, errors = process.communicate(timeout=_SECONDS)
+                output, errors = process.communicate(timeout=_TRIAL_TIMEOUT)
             except subprocess.TimeoutExpired:
-                return Trial(batch, False, reason=f"no end after {_SECONDS} s")
+                return Trial(batch, False, reason=f"timed out after {_TRIAL_TIMEOUT} s")
             finally:
-                _end_all(process)
-        answer = subprocess.CompletedProcess(command, process.returncode, output, errors)
-        if answer.returncode or not result.exists():
-            return Trial(batch, False, reason=_reason(answer))
-        found = json.loads(result.read_text(encoding="utf-8"))
-        return Trial(batch, True, found["images_per_second"], tuple(found["memory"]))
+                _kill_tree(process)
+        if process.returncode or not result.exists():
+            return Trial(batch, False, reason=_reason(process.returncode, output, errors))
+        measured = json.loads(result.read_text(encoding="utf-8"))
+        return Trial(batch, True, measured["images_per_second"], tuple(measured["memory"]))
 
 
-def _end_all(process: subprocess.Popen[str]) -> None:
-    """The trial and its ranks, whatever state they are in: the next trial needs their memory."""
+def _kill_tree(process: subprocess.Popen[str]) -> None:
+    """Kill the trial and its ranks: the next trial needs their memory."""
     if process.poll() is not None:
         return
     members = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
@@ -85,7 +84,7 @@ def _end_all(process: subprocess.Popen[str]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    # the C library gives every thread an arena of its own, which counts as addresses though nothing lies in them
+    # glibc reserves addresses for an arena per thread, which would count towards RLIMIT_AS
     return tied() | {"MALLOC_ARENA_MAX": "2"}
 
 
@@ -95,28 +94,28 @@ _OUT_OF_MEMORY = (
     "MemoryError",
     "bad_alloc",
     "Cannot allocate memory",
-    "Resource temporarily unavailable",  # for a thread's stack
+    "Resource temporarily unavailable",  # the stack of a thread
     "can't start new thread",
 )
 
 
-def _reason(answer: subprocess.CompletedProcess[str]) -> str:
-    text = answer.stderr + answer.stdout
-    if any(sign in text for sign in _OUT_OF_MEMORY) or answer.returncode in (-9, 137):
+def _reason(status: int, output: str, errors: str) -> str:
+    """Return why a trial failed."""
+    text = errors + output
+    if any(sign in text for sign in _OUT_OF_MEMORY) or status in (-9, 137):
         return "out of memory"
-    lines = [line.strip() for line in answer.stderr.splitlines() if line.strip() and "see the lines above" not in line]
+    lines = [line.strip() for line in errors.splitlines() if line.strip() and "[rank-failed]" not in line]
     if not lines:
-        return (
-            f"ended with status {answer.returncode}, without a word: perhaps a limit below what a process needs at rest"
-        )
-    return lines[-1].removeprefix("paceline: ")[:200]
+        return f"exit status {status} without a message; the memory limit may be too low for the process itself"
+    return lines[-1].removeprefix("paceline: ").removeprefix("error: ")[:200]
 
 
 def outcome(trials: list[Trial]) -> tuple[Trial, Trial]:
-    """The largest batch that fits, and the fastest."""
+    """Return the trial with the largest batch that fits, and the fastest one."""
     fitting = [trial for trial in trials if trial.fits]
     if not fitting:
-        raise UserError(f"not even a batch of {trials[0].per_rank_batch} trains: {trials[0].reason}")
+        message = f"a batch of {trials[0].per_rank_batch} per rank does not train: {trials[0].reason}"
+        raise UserError("batch-does-not-fit", message, per_rank_batch=trials[0].per_rank_batch)
     return fitting[-1], max(fitting, key=lambda trial: trial.images_per_second)
 
 

@@ -1,4 +1,4 @@
-"""Looking after a job on machines: where they meet, its start, its state, its run folder, its end."""
+"""Control a job on hosts: its rendezvous, start, state, run folder and end."""
 
 import json
 import shlex
@@ -21,69 +21,71 @@ from paceline.launch.doctor import refuse_different_code
 from paceline.launch.hosts import Host, HostError, SshHost, addresses, free_port
 from paceline.launch.job import Job
 from paceline.launch.nodes import HERE
-from paceline.launch.sessions import Progress
+from paceline.launch.sessions import NodeMonitor
 from paceline.launch.values import quoted
 from paceline.system.files import make_folder, printable, sync, sync_tree, write_text
 
 STOPPED = "stopped"
-"""File in the folder of a job that its user ended."""
-_OVER = "over"  # file in the folder of a job that holds how it ended
+"""File in the folder of a job that its user stopped."""
+_FINAL_STATE = "final_state"  # file in the folder of a job that has ended
 _CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3).close()"
-_MARK = ".job"  # in a run folder that was fetched: of which job
+_JOB_ID = ".job"  # file in a fetched run folder
 
 
-def say(line: str) -> None:
-    """One line, whatever a machine put into it."""
+def print_line(line: str) -> None:
+    """Print one line, whatever control characters a host put into it."""
     print(printable(line), flush=True)
 
 
 def hosts_of(job: Job) -> dict[str, Host]:
-    """The machines of a job by name, and this one."""
+    """Return the hosts of a job by name, and this machine as HERE."""
     here = Host(HERE, str(jobs.folder_of(job.id)))
     if job.backend == "local":
-        found: dict[str, Host] = {name: Host(name, f"{here.folder}/{name}") for name in job.hosts}
+        hosts: dict[str, Host] = {name: Host(name, f"{here.folder}/{name}") for name in job.hosts}
     else:
-        # a folder of its own for each, since machines may share the user's home
-        found = {
+        # one folder per node, since hosts may share the home folder
+        hosts = {
             name: SshHost(name, f"$HOME/.paceline/jobs/{job.id}/{name}", ssh_options(job, name)) for name in job.hosts
         }
-    return found | {HERE: here}
+    return hosts | {HERE: here}
 
 
 def ssh_options(job: Job, host: str) -> tuple[str, ...]:
-    """Rented machines have no names that ssh knows: their addresses may change, and be those of others before."""
-    rented = job.extra.get("machines", {}).get(host)
-    named = ("-o", f"HostName={rented['address']}", "-o", f"HostKeyAlias={rented['id']}") if rented else ()
+    """Return the arguments of ssh for a host; EC2 addresses change and are reused, so keys belong to instance ids."""
+    instance = job.extra.get("instances", {}).get(host)
+    named = ("-o", f"HostName={instance['address']}", "-o", f"HostKeyAlias={instance['id']}") if instance else ()
     return (*job.extra.get("ssh", ()), *named)
 
 
-def with_rendezvous(job: Job, where: str) -> Job:
-    """Decide which machine keeps the list of the others: this one if they can reach it, else the first of them.
+def choose_rendezvous(job: Job, where: str) -> Job:
+    """Return the job with its rendezvous: on this machine if all nodes can reach it, otherwise on the first node.
 
     `where` is "auto", "here", or one of the hosts.
     """
     if job.backend == "local":
-        return replace(job, rendezvous=f"127.0.0.1:{_free_port_here()}")
+        return replace(job, rendezvous=f"127.0.0.1:{_free_local_port()}")
     if where not in ("auto", "here", *job.hosts):
-        raise UserError(f"--meet {where}: say auto, here, or one of the hosts ({', '.join(job.hosts)})")
+        message = f"--rendezvous-host {where} is unknown. Use auto, here, or one of the hosts ({', '.join(job.hosts)})."
+        raise UserError("unknown-rendezvous-host", message, host=where)
     hosts = [host for name, host in hosts_of(job).items() if name != HERE]
     python = job.python or "python3"
     if where in ("auto", "here"):
-        ours = {addresses(host)[0] for host in hosts}
-        if len(ours) == 1 and all(_can_reach(host, python, *ours) for host in hosts):
-            return replace(
-                job, rendezvous=f"{ours.pop()}:{_free_port_here()}", rendezvous_host="", join_timeout=Job.join_timeout
-            )
+        local = {addresses(host)[0] for host in hosts}
+        if len(local) == 1 and all(_can_reach(host, python, *local) for host in hosts):
+            endpoint = f"{local.pop()}:{_free_local_port()}"
+            return replace(job, rendezvous=endpoint, rendezvous_host="", join_timeout=Job.join_timeout)
         if where == "here":
-            raise UserError(
-                f"--meet here: not all hosts can connect to this machine ({', '.join(ours)}); say --meet HOST"
+            message = (
+                f"--rendezvous-host here: not all hosts can connect to this machine ({', '.join(local)}). "
+                "Use --rendezvous-host HOST."
             )
-    keeper = next((host for host in hosts if host.name == where), hosts[0])
-    place = f"{addresses(keeper)[1]}:{free_port(keeper, python)}"
-    return replace(job, rendezvous=place, rendezvous_host=keeper.name, join_timeout=Job.join_timeout)
+            raise UserError("launcher-unreachable", message)
+    rendezvous_host = next((host for host in hosts if host.name == where), hosts[0])
+    endpoint = f"{addresses(rendezvous_host)[1]}:{free_port(rendezvous_host, python)}"
+    return replace(job, rendezvous=endpoint, rendezvous_host=rendezvous_host.name, join_timeout=Job.join_timeout)
 
 
-def _free_port_here() -> int:
+def _free_local_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -91,10 +93,10 @@ def _free_port_here() -> int:
 
 
 def _can_reach(host: Host, python: str, address: str) -> bool:
-    """Whether it can connect to a port that is opened here for a moment."""
+    """Return whether the host can connect to a port that is briefly opened here."""
     try:
         listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
-    except OSError:  # behind a router, which has that address
+    except OSError:  # the address belongs to a router in front of this machine
         return False
     with listener:
         port = listener.getsockname()[1]
@@ -103,7 +105,7 @@ def _can_reach(host: Host, python: str, address: str) -> bool:
 
 
 @contextmanager
-def _handling(handler: Any, *signums: signal.Signals) -> Iterator[None]:
+def _signal_handler(handler: Any, *signums: signal.Signals) -> Iterator[None]:
     previous = {signum: signal.signal(signum, handler) for signum in signums}
     try:
         yield
@@ -112,121 +114,136 @@ def _handling(handler: Any, *signums: signal.Signals) -> Iterator[None]:
             signal.signal(signum, before)
 
 
-def interruptible() -> AbstractContextManager[None]:
-    """A launcher that is ended, or whose terminal is closed, cleans up behind it."""
-    return _handling(lambda number, _: sys.exit(128 + number), signal.SIGTERM, signal.SIGHUP)
+def exit_on_signals() -> AbstractContextManager[None]:
+    """Turn signals into SystemExit, so that a terminated launcher cleans up."""
+    return _signal_handler(lambda number, _: sys.exit(128 + number), signal.SIGTERM, signal.SIGHUP)
 
 
-def uninterruptible() -> AbstractContextManager[None]:
-    """While cleaning up: closing a terminal may send several signals."""
-    return _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def ignore_signals() -> AbstractContextManager[None]:
+    """Ignore signals during the clean-up: closing a terminal may send several."""
+    return _signal_handler(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def is_stopped(job: Job) -> bool:
-    """Whether nothing of it is to be started any more."""
-    return (jobs.folder_of(job.id) / STOPPED).exists() or bool(concluded(job))
+    """Return whether no part of the job may be started any more."""
+    return (jobs.folder_of(job.id) / STOPPED).exists() or bool(final_state(job))
 
 
-def conclude(job: Job, state: str) -> None:
-    """Remember how it ended, so that nobody has to ask its machines again."""
-    with suppress(FileNotFoundError):  # stopped before it began, and forgotten
-        write_text(jobs.folder_of(job.id) / _OVER, state, 0o600)
+def record_final_state(job: Job, state: str) -> None:
+    """Remember how the job ended, so that its hosts need not be asked again."""
+    with suppress(FileNotFoundError):  # stopped before it started, and forgotten
+        write_text(jobs.folder_of(job.id) / _FINAL_STATE, state, 0o600)
 
 
-def concluded(job: Job) -> str:
-    """How it ended, if that is known here."""
-    return _text(jobs.folder_of(job.id) / _OVER)
+def final_state(job: Job) -> str:
+    """Return how the job ended, or "" if that is not known here."""
+    return _text(jobs.folder_of(job.id) / _FINAL_STATE)
 
 
-def reopen(job: Job) -> None:
-    """It starts again."""
-    for name in (STOPPED, _OVER):
+def clear_final_state(job: Job) -> None:
+    """Forget that the job was stopped or ended, because it starts again."""
+    for name in (STOPPED, _FINAL_STATE):
         (jobs.folder_of(job.id) / name).unlink(missing_ok=True)
 
 
 def plan(job: Job) -> Sequence[object]:
-    """Where the machines meet is found when it is submitted."""
-    keeper = job.extra["rendezvous_host"] if job.extra["rendezvous_host"] in job.hosts else ""
-    return nodes.plan(replace(job, rendezvous="ADDRESS:PORT", rendezvous_host=keeper))
+    """Return the steps; the rendezvous endpoint is chosen only when the job is submitted."""
+    host = job.extra["rendezvous_host"] if job.extra["rendezvous_host"] in job.hosts else ""
+    return nodes.plan(replace(job, rendezvous="ADDRESS:PORT", rendezvous_host=host))
 
 
 def submit(job: Job) -> Job:
-    """Start it everywhere, or nowhere."""
+    """Start the job on all hosts; if one fails, stop it on all. Return the job with its rendezvous."""
     hosts = hosts_of(job)
     secrets = nodes.secrets_of(job)
     if job.python and (job.backend != "local" or job.python != sys.executable):
         refuse_different_code([hosts[name] for name in job.hosts], job.python)
-    job = with_rendezvous(job, job.extra["rendezvous_host"])
-    again = jobs.is_known(job)
+    job = choose_rendezvous(job, job.extra["rendezvous_host"])
+    was_known = jobs.is_known(job)
     jobs.save(job)
-    reopen(job)
-    with interruptible():
+    clear_final_state(job)
+    with exit_on_signals():
         try:
-            nodes.carry_out(nodes.plan(job), hosts, secrets, partial(is_stopped, job))
+            nodes.execute(nodes.plan(job), hosts, secrets, partial(is_stopped, job))
         except BaseException:
-            with uninterruptible():
-                left = sessions.stop([hosts[name] for name in (*job.hosts, HERE)], grace=2)
-            for line in left:
-                say(f"left over: {line}")
-            if not left and not again:
-                jobs.forget(job)  # it never began
+            with ignore_signals():
+                remaining = sessions.stop([hosts[name] for name in (*job.hosts, HERE)], grace=2)
+            for line in remaining:
+                print_line(f"not stopped: {line}")
+            if not remaining and not was_known:
+                jobs.forget(job)  # it never started
             raise
     return job
 
 
+_Progress = tuple[bool, int, bool]
+"""Of a run folder: finished, step, has the log, which only rank 0 writes. The largest is fetched."""
+
+
 def fetch(job: Job) -> Path:
-    """Bring the run folder here: from the machine that got furthest, with the telemetry of all."""
+    """Copy the most advanced run folder here, with the telemetry of all nodes; return its path."""
     target = Path(job.runs) / job.name
-    if target.exists() and not fetched(job):
-        raise UserError(f"{target} is another run; move it away, and `paceline fetch {job.id}`")
+    if target.exists() and not fetched_folder(job):
+        message = f"{target} is the folder of another run. Move it away, then run `paceline fetch {job.id}`."
+        raise UserError("run-exists", message, path=target)
     hosts = hosts_of(job)
-    own = shlex.quote(f"runs/{job.name}")
-    script = f"cat {own}/summary.json || exit 1; echo; cd {own}; ls -d log.txt telemetry 2> /dev/null; true"
-    found: dict[str, tuple[bool, int, bool]] = {}
-    silent, sampled = [], []
-    for name in job.hosts:
-        try:
-            answer = hosts[name].run(script)
-            if answer.status == 0:
-                text, _, files = answer.text.rpartition("}")
-                found[name] = (*_reached(text + "}"), "log.txt" in files)
-                sampled += [name] if "telemetry" in files else []
-        except HostError as error:
-            silent.append(str(error))
-    if not found and silent:  # the run folder may well be there
-        raise HostError(f"{'; '.join(silent)}; fetch again when its machines can be reached")
-    for line in silent:
-        say(line)
-    if not found:
-        raise NoRunFolder(f"no machine of {job.id} has a run folder; `paceline logs {job.id}` shows why")
-    furthest = max(found, key=lambda name: found[name])  # of several the leader's, which has the log
-    if target.exists() and (here := _reached(_text(target / "summary.json"))) > found[furthest][:2]:
-        raise UserError(
-            f"{target} has got further meanwhile (step {here[1]}; on {furthest} step {found[furthest][1]}); "
-            "move it away to fetch again"
+    progress, with_telemetry = _progress_on_hosts(job, hosts)
+    newest = max(progress, key=lambda name: progress[name])
+    if target.exists() and (here := _progress(_text(target / "summary.json"))) > progress[newest][:2]:
+        message = (
+            f"{target} is at step {here[1]}, but {newest} only at step {progress[newest][1]}. "
+            "Move the folder away to fetch again."
         )
+        raise UserError("local-run-newer", message, path=target)
     make_folder(target.parent)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as scratch:
-        for name in sampled:
-            if name != furthest:
+        for name in with_telemetry:
+            if name != newest:
                 hosts[name].fetch([f"runs/{job.name}/telemetry"], Path(scratch))
-        hosts[furthest].fetch([f"runs/{job.name}"], Path(scratch))
-        brought = Path(scratch) / "runs" / job.name
-        if not brought.is_dir():
-            raise HostError(f"{furthest}: runs/{job.name} is no folder there; look at what it runs")
-        (brought / _MARK).write_text(job.id)
-        sync_tree(brought)
+        hosts[newest].fetch([f"runs/{job.name}"], Path(scratch))
+        fetched = Path(scratch) / "runs" / job.name
+        if not fetched.is_dir():
+            message = f"runs/{job.name} is not a folder there. Check what runs on the host."
+            raise hosts[newest].error("host-fetch-failed", message)
+        (fetched / _JOB_ID).write_text(job.id)
+        sync_tree(fetched)
         if target.exists():
             target.rename(Path(scratch) / "replaced")
-        brought.rename(target)
+        fetched.rename(target)
         sync(target.parent)
     return target
 
 
-def fetched(job: Job) -> Path | None:
-    """The run folder here, if it was brought."""
+def _progress_on_hosts(job: Job, hosts: dict[str, Host]) -> tuple[dict[str, _Progress], list[str]]:
+    """Return the progress of the run per host that has its folder, and the hosts that have telemetry."""
+    folder = shlex.quote(f"runs/{job.name}")
+    script = f"cat {folder}/summary.json || exit 1; echo; cd {folder}; ls -d log.txt telemetry 2> /dev/null; true"
+    progress: dict[str, _Progress] = {}
+    unreachable, with_telemetry = [], []
+    for name in job.hosts:
+        try:
+            result = hosts[name].run(script)
+            if result.status == 0:
+                text, _, files = result.text.rpartition("}")
+                progress[name] = (*_progress(text + "}"), "log.txt" in files)
+                with_telemetry += [name] if "telemetry" in files else []
+        except HostError as error:
+            unreachable.append(str(error))
+    if not progress and unreachable:  # the run folder may exist there
+        message = f"{'; '.join(unreachable)}. Fetch again when the nodes are reachable."
+        raise HostError("nodes-unreachable", message, job=job.id)
+    for line in unreachable:
+        print_line(line)
+    if not progress:
+        message = f"no node of {job.id} has a run folder. `paceline logs {job.id}` shows why."
+        raise NoRunFolder("no-run-folder", message, job=job.id)
+    return progress, with_telemetry
+
+
+def fetched_folder(job: Job) -> Path | None:
+    """Return the run folder on this machine, if it was fetched."""
     target = Path(job.runs) / job.name
-    return target if _text(target / _MARK) == job.id else None
+    return target if _text(target / _JOB_ID) == job.id else None
 
 
 def _text(path: Path) -> str:
@@ -236,43 +253,44 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _reached(summary: str) -> tuple[bool, int]:
-    """Whether a run is finished, and how far it got."""
+def _progress(summary: str) -> tuple[bool, int]:
+    """Return whether a run is finished, and its step, from its untrusted summary.json."""
     try:
-        told = json.loads(summary)
-        return told.get("status") == "finished", int(told.get("step", -1))
+        content = json.loads(summary)
+        return content.get("status") == "finished", int(content.get("step", -1))
     except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
         return False, -1
 
 
 def stop(job: Job, grace: float) -> list[str]:
-    """End it; whoever follows it knows that this was wanted."""
+    """Stop the job and mark it, so that nobody who follows it restarts nodes; return what did not stop."""
     (jobs.folder_of(job.id) / STOPPED).touch(0o600)
-    return end_sessions(job, grace)
+    return stop_sessions(job, grace)
 
 
-def end_sessions(job: Job, grace: float) -> list[str]:
-    """Whatever of it still runs, here and there; what could not be ended."""
+def stop_sessions(job: Job, grace: float) -> list[str]:
+    """Stop what still runs of the job, here and on its hosts; return a line for each part that did not stop."""
     hosts = hosts_of(job)
     return sessions.stop([hosts[name] for name in job.hosts], grace) + sessions.stop([hosts[HERE]], 5)
 
 
-def tidy(job: Job) -> None:
-    """The meeting place is of no use any more."""
-    end_sessions(job, grace=5)
+def clean_up(job: Job) -> None:
+    """Stop the rendezvous store, which outlives the nodes."""
+    stop_sessions(job, grace=5)
 
 
 def status(job: Job) -> list[tuple[str, str]]:
-    return [(own.host.name, own.state) for own in look(job)]
+    return [(node.host.name, node.state) for node in poll_nodes(job)]
 
 
-def look(job: Job) -> list[Progress]:
+def poll_nodes(job: Job) -> list[NodeMonitor]:
+    """Return the nodes of a job, each asked once."""
     hosts = hosts_of(job)
-    progress = [Progress(hosts[name]) for name in job.hosts]
-    # daemons: who lists jobs does not wait for machines that do not answer
-    threads = [Thread(target=own.look, daemon=True) for own in progress]
+    monitors = [NodeMonitor(hosts[name]) for name in job.hosts]
+    # daemon threads: listing jobs does not wait for hosts that do not answer
+    threads = [Thread(target=node.poll, daemon=True) for node in monitors]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return progress
+    return monitors

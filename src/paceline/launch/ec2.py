@@ -1,4 +1,4 @@
-"""Jobs on machines rented from EC2: rent, then as over ssh, then give everything back, also when a step fails."""
+"""The EC2 backend: launch instances, train as over ssh, then terminate everything, also when a step fails."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,140 +6,151 @@ from functools import partial
 from pathlib import Path
 
 from paceline.errors import NoRunFolder, UserError
-from paceline.launch import control, ec2_provision, following
+from paceline.launch import control, ec2_provision, supervisor
 from paceline.launch import job as jobs
-from paceline.launch.control import say
-from paceline.launch.ec2_client import Cloud
+from paceline.launch.control import print_line
+from paceline.launch.ec2_client import Ec2Client
 from paceline.launch.hosts import HostError
 from paceline.launch.job import Job
-from paceline.launch.sessions import Progress
+from paceline.launch.sessions import NodeMonitor
 
 
 def plan(job: Job) -> list[object]:
-    """What would be rented, and then done on each machine."""
+    """Return what would be launched, then the steps on each instance."""
     spec, count = job.extra["ec2"], len(job.hosts)
-    limit = f" at most {spec['max_price']} $ an hour" if spec["max_price"] else ""
-    how = f"spot{limit}" if spec["spot"] else "on demand"
-    ssh_from = spec["ssh_from"] or "your address"
-    idle = f"ends them {spec['linger']} s after the job, and after {spec['idle']} s of idleness, also by themselves"
+    limit = f" at most {spec['max_price']} $ per hour" if spec["max_price"] else ""
+    market = f"spot{limit}" if spec["spot"] else "on demand"
+    ssh_from = spec["ssh_from"] or "your IP address"
+    end = f"terminate themselves {spec['linger']} s after the job, or after {spec['idle']} s without one"
     volume = f"{spec['attach_volume']}_0 ..." if spec["attach_volume"] else spec["snapshot"]
-    rented = "\n".join(
+    summary = "\n".join(
         [
-            f"# EC2, {spec['region'] or 'the default region'}, everything tagged paceline-job={job.id}",
-            f"# image: {spec['image_id'] or spec['image_name'] or 'the newest deep-learning image of AWS'}",
-            f"# key pair {job.id}: {spec['public_key'] or 'a new one, its private half in the job folder'}",
-            f"# security group {job.id}: ssh from {ssh_from}, and everything between its machines",
-            f"# placement group {job.id}: a cluster" if count > 1 else "# no placement group",
-            f"# {count} x {spec['instance_type']}, {how}, {spec['root_gb']} GB",
+            f"# EC2, {spec['region'] or 'default region'}, all resources tagged paceline-job={job.id}",
+            f"# image: {spec['image_id'] or spec['image_name'] or 'the newest AWS Deep Learning AMI'}",
+            f"# key pair {job.id}: {spec['public_key'] or 'new, with the private key in the folder of the job'}",
+            f"# security group {job.id}: ssh from {ssh_from}, all traffic between the instances",
+            f"# placement group {job.id}: cluster" if count > 1 else "# no placement group",
+            f"# {count} x {spec['instance_type']}, {market}, {spec['root_gb']} GB",
             *([f"# attaches volumes {volume}"] if spec["attach_volume"] else []),
-            *([f"# makes a volume from {volume} for each"] if spec["snapshot"] else []),
-            "# keeps them after the job" if spec["keep"] else f"# {idle}",
+            *([f"# creates a volume from {volume} for each instance"] if spec["snapshot"] else []),
+            "# instances keep running after the job" if spec["keep"] else f"# instances {end}",
         ]
     )
-    before = ec2_provision.before(job, "vol-ID" if volume else "")
-    return [rented, *control.plan(replace(job, setup_scripts=dict.fromkeys(job.hosts, before)))]
+    setup = ec2_provision.setup_script(job, "vol-ID" if volume else "")
+    return [summary, *control.plan(replace(job, setup_scripts=dict.fromkeys(job.hosts, setup)))]
 
 
 def submit(job: Job) -> Job:
-    """Rent and start; if anything fails, nothing that costs money is left."""
-    cloud = Cloud(job.extra["ec2"]["region"])
+    """Launch the instances and start the job; if a step fails, terminate everything."""
+    client = _client(job)
     jobs.save(job)
-    with control.interruptible():
+    with control.exit_on_signals():
         try:
-            job = ec2_provision.rent(job, cloud)
+            job = ec2_provision.provision(job, client)
             jobs.save(job)
             ec2_provision.wait_for_ssh(job, job.hosts)
             return control.submit(job)
         except BaseException:
-            with control.uninterruptible():
-                say("giving everything back ...")
-                left = cloud.release(job.id)
-            for line in left:
-                say(f"left over: {line}")
-            if not left:
+            with control.ignore_signals():
+                print_line("terminating the instances ...")
+                remaining = client.release(job.id)
+            for line in remaining:
+                print_line(f"not released: {line}")
+            if not remaining:
                 jobs.forget(job)
             raise
 
 
+def _client(job: Job) -> Ec2Client:
+    return Ec2Client(job.extra["ec2"]["region"])
+
+
 def resume(job: Job) -> Job:
-    """On machines that were kept; others are gone, and what was on their disks with them."""
-    if any(state.startswith(following.GONE) for _, state in status(job)):
-        raise UserError(f"the machines of {job.id} are gone; {elsewhere(job)}")
+    """Resume on instances that were kept; terminated ones are gone with their disks."""
+    if any(state.startswith(supervisor.GONE) for _, state in status(job)):
+        raise _gone(job)
     return control.submit(job)
 
 
-def elsewhere(job: Job) -> str:
-    """How a job whose machines are gone is resumed."""
-    if not job.results and (here := control.fetched(job)):
+def _gone(job: Job) -> UserError:
+    return UserError(
+        "instances-terminated", f"the instances of {job.id} are terminated. {resume_hint(job)}.", job=job.id
+    )
+
+
+def resume_hint(job: Job) -> str:
+    """Return how to resume a job whose instances are terminated."""
+    if not job.results and (here := control.fetched_folder(job)):
         return f"`paceline train --resume {here}` resumes it on this machine"
-    place = f"{job.results.rstrip('/')}/{job.name}" if job.results else "s3://BUCKET/PREFIX/RUN"
-    return f"`paceline launch ec2 --resume {place}` resumes it from results that were copied (--results)"
+    url = f"{job.results.rstrip('/')}/{job.name}" if job.results else "s3://BUCKET/PREFIX/RUN"
+    return f"`paceline launch ec2 --resume {url}` resumes it from copied results (--results)"
 
 
-def follow(job: Job, *, until: Callable[[], bool] = lambda: False, bring_back: bool = True) -> int:
-    """As over ssh; a machine that was taken is replaced as long as another goes on."""
-    cloud = Cloud(job.extra["ec2"]["region"])
-    is_gone = partial(ec2_provision.is_taken, cloud=cloud)
-    found = following.follow(job, until=until, bring_back=bring_back, revive=_revive, is_gone=is_gone)
-    if found and all(is_gone(job, name) for name in job.hosts):
-        say(f"all machines of {job.id} are gone; {elsewhere(job)}")
-    return found
+def follow(job: Job, *, until: Callable[[], bool] = lambda: False, restart_lost: bool = True) -> int:
+    """Follow as over ssh; replace a preempted instance while another one continues."""
+    is_gone = partial(ec2_provision.is_gone, client=_client(job))
+    status = supervisor.follow(job, until=until, restart_lost=restart_lost, restart=_restart, is_gone=is_gone)
+    if status and all(is_gone(job, name) for name in job.hosts):
+        print_line(f"all instances of {job.id} are terminated. {resume_hint(job)}.")
+    return status
 
 
-def _revive(job: Job, own: Progress) -> Job | None:
-    """Start again what was lost on a machine, or rent another in its place."""
-    host, cloud = own.host.name, Cloud(job.extra["ec2"]["region"])
-    if own.state in (following.LEFT, following.GONE):
-        say(f"{host} was taken: renting another")
-        job = ec2_provision.rent_again(job, cloud, host)
+def _restart(job: Job, node: NodeMonitor) -> Job | None:
+    """Restart a lost node, on a new instance if its own was preempted."""
+    host, client = node.host.name, _client(job)
+    if node.state in (supervisor.PREEMPTED, supervisor.GONE):
+        print_line(f"{host} was preempted: launching another instance")
+        job = ec2_provision.replace_instance(job, client, host)
         if control.is_stopped(job):
-            cloud.end([job.extra["machines"][host]["id"]])
+            client.terminate([job.extra["instances"][host]["id"]])
             return None
         jobs.save(job)
-        return following.start_again(job, host)
-    return following.revive(job, own)
+        return supervisor.restart_node(job, host)
+    return supervisor.restart_if_lost(job, node)
 
 
 def fetch(job: Job) -> Path:
-    """As over ssh; when the machines are gone, what was brought before."""
+    """Fetch as over ssh; if the instances are terminated, return what was fetched before."""
     try:
         return control.fetch(job)
     except NoRunFolder:
         raise
     except HostError as error:
-        if any(state != following.GONE for _, state in status(job)):
+        if any(state != supervisor.GONE for _, state in status(job)):
             raise
-        if here := control.fetched(job):
+        if here := control.fetched_folder(job):
             return here
-        raise UserError(f"the machines of {job.id} are gone; {elsewhere(job)}") from error
+        raise _gone(job) from error
 
 
 def status(job: Job) -> list[tuple[str, str]]:
-    cloud = Cloud(job.extra["ec2"]["region"])
-    if all(ec2_provision.is_taken(job, host=name, cloud=cloud) for name in job.hosts):
-        return [(name, following.GONE) for name in job.hosts]
+    client = _client(job)
+    if all(ec2_provision.is_gone(job, host=name, client=client) for name in job.hosts):
+        return [(name, supervisor.GONE) for name in job.hosts]
     return control.status(job)
 
 
 def stop(job: Job, grace: float) -> list[str]:
-    """End the job, bring its run folder here, and give the machines back."""
-    left = control.stop(job, grace)
-    if any(state != following.GONE for _, state in status(job)):
+    """Stop the job, fetch its run folder, and terminate the instances; return what was not stopped."""
+    remaining = control.stop(job, grace)
+    if any(state != supervisor.GONE for _, state in status(job)):
         try:
-            say(f"run folder: {fetch(job)}")
+            print_line(f"run folder: {fetch(job)}")
         except NoRunFolder:
             pass
         except UserError as error:
             if not job.results:
-                return [*left, f"{error}; `paceline ec2 terminate {job.id}` gives the machines back without it"]
-    return left + Cloud(job.extra["ec2"]["region"]).release(job.id)
+                hint = f"`paceline ec2 terminate {job.id}` terminates the instances without it."
+                return [*remaining, f"the run folder was not fetched: {error.report} {hint}"]
+    return remaining + _client(job).release(job.id)
 
 
-def tidy(job: Job) -> None:
-    left = control.end_sessions(job, grace=5)
+def clean_up(job: Job) -> None:
+    """Terminate the instances, unless they are to be kept."""
+    remaining = control.stop_sessions(job, grace=5)
     if job.extra["ec2"]["keep"]:
-        say(f"the machines are kept, and cost money: `paceline ec2 terminate {job.id}` gives them back")
+        print_line(f"the instances keep running and cost money. `paceline ec2 terminate {job.id}` terminates them.")
     else:
-        left += Cloud(job.extra["ec2"]["region"]).release(job.id)
-    for line in left:
-        say(f"left over: {line}")
+        remaining += _client(job).release(job.id)
+    for line in remaining:
+        print_line(f"not released: {line}")

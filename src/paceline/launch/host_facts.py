@@ -1,4 +1,4 @@
-"""What a machine is and has, as far as training on several of them depends on it. No torch is imported."""
+"""Facts about a host that multi-node training depends on. This module does not import torch."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from typing import Annotated, Any, NotRequired
 
 import psutil
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 import paceline
 from paceline.system.files import printable, sha256
@@ -25,12 +25,12 @@ _PING, _PINGS, _SECONDS = b"x", 20, 1.0
 _Text = Annotated[str, Field(max_length=200), AfterValidator(printable)]
 
 
-class _Gpu(TypedDict):
+class _GpuFacts(TypedDict):
     name: _Text
 
 
 class Facts(TypedDict):
-    """What is believed of a machine's answer."""
+    """What is accepted from a host's answer."""
 
     time: NotNegative
     python: _Text
@@ -40,41 +40,44 @@ class Facts(TypedDict):
     memory_bytes: Count
     shared_memory_bytes: Count | None
     disk_bytes: Count | None
-    gpus: Annotated[list[_Gpu], Field(max_length=1000)]
+    gpus: Annotated[list[_GpuFacts], Field(max_length=1000)]
     gpu_processes: Annotated[list[Count], Field(max_length=1000)]
     driver: _Text | None
     data: NotRequired[_Text]
 
 
 class Link(TypedDict):
-    """Of a connection to another machine."""
+    """A measured connection to another host: round trip and bandwidth."""
 
     seconds: NotNegative
     bytes_per_second: NotNegative
 
 
-class Rate(TypedDict):
+class AllReduceRate(TypedDict):
+    """A measured all-reduce."""
+
     bytes_per_second: NotNegative
 
 
-_CHECKS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Facts, Link, Rate)}
+_CHECKS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Facts, Link, AllReduceRate)}
 
 
-def believed(text: str, kind: type) -> dict[str, Any]:
-    """The last line of what another machine printed, as JSON of this kind; a ValueError says what is wrong with it."""
+def validated(text: str, kind: type) -> dict[str, Any]:
+    """Return the last line of another host's output, parsed as JSON of this kind; raise ValueError if it is invalid."""
     lines = text.splitlines()
     try:
-        found: dict[str, Any] = _CHECKS[kind].validate_json(lines[-1] if lines else "", strict=True)
-        return found
+        parsed: dict[str, Any] = _CHECKS[kind].validate_json(lines[-1] if lines else "", strict=True)
+        return parsed
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(printable(f"{place}: {first['msg']}" if place else first["msg"])[:200]) from None
+        key = ".".join(map(str, first["loc"]))
+        raise ValueError(printable(f"{key}: {first['msg']}" if key else first["msg"])[:200]) from None
 
 
 def facts(data: str = "") -> dict[str, Any]:
+    """Return the facts of this machine, and a fingerprint of the prepared data in a folder."""
     gpus = Gpus()
-    found = {
+    values = {
         "time": time.time(),
         "host": socket.gethostname(),
         "python": platform.python_version(),
@@ -90,7 +93,7 @@ def facts(data: str = "") -> dict[str, Any]:
         "driver": gpus.driver(),
     }
     gpus.close()
-    return found | ({"data": _fingerprint(Path(data))} if data else {})
+    return values | ({"data": _fingerprint(Path(data))} if data else {})
 
 
 def _version(package: str) -> str | None:
@@ -108,7 +111,7 @@ def _free(path: str) -> int | None:
 
 
 def _code() -> str:
-    """Digest of the package as it is installed there."""
+    """Return a digest of the installed package."""
     root = Path(paceline.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".c", ".h", ".yaml")):
@@ -117,12 +120,12 @@ def _code() -> str:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Of prepared data, by their description; of other files by names and sizes."""
+    """Return a digest of the description of prepared data; of other folders, of file names and sizes."""
     if not folder.exists():
         return "missing"
-    described = folder / "dataset.json"
-    if described.is_file():
-        return sha256(described)[:12]
+    description = folder / "dataset.json"
+    if description.is_file():
+        return sha256(description)[:12]
     listing = sorted(
         (str(path.relative_to(folder)), path.stat().st_size) for path in folder.rglob("*") if path.is_file()
     )
@@ -130,34 +133,34 @@ def _fingerprint(folder: Path) -> str:
 
 
 def serve(seconds: float = 60.0) -> None:
-    """Tell a free port, then answer one caller for some seconds: echo its pings, swallow the rest."""
-    # where the doctor's own connection came in, and nowhere else
+    """Print a free port, then serve one client for some seconds: echo its pings, discard the rest."""
+    # listens only on the interface that the doctor's ssh connection uses
     address = (os.environ.get("SSH_CONNECTION", "").split() or ["", "", "127.0.0.1"])[2]
     with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         print(listener.getsockname()[1], flush=True)
         listener.settimeout(seconds)
-        caller, _ = listener.accept()
-        with caller:
-            caller.settimeout(seconds)
+        client, _ = listener.accept()
+        with client:
+            client.settimeout(seconds)
             for _ in range(_PINGS):
-                caller.sendall(caller.recv(1))
+                client.sendall(client.recv(1))
             end = time.monotonic() + seconds
-            while caller.recv(1 << 20) and time.monotonic() < end:
+            while client.recv(1 << 20) and time.monotonic() < end:
                 pass
 
 
 def call(address: str, port: int) -> dict[str, float]:
-    """Round trip in seconds, and bytes a second, to a machine that serves."""
-    with socket.create_connection((address, port), timeout=5) as there:
-        there.settimeout(10)
+    """Return the round trip in seconds and the bytes per second to a host that serves."""
+    with socket.create_connection((address, port), timeout=5) as connection:
+        connection.settimeout(10)
         times = []
         for _ in range(_PINGS):
             begin = time.perf_counter()
-            there.sendall(_PING)
-            there.recv(1)
+            connection.sendall(_PING)
+            connection.recv(1)
             times.append(time.perf_counter() - begin)
         block, sent, begin = bytes(1 << 18), 0, time.perf_counter()
         while time.perf_counter() - begin < _SECONDS:
-            there.sendall(block)
+            connection.sendall(block)
             sent += len(block)
         return {"seconds": min(times), "bytes_per_second": sent / (time.perf_counter() - begin)}

@@ -1,4 +1,4 @@
-"""A job: what is to be trained, and where; kept in a small file, so that any terminal can go on with it."""
+"""A job: what to train and where. It is stored in a small file, so that any terminal of the user can manage it."""
 
 import dataclasses
 import json
@@ -23,46 +23,47 @@ class Job:
     id: str
     backend: str
     name: str
-    """Of the run, and of its folder."""
+    """Name of the run and of its folder."""
     recipe: str
-    """All of it, as YAML."""
+    """The whole recipe as YAML."""
     hosts: tuple[str, ...]
+    """One per node."""
     procs: int = 1
-    """Processes on each host."""
+    """Processes per node."""
     min_nodes: int = 1
-    """Hosts that are enough to go on."""
+    """Fewest nodes that training continues with."""
     rendezvous: str = ""
-    """HOST:PORT where the hosts find each other."""
+    """HOST:PORT of the rendezvous store."""
     join_timeout: int = 300
-    """Seconds to wait there until all are there."""
+    """Seconds to wait for all nodes to join."""
     rendezvous_host: str = ""
-    """The host that keeps it; empty: the machine that launched."""
+    """Host that runs the rendezvous store; empty: the launching machine."""
     rank_timeout: int = 15
-    """Seconds after which a silent rank counts as lost."""
+    """Seconds without a response after which a rank is considered failed."""
     python: str = ""
-    """Interpreter on the hosts that has paceline; empty: an environment is made from the code that is copied."""
+    """Interpreter on the hosts that has paceline; empty: an environment is created from the copied code."""
     container: str = ""
-    """Image with paceline in it, instead of an interpreter."""
+    """Container image with paceline, used instead of an interpreter."""
     code: str = ""
-    """Folder that is copied to the hosts."""
+    """Source tree that is copied to the hosts."""
     pass_env: tuple[str, ...] = ()
-    """Names of variables that ranks get; their values are never written down here."""
+    """Names of environment variables passed to the ranks; their values are never stored here."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Others, which are no secrets."""
+    """Other environment variables, which are not secret."""
     setup_scripts: dict[str, str] = field(default_factory=dict)
-    """Scripts of single hosts, to be run before anything else."""
+    """Scripts per host that run before anything else."""
     runs: str = "runs"
-    """Where the run folder is brought to."""
+    """Folder on the launching machine that the run folder is fetched to."""
     resume: str = ""
-    """Results in an object store to go on with, instead of beginning."""
+    """Results in an object store to resume from."""
     results: str = ""
-    """Object store that it is copied to while the run goes on."""
+    """URL in an object store that the run folder is copied to during training."""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     extra: dict[str, Any] = field(default_factory=dict)
-    """What a back end has to remember."""
+    """State of the backend."""
 
     def __post_init__(self) -> None:
-        """What becomes a folder, or stands in a script without quotes; the command line has refused others before."""
+        """Check again what becomes a folder name or stands unquoted in a script."""
         run_name("job", self.id)
         run_name("--name", self.name)
         for host in self.hosts:
@@ -72,31 +73,31 @@ class Job:
 
 
 class Backend(Protocol):
-    """What a kind of place can do with jobs: modules of this package do."""
+    """What each backend (ssh, slurm, ec2) implements as functions of its module."""
 
     def plan(self, job: Job) -> Sequence[object]:
-        """What would be done, as text."""
+        """Return the steps that submit() would take; str() of each is for the user."""
 
     def submit(self, job: Job) -> Job:
-        """Start it; the job with what was found out on the way."""
+        """Start the job; return it with what the backend added."""
 
     def resume(self, job: Job) -> Job:
-        """Start one again that ended before its time, from its last checkpoint."""
+        """Start an unfinished job again from its last checkpoint; return it."""
 
-    def follow(self, job: Job, *, until: Callable[[], bool] = ..., bring_back: bool = ...) -> int:
-        """Show what it prints until it is over, and bring lost machines back; its exit status."""
+    def follow(self, job: Job, *, until: Callable[[], bool] = ..., restart_lost: bool = ...) -> int:
+        """Print logs until the job ends, restarting lost nodes; return its exit status."""
 
     def status(self, job: Job) -> list[tuple[str, str]]:
-        """Parts of the job and what they do."""
+        """Return the name and the state of each part of the job."""
 
     def stop(self, job: Job, grace: float) -> list[str]:
-        """End it; what could not be ended."""
+        """Stop the job; return a line for each part that could not be stopped."""
 
-    def tidy(self, job: Job) -> None:
-        """After its end."""
+    def clean_up(self, job: Job) -> None:
+        """Release what the job still holds after its end."""
 
     def fetch(self, job: Job) -> Path:
-        """Bring the run folder here."""
+        """Copy the run folder to this machine; return its path."""
 
 
 def home() -> Path:
@@ -108,21 +109,21 @@ def folder_of(job_id: str) -> Path:
 
 
 def _check_home() -> None:
-    """Who can write there can make this user run anything."""
+    """Refuse folders that others can write to: they could make this user run anything."""
     for folder in (home(), home() / "jobs"):
         private_folder(folder)
 
 
 def new_id(name: str, reserve: bool) -> str:
-    """Readable, in order of time, and free."""
+    """Return an unused id that starts with the name and sorts by time."""
     stamp = datetime.now().strftime("%m%d-%H%M%S")
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name)[:100].strip("-.") or "job"
-    names = (f"{plain}-{stamp}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    prefix = re.sub(r"[^A-Za-z0-9.-]+", "-", name)[:100].strip("-.") or "job"
+    names = (f"{prefix}-{stamp}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
     return next(name for name in names if _is_free(name, reserve))
 
 
 def _is_free(name: str, reserve: bool) -> bool:
-    """Two launches in one second must not get the same."""
+    """Reserve by creating the folder, so that two launches within a second get different ids."""
     if not reserve:
         return not folder_of(name).exists()
     _check_home()
@@ -137,7 +138,7 @@ def save(job: Job) -> None:
     folder = folder_of(job.id)
     _check_home()
     private_folder(folder)
-    sync(folder.parent)  # a new id has made the folder already
+    sync(folder.parent)  # new_id has created the folder
     (folder / LOCK_NAME).touch(0o600)
     write_text(folder / "recipe.yaml", job.recipe, 0o600)
     fields = {key: value for key, value in dataclasses.asdict(job).items() if key != "recipe"}
@@ -145,15 +146,19 @@ def save(job: Job) -> None:
 
 
 def load(job_id: str) -> Job:
-    """By its id, the beginning of one, or without any the newest."""
+    """Return a job by its id or the start of it; by "" the newest."""
     known = all_ids()
-    found = [known_id for known_id in known if known_id == job_id] or [i for i in known if i.startswith(job_id)]
+    matches = [known_id for known_id in known if known_id == job_id] or [i for i in known if i.startswith(job_id)]
     if not known:
-        raise UserError(f"there is no job yet in {home() / 'jobs'}; `paceline launch --help`")
-    if not found or (job_id and len(found) > 1):
-        which = f"{job_id!r} is {'no job' if not found else 'the beginning of several jobs'}"
-        raise UserError(f"{which}; there are {', '.join(known[-5:])}")
-    folder = folder_of(found[-1])
+        folder = home() / "jobs"
+        raise UserError("no-jobs", f"there are no jobs in {folder}. See `paceline launch --help`.", path=folder)
+    newest = ", ".join(known[-5:])
+    if not matches:
+        raise UserError("unknown-job", f"no job is named {job_id!r}. The newest are {newest}.", job=job_id)
+    if job_id and len(matches) > 1:
+        message = f"several jobs start with {job_id!r}. Write more of the id; the newest are {newest}."
+        raise UserError("ambiguous-job", message, job=job_id)
+    folder = folder_of(matches[-1])
     _check_home()
     private_folder(folder)
     try:
@@ -161,11 +166,13 @@ def load(job_id: str) -> Job:
         lists = {key: tuple(content[key]) for key in ("hosts", "pass_env")}
         return Job(**(content | lists), recipe=(folder / "recipe.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError, RecursionError, UserError) as error:
-        raise UserError(f"{folder / 'job.json'} is corrupt ({error}); remove the folder to forget the job") from None
+        path = folder / "job.json"
+        message = f"{path} is corrupt ({error}). Remove the folder {folder} to forget the job."
+        raise UserError("job-corrupt", message, path=path) from None
 
 
 def token_of(job: Job) -> str:
-    """The secret of its nodes, made when it is first asked for; any terminal of the user can start a node again."""
+    """Return the secret that the nodes of a job share, created on first use and stored for restarts of nodes."""
     folder = folder_of(job.id)
     _check_home()
     private_folder(folder)
@@ -184,6 +191,6 @@ def forget(job: Job) -> None:
 
 
 def all_ids() -> list[str]:
-    """Oldest first."""
+    """Return the ids of all jobs, oldest first."""
     paths = (home() / "jobs").glob("*/job.json")
     return [path.parent.name for path in sorted(paths, key=lambda path: path.stat().st_mtime)]

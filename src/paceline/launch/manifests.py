@@ -1,4 +1,4 @@
-"""Jobs for engines that people already run: files for SkyPilot, Kubeflow's Trainer and plain Kubernetes."""
+"""Manifests for existing schedulers: SkyPilot, Kubeflow Trainer and plain Kubernetes."""
 
 import shlex
 from typing import Any
@@ -12,43 +12,41 @@ from paceline.launch.nodes import extras_of
 from paceline.launch.values import operand
 
 _PORT = 29400
-# a folder of its own: /tmp may be shared with others
+# in a new folder, since /tmp may be shared with other users
 _WRITE = 'folder=$(mktemp -d) && printf "%s" "$PACELINE_RECIPE" > "$folder/recipe.yaml"'
 
 
 def manifest(job: Job, engine: str, image: str, gpus: int) -> str:
-    """Documents in YAML; `gpus` of each machine, 0 for processors only."""
-    made = {"skypilot": _skypilot, "kubeflow": _kubeflow, "kubernetes": _kubernetes}
-    if engine not in made:
-        raise UserError(f"--for {engine}: known are {', '.join(made)}")
-    return yaml.safe_dump_all(made[engine](job, image, gpus), sort_keys=False, width=1000)
+    """Return YAML documents for an engine; `gpus` is per node, 0 for CPU only."""
+    engines = {"skypilot": _skypilot, "kubeflow": _kubeflow, "kubernetes": _kubernetes}
+    if engine not in engines:
+        message = f"--for {engine!r} is not supported. Use {', '.join(engines)}."
+        raise UserError("unknown-engine", message, engine=engine)
+    return yaml.safe_dump_all(engines[engine](job, image, gpus), sort_keys=False, width=1000)
 
 
-def _train(job: Job, *place: str) -> str:
-    """The command of one machine; `place` is for its shell to fill in."""
-    words = ["--procs", str(job.procs), "--nodes", str(len(job.hosts))]
-    return " ".join(["paceline", _what(job), *words, *place])
-
-
-def _what(job: Job) -> str:
+def _train_command(job: Job, join: str) -> str:
+    """Return the command of one node; `join` holds variables that its shell expands."""
     words = ["--name", job.name, *(["--results", job.results] if job.results else [])]
-    return f'train "$folder/recipe.yaml" {shlex.join(words)}'
+    shape = f"--procs {job.procs} --nodes {len(job.hosts)}"
+    return f'paceline train "$folder/recipe.yaml" {shlex.join(words)} {shape} {join}'
 
 
-def _kept(text: str) -> str:
-    """In commands and variables Kubernetes fills in $(NAME), and takes $$ for one $."""
+def _escaped(text: str) -> str:
+    """Escape $: Kubernetes expands $(NAME) in commands and variables, and turns $$ into $."""
     return text.replace("$", "$$")
 
 
 def _skypilot(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
     first = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)'
-    place = f'--node-rank "$SKYPILOT_NODE_RANK" --rendezvous {first}:{_PORT}"'
+    join = f'--node-rank "$SKYPILOT_NODE_RANK" --rendezvous {first}:{_PORT}"'
     resources: dict[str, Any] = {"use_spot": True, "job_recovery": "failover"}
     if image:
         resources["image_id"] = f"docker:{operand('--image', image)}"
     if gpus:
         if not job.extra.get("gpu_type"):
-            raise UserError("--gpu-type is needed with --gpus-per-node, as SkyPilot names it: A100, L4 ...")
+            message = "--gpus-per-node needs --gpu-type, with a name of SkyPilot: A100, L4 ..."
+            raise UserError("missing-option", message, option="--gpu-type")
         resources["accelerators"] = f"{job.extra['gpu_type']}:{gpus}"
     task: dict[str, Any] = {"name": job.id, "num_nodes": len(job.hosts), "resources": resources}
     if not image:
@@ -61,21 +59,21 @@ def _skypilot(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
     task["envs"] = {"PACELINE_RECIPE": job.recipe}
     if len(job.hosts) > 1:
         task["secrets"] = {TOKEN: new_token()}
-    task["run"] = f"{_WRITE} &&\n{_train(job, place)}\n"
+    task["run"] = f"{_WRITE} &&\n{_train_command(job, join)}\n"
     return [task]
 
 
 def _kubeflow(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
-    """A node's place comes from the runtime, in the variables that it has for torchrun."""
-    place = '--node-rank "$PET_NODE_RANK" --rendezvous "$PET_MASTER_ADDR:$PET_MASTER_PORT"'
-    command = f"{_WRITE} && exec {_train(job, place)}"
+    """Return a TrainJob; the runtime sets the rank and the rendezvous of a node as for torchrun."""
+    join = '--node-rank "$PET_NODE_RANK" --rendezvous "$PET_MASTER_ADDR:$PET_MASTER_PORT"'
+    command = f"{_WRITE} && exec {_train_command(job, join)}"
     name = _name(job)
     trainer: dict[str, Any] = {
         "numNodes": len(job.hosts),
         "numProcPerNode": job.procs,
         "image": _image(image),
-        "command": ["sh", "-c", _kept(command)],
-        "env": [{"name": "PACELINE_RECIPE", "value": _kept(job.recipe)}, *_token_variable(job)],
+        "command": ["sh", "-c", _escaped(command)],
+        "env": [{"name": "PACELINE_RECIPE", "value": _escaped(job.recipe)}, *_token_variable(job)],
     }
     if gpus:
         trainer["resourcesPerNode"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
@@ -85,13 +83,13 @@ def _kubeflow(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
 
 
 def _kubernetes(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
-    """An indexed Job: each machine knows its number, and finds the first one through a headless service."""
+    """Return an indexed Job: each node knows its index, and finds the first one through a headless service."""
     name = _name(job)
-    place = f'--node-rank "$JOB_COMPLETION_INDEX" --rendezvous {name}-0.{name}:{_PORT}'
+    join = f'--node-rank "$JOB_COMPLETION_INDEX" --rendezvous {name}-0.{name}:{_PORT}'
     container: dict[str, Any] = {
         "name": "train",
         "image": _image(image),
-        "command": ["sh", "-c", _kept(f"{_WRITE} && exec {_train(job, place)}")],
+        "command": ["sh", "-c", _escaped(f"{_WRITE} && exec {_train_command(job, join)}")],
         "env": [
             {"name": "PACELINE_RECIPE", "valueFrom": {"configMapKeyRef": {"name": name, "key": "recipe.yaml"}}},
             *_token_variable(job),
@@ -104,12 +102,12 @@ def _kubernetes(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
         "subdomain": name,
         "restartPolicy": "Never",
         "containers": [container],
-        # containers have 64 MB otherwise, too little to exchange through
+        # the default of 64 MB is too small for NCCL and the shared-memory all-reduce
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
     count = len(job.hosts)
     template = {"metadata": {"labels": {"app": name}}, "spec": pod}
-    spec = {"completions": count, "parallelizm": count, "completionMode": "Indexed", "backoffLimit": 3 * count}
+    spec = {"completions": count, "parallelism": count, "completionMode": "Indexed", "backoffLimit": 3 * count}
     return [
         *_token_secret(job),
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"recipe.yaml": job.recipe}},
@@ -124,7 +122,7 @@ def _kubernetes(job: Job, image: str, gpus: int) -> list[dict[str, Any]]:
 
 
 def _token_secret(job: Job) -> list[dict[str, Any]]:
-    """By which the nodes recognize each other."""
+    """Return the Secret with the token by which nodes authenticate each other, if there are several."""
     if len(job.hosts) == 1:
         return []
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{_name(job)}-token"}}
@@ -138,11 +136,12 @@ def _token_variable(job: Job) -> list[dict[str, Any]]:
 
 
 def _name(job: Job) -> str:
-    """As Kubernetes allows it."""
+    """Return the id of the job as a valid name of a Kubernetes object."""
     return "".join(letter if letter.isalnum() else "-" for letter in job.id.lower())[:50].strip("-")
 
 
 def _image(image: str) -> str:
     if not image:
-        raise UserError("--image IMAGE is needed: one with paceline in it, e.g. built from the Dockerfile")
+        message = "a manifest needs --image IMAGE: a container image with paceline, e.g. built from the Dockerfile."
+        raise UserError("missing-option", message, option="--image")
     return operand("--image", image)

@@ -1,6 +1,6 @@
-"""What goes on on a machine without its launcher: a session of its own.
+"""Detached processes of a job on a host, each in its own session, so that they survive the launcher.
 
-Its log, process number and exit status are files in the job's folder there, so that another terminal can go on.
+Log, process id and exit status are files in the job's folder on the host, so that another terminal can take over.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from paceline.launch.hosts import Host, HostError
 
-# whether the session of NAME.pid lives: numbers are used again, and dead entries stay until somebody clears them away
+# whether the session of NAME.pid is alive: compares start times, since process ids are reused, and ignores zombies
 _STARTED = """started() { sed 's/.*) //' "/proc/$1/stat" 2> /dev/null | cut -d' ' -f20; }"""
 _ALIVE = f"""{_STARTED}
 alive() {{
@@ -22,14 +22,14 @@ alive() {{
 
 
 _STATE = re.compile(rb"running|lost|absent|ended [0-9]{1,3}")
-_CHUNK = 1 << 20  # bytes of a log that are asked for at once
-_LONGEST_LINE = 1 << 16
+_CHUNK = 1 << 20  # bytes of a log per request
+_MAX_LINE = 1 << 16
 
 
 def detached(name: str, command: str, prepare: str = ":") -> str:
-    """In a session of its own, without a terminal: what ends the launcher does not end it.
+    """Return a script that starts a command in its own session without a terminal, so that it survives the launcher.
 
-    `prepare` is done before others are told that it has begun.
+    `prepare` runs before NAME.pid shows that the session has started.
     """
     inner = shlex.quote(f"{prepare}; {_STARTED}; echo $$ $(started $$) > {name}.pid; exec {command}")
     return f"""{_ALIVE}
@@ -42,43 +42,45 @@ begun"""
 
 
 @dataclass
-class Progress:
-    """Of one machine, as far as it has been seen."""
+class NodeMonitor:
+    """The state and the log of one node, as far as they were read."""
 
     host: Host
     state: str = "unknown"
-    """running, ended N, lost, absent, or unreachable and why."""
-    seen: int = 0
-    """Bytes of its log."""
+    """running, ended N, lost, absent, or unreachable with the reason."""
+    offset: int = 0
+    """Bytes of its log that were read."""
     tail: bytes = b""
-    behind: bool = False
-    """Whether more of its log is there than was asked for."""
+    has_more: bool = False
+    """Whether the host has more of the log than the last request returned."""
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         return self.state.startswith("ended")
 
-    def look(self) -> list[str]:
-        """Ask once; whole new lines of its log."""
-        self.behind = False
-        tail = f"tail -c +{self.seen + 1} node.log 2> /dev/null | head -c {_CHUNK}"
+    def poll(self) -> list[str]:
+        """Ask the host once for state and log; return the new complete lines of the log."""
+        self.has_more = False
+        tail = f"tail -c +{self.offset + 1} node.log 2> /dev/null | head -c {_CHUNK}"
         try:
-            answer = self.host.run(f"{_STATUS}\n{tail}", timeout=30)
+            result = self.host.run(f"{_STATUS}\n{tail}", timeout=30)
         except HostError as error:
             self.state = f"unreachable: {error}"
             return []
-        if answer.status == 97:
+        if result.status == 97:
             self.state = "absent"
             return []
-        state, _, log = answer.out.partition(b"\n")
+        state, _, log = result.out.partition(b"\n")
         if not _STATE.fullmatch(state):
-            self.state = f"unreachable: {self.host.name} tells no state but {state[:100]!r}; look at what it runs"
+            self.state = (
+                f"unreachable: {self.host.name} sent {state[:100]!r} instead of a state. Check what runs on it."
+            )
             return []
         self.state = state.decode()
-        self.seen += len(log)
-        self.behind = len(log) >= _CHUNK
+        self.offset += len(log)
+        self.has_more = len(log) >= _CHUNK
         *lines, self.tail = (self.tail + log).split(b"\n")
-        if self.tail and ((self.over and not self.behind) or len(self.tail) > _LONGEST_LINE):
+        if self.tail and ((self.ended and not self.has_more) or len(self.tail) > _MAX_LINE):
             lines, self.tail = [*lines, self.tail], b""
         return [line.decode(errors="replace") for line in lines]
 
@@ -109,15 +111,15 @@ def is_alive(host: Host, name: str) -> bool:
 
 
 def stop(hosts: Sequence[Host], grace: float) -> list[str]:
-    """End the job everywhere; what is left over, which should be nothing."""
+    """Stop the sessions of a job on all hosts; return a line for each that could not be stopped."""
 
-    def one(host: Host) -> list[str]:
+    def stop_on(host: Host) -> list[str]:
         try:
-            answer = host.run(_STOP.format(alive=_ALIVE, tenths=int(10 * grace)), timeout=grace + 60)
+            result = host.run(_STOP.format(alive=_ALIVE, tenths=int(10 * grace)), timeout=grace + 60)
         except HostError as error:
             return [str(error)]
-        names = {"node", "rendezvous"} & set(answer.text.split()) if answer.status != 97 else ()
-        return [f"{host.name}: {name} could not be ended" for name in sorted(names)]
+        names = {"node", "rendezvous"} & set(result.text.split()) if result.status != 97 else ()
+        return [f"{host.name}: process {name!r} did not stop" for name in sorted(names)]
 
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:
-        return [left for found in pool.map(one, hosts) for left in found]
+        return [line for lines in pool.map(stop_on, hosts) for line in lines]

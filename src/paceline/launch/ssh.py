@@ -1,8 +1,8 @@
-"""Jobs on machines behind ssh, and on "nodes" of this one, which is the same plan."""
+"""The backend for ssh hosts, and for local nodes, which follow the same plan."""
 
-from paceline.launch.control import fetch, plan, status, stop, submit, tidy
-from paceline.launch.following import follow
+from paceline.launch.control import clean_up, fetch, plan, status, stop, submit
+from paceline.launch.supervisor import follow
 
-resume = submit  # a run of that name that is not finished goes on
+resume = submit  # an unfinished run of that name continues
 
-__all__ = ["fetch", "follow", "plan", "resume", "status", "stop", "submit", "tidy"]
+__all__ = ["clean_up", "fetch", "follow", "plan", "resume", "status", "stop", "submit"]

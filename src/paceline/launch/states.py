@@ -1,4 +1,4 @@
-"""The state of a job as a whole: from what its machines say, and from what is known here."""
+"""The state of a job as a whole, from the states of its nodes and from what is known on this machine."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ PENDING, RUNNING, FINISHED, FAILED, STOPPED = "pending", "running", "finished", 
 LOST, NOT_STARTED, UNREACHABLE, GONE, UNKNOWN = "lost", "not started", "unreachable", "gone", "unknown"
 FINAL = (FINISHED, FAILED, STOPPED)
 HAS_RUN = (RUNNING, FINISHED, FAILED, STOPPED, LOST)
-"""States of machines that can be asked for their run folder."""
+"""States of nodes that may have a run folder."""
 
 _SIGNALLED = ("130", "143")
 _OF_SLURM = {
@@ -34,7 +34,7 @@ _TAIL = 1 << 16
 
 
 def kind_of(state: str) -> str:
-    """One of the states above, from the words of a backend."""
+    """Return one of the states above for the state that a backend reports."""
     first, _, rest = state.partition(" ")
     if first in slurm.ENDED and first not in _OF_SLURM:
         return FAILED
@@ -45,94 +45,94 @@ def kind_of(state: str) -> str:
 
 
 def described(state: str) -> str:
-    """A machine's state for people."""
+    """Return the state of a node for the user."""
     kind, rest = kind_of(state), state.partition(" ")[2]
     if state.startswith("ended"):
         return f"failed with exit status {rest}" if kind == FAILED else kind
-    return {"lost": "lost: its processes are gone", "absent": NOT_STARTED}.get(state, printable(state))
+    return {"lost": "lost: its processes no longer exist", "absent": NOT_STARTED}.get(state, printable(state))
 
 
 def overall(job: Job, parts: Sequence[tuple[str, str]]) -> str:
-    """Of the whole job, given the states of its machines."""
+    """Return the state of the whole job, given the states of its nodes."""
     kinds = {kind_of(state) for _, state in parts}
     for kind in (RUNNING, PENDING):
         if kind in kinds:
             return kind
-    # one machine that saw the end is enough; of an array of SLURM's every job has its own
+    # one node that finished is enough, except in a SLURM array, where every task trains its own run
     if kinds == {FINISHED} or (FINISHED in kinds and job.backend != "slurm"):
         return FINISHED
-    if (here := known_here(job)) != UNKNOWN:
-        return here
+    if (known := known_here(job)) != UNKNOWN:
+        return known
     if control.is_stopped(job) and UNREACHABLE not in kinds:
         return STOPPED
     return next((kind for kind in (UNREACHABLE, FAILED, STOPPED, LOST, GONE, NOT_STARTED) if kind in kinds), UNKNOWN)
 
 
 def known_here(job: Job) -> str:
-    """What needs no machine to be asked: how it ended, if somebody on this one saw that."""
-    if ended := control.concluded(job):
-        return ended
+    """Return how the job ended if that is known without asking its nodes, else UNKNOWN."""
+    if state := control.final_state(job):
+        return state
     wanted = len(slurm.folders(job)) if job.backend == "slurm" else 1
     finished = [folder for folder in _folders_here(job) if RunFolder(folder).finished]
     return FINISHED if len(finished) == wanted else UNKNOWN
 
 
 def _folders_here(job: Job) -> list[Path]:
-    """Run folders of the job on this machine; SLURM's are on a file system that it shares."""
+    """Return the run folders of the job on this machine; with SLURM they are on a shared file system."""
     if job.backend == "slurm":
         return [folder for folder in slurm.folders(job) if RunFolder(folder).exists]
-    brought = control.fetched(job)
-    return [brought] if brought else []
+    fetched = control.fetched_folder(job)
+    return [fetched] if fetched else []
 
 
 def states_of(
     jobs: Sequence[Job], ask: Callable[[Job], list[tuple[str, str]]], seconds: float, quick: bool
 ) -> dict[str, str]:
-    """Of many jobs at once, by their ids; machines that do not answer in time are unreachable.
+    """Return the states of many jobs by id, asked in parallel; jobs that do not answer in time are unreachable.
 
-    `quick`: only what is known here.
+    `quick`: only what is known on this machine.
     """
-    found = {job.id: known_here(job) for job in jobs}
-    asked = [job for job in jobs if found[job.id] not in FINAL and (not quick or job.backend == "local")]
+    states = {job.id: known_here(job) for job in jobs}
+    open_jobs = [job for job in jobs if states[job.id] not in FINAL and (not quick or job.backend == "local")]
 
-    def one(job: Job) -> None:
+    def ask_one(job: Job) -> None:
         try:
-            found[job.id] = overall(job, ask(job))
-        except (UserError, OSError):  # its machines, or a program that would ask them
-            found[job.id] = UNREACHABLE
+            states[job.id] = overall(job, ask(job))
+        except (UserError, OSError):  # OSError: squeue or ssh is not installed
+            states[job.id] = UNREACHABLE
 
-    # daemons: one that hangs must not hold up the end of this process
-    threads = [threading.Thread(target=one, args=(job,), daemon=True) for job in asked]
+    # daemon threads: one that hangs must not delay the end of this process
+    threads = [threading.Thread(target=ask_one, args=(job,), daemon=True) for job in open_jobs]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + seconds
-    for job, thread in zip(asked, threads, strict=True):
+    for job, thread in zip(open_jobs, threads, strict=True):
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
-            found[job.id] = UNREACHABLE
-    return dict(found)
+            states[job.id] = UNREACHABLE
+    return dict(states)
 
 
-def runs_of(job: Job, machines: Sequence[str]) -> list[Snapshot]:
-    """How far its run is, as far as these machines can tell; of an array of SLURM's one for each job."""
+def runs_of(job: Job, names: Sequence[str]) -> list[Snapshot]:
+    """Return the progress of the run according to these nodes; for a SLURM array, one per task."""
     if job.backend == "slurm":
         return list(map(snapshot, _folders_here(job)))
-    hosts = [host for name, host in control.hosts_of(job).items() if name in machines]
+    hosts = [host for name, host in control.hosts_of(job).items() if name in names]
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:
-        found = [one for one in pool.map(lambda host: _run_on(job, host), hosts) if one]
-    found = found or list(map(snapshot, _folders_here(job)))
-    return [max(found, key=lambda own: own.step)] if found else []  # the other machines have older copies
+        snapshots = [one for one in pool.map(lambda host: _run_on(job, host), hosts) if one]
+    snapshots = snapshots or list(map(snapshot, _folders_here(job)))
+    return [max(snapshots, key=lambda one: one.step)] if snapshots else []  # other nodes have older copies
 
 
 def _run_on(job: Job, host: Host) -> Snapshot | None:
-    own = shlex.quote(f"runs/{job.name}")
-    script = f"cat {own}/summary.json 2> /dev/null && printf '\\000' && tail -c {_TAIL} {own}/metrics.jsonl"
+    folder = shlex.quote(f"runs/{job.name}")
+    script = f"cat {folder}/summary.json 2> /dev/null && printf '\\000' && tail -c {_TAIL} {folder}/metrics.jsonl"
     try:
-        answer = host.run(script, timeout=30)
+        result = host.run(script, timeout=30)
     except HostError:
         return None
-    text, found, records = answer.out.partition(b"\0")
-    if not found:
+    text, separator, records = result.out.partition(b"\0")
+    if not separator:
         return None
     summary = _parsed(text)
     return of_records(job.name, str(summary.get("status", "")), summary, records.splitlines())
@@ -147,20 +147,20 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def advice(job: Job, state: str, resume: str) -> str:
-    """What can be done with a job in this state; `resume` says how it is resumed."""
+    """Return what the user can do with a job in this state; `resume` describes how to resume it."""
     folders = _folders_here(job)
-    # what was fetched before the end may be older than what the machines have
-    whole = folders and (job.backend in ("ec2", "slurm") or all(RunFolder(folder).finished for folder in folders))
+    # a folder that was fetched before the end may be older than the one on the nodes
+    is_final = folders and (job.backend in ("ec2", "slurm") or all(RunFolder(folder).finished for folder in folders))
     names = ", ".join(map(str, folders))
-    brought = f"its run folder is {names}" if whole else f"`paceline fetch {job.id}` brings its run folder here"
-    follow = f"`paceline attach {job.id}` follows it, `paceline stop {job.id}` ends it"
+    folder = f"its run folder is {names}" if is_final else f"`paceline fetch {job.id}` fetches its run folder"
+    follow = f"`paceline attach {job.id}` follows it, `paceline stop {job.id}` stops it"
     return {
-        FINISHED: brought,
+        FINISHED: folder,
         FAILED: resume,
-        STOPPED: f"{resume}; {brought}",
+        STOPPED: f"{resume}; {folder}",
         LOST: resume,
         RUNNING: follow,
         PENDING: follow,
         NOT_STARTED: resume,
-        GONE: f"{resume}; {brought}" if whole else resume,
-    }.get(state, f"`paceline status {job.id}` asks its machines again")
+        GONE: f"{resume}; {folder}" if is_final else resume,
+    }.get(state, f"`paceline status {job.id}` asks its nodes again")

@@ -1,6 +1,6 @@
-"""The logbook: one Markdown page per experiment, an index of all, and DAWNBench's TSV; written from run folders only.
+"""Write the logbook: a Markdown page per run, an index, and DAWNBench's TSV; all figures come from run folders.
 
-Pages are written anew each time; what stands between the marked lines is the reader's own, and stays.
+Every call rewrites the pages. The text between the two note markers belongs to the reader and is kept.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Required
 
 from pydantic import TypeAdapter
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12
 
 from paceline.errors import UserError
 from paceline.logbook.charts import svg
@@ -26,19 +26,21 @@ from paceline.system.files import make_folder, write_text
 from paceline.system.untrusted import read_regular
 from paceline.track.checks import Count, NotNegative
 
-_MOST_BYTES = 1 << 26
-_OPEN, _CLOSE = "<!-- notes: yours; kept when this page is written again -->", "<!-- end of notes -->"
+_MAX_BYTES = 1 << 26
+_OPEN, _CLOSE = "<!-- your notes: kept when paceline rewrites this page -->", "<!-- end of notes -->"
 _NOTES = re.compile(re.escape(_OPEN) + r"[ \t\r]*\n(.*)" + re.escape(_CLOSE), re.DOTALL)
 
 
 def write_logbook(runs: Sequence[Run], out: Path) -> list[Path]:
-    """Pages of these runs, and an index of all pages that are there."""
+    """Write a page per run and an index of every page in `out`; return the paths written."""
     folders: list[Path] = []
     for run in runs:
         folders.append(_folder_of(run, out, {folder.name for folder in folders}))
     for path in (*(folder / "README.md" for folder in folders), out / "comparison.md", out / "index.md"):
-        if path.exists() and LOGBOOK_MARK.encode() not in read_regular(path, _MOST_BYTES):
-            raise UserError(f"{path} is not a page of a logbook, and would be overwritten; choose another --out")
+        if path.exists() and LOGBOOK_MARK.encode() not in read_regular(path, _MAX_BYTES):
+            raise UserError(
+                "not-a-logbook-page", f"{path} is not a logbook page. Choose another --out to keep it.", path=path
+            )
     pages = [page for run, folder in zip(runs, folders, strict=True) for page in _write_page(run, folder)]
     if len(runs) > 1:
         write_text(out / "comparison.md", f"# Comparison\n\n{markdown(compare(runs))}\n{LOGBOOK_MARK}\n")
@@ -48,8 +50,8 @@ def write_logbook(runs: Sequence[Run], out: Path) -> list[Path]:
     return [*pages, out / "index.md"]
 
 
-class _Entry(TypedDict, total=False):
-    """What the index reads of a page."""
+class _IndexEntry(TypedDict, total=False):
+    """The fields of a page's facts.json that the index shows."""
 
     run: Required[str]
     origin: str
@@ -65,13 +67,13 @@ class _Entry(TypedDict, total=False):
     images_per_second: NotNegative | None
 
 
-_CHECK = TypeAdapter(_Entry)
+_CHECK = TypeAdapter(_IndexEntry)
 
 
 def _entries(out: Path) -> Iterator[dict[str, Any]]:
     for path in out.glob("*/facts.json"):
-        with suppress(OSError, ValueError):  # somebody else's file
-            yield dict(_CHECK.validate_json(read_regular(path, _MOST_BYTES, out))) | {"folder": path.parent.name}
+        with suppress(OSError, ValueError):  # not written by the logbook
+            yield dict(_CHECK.validate_json(read_regular(path, _MAX_BYTES, out))) | {"folder": path.parent.name}
 
 
 def _when(entry: dict[str, Any]) -> str:
@@ -81,36 +83,36 @@ def _when(entry: dict[str, Any]) -> str:
 def _write_page(run: Run, folder: Path) -> Iterator[Path]:
     page = folder / "README.md"
     make_folder(folder)
-    kept = _notes(page) if page.exists() else ""
-    if kept is None:  # somebody changed the marked lines: nothing of theirs may be lost
-        names = (folder / f"README.old-{number}.md" for number in count(1))
-        yield page.rename(next(path for path in names if not path.exists()))
+    notes = _notes(page) if page.exists() else ""
+    if notes is None:  # the markers are gone, so the whole page may hold notes
+        backups = (folder / f"README.old-{number}.md" for number in count(1))
+        yield page.rename(next(path for path in backups if not path.exists()))
     charts = {name: text for name, chart in charts_of([run]) if (text := svg(chart))}
     for name, text in charts.items():
         write_text(folder / name, text)
     write_text(folder / "dawnbench.tsv", _dawnbench(run))
     write_text(folder / "facts.json", json.dumps(_facts(run), indent=2, default=str) + "\n")
     text = "\n".join(page_of(run, list(charts)))
-    write_text(page, f"{text}\n## Notes\n\n{_OPEN}\n{kept or ''}{_CLOSE}\n\n{LOGBOOK_MARK}\n")
+    write_text(page, f"{text}\n## Notes\n\n{_OPEN}\n{notes or ''}{_CLOSE}\n\n{LOGBOOK_MARK}\n")
     yield page
 
 
 def _notes(page: Path) -> str | None:
-    """What the reader wrote; None if it cannot be told where."""
+    """Return the reader's notes, or None if the markers are missing."""
     try:
-        found = _NOTES.search(read_regular(page, _MOST_BYTES).decode())
+        match = _NOTES.search(read_regular(page, _MAX_BYTES).decode())
     except ValueError:
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def _folder_of(run: Run, out: Path, others: set[str]) -> Path:
-    """Its own from the last time, or one that no other run has."""
-    origin, own = str(run.origin.resolve()), _file_name(run.name)
-    taken = dict.fromkeys(others, "") | {entry["folder"]: entry.get("origin") for entry in _entries(out)}
-    mine = next((folder for folder, owner in taken.items() if owner == origin), None)
-    names = [own, *(f"{own}-{number}" for number in range(2, len(taken) + 3))]
-    return out / (mine or next(name for name in names if name not in taken))
+    """Return the folder of an earlier page of this run, or an unused one."""
+    origin, base = str(run.origin.resolve()), _file_name(run.name)
+    used = dict.fromkeys(others, "") | {entry["folder"]: entry.get("origin") for entry in _entries(out)}
+    previous = next((folder for folder, owner in used.items() if owner == origin), None)
+    names = [base, *(f"{base}-{number}" for number in range(2, len(used) + 3))]
+    return out / (previous or next(name for name in names if name not in used))
 
 
 def _file_name(name: str) -> str:
@@ -118,7 +120,7 @@ def _file_name(name: str) -> str:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """What the index and programs read."""
+    """Return the content of facts.json, which the index and other programs read."""
     row = compare([run]).rows[0]
     start = run.starts[0] if run.starts else {}
     return row | {
@@ -134,12 +136,12 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _dawnbench(run: Run) -> str:
-    """Their format: hours since the start of training."""
+    """Return the run in DAWNBench's format, with hours since the start of training."""
     lines = ["epoch\thours\ttop1Accuracy\ttop5Accuracy"]
-    times = dict(zip(map(id, run.records), run.places("seconds"), strict=True))
+    times = dict(zip(map(id, run.records), run.positions("seconds"), strict=True))
     for record in run.evaluated:
-        shares = [f"{100 * record[name]:.3f}" if record.get(name) is not None else "" for name in ("top1", "top5")]
-        lines.append("\t".join([f"{record.get('epoch') or 0:g}", f"{(times[id(record)] or 0) / 3600:.6f}", *shares]))
+        percents = [f"{100 * record[name]:.3f}" if record.get(name) is not None else "" for name in ("top1", "top5")]
+        lines.append("\t".join([f"{record.get('epoch') or 0:g}", f"{(times[id(record)] or 0) / 3600:.6f}", *percents]))
     return "\n".join([*lines, ""])
 
 
@@ -170,5 +172,5 @@ def _index(entries: list[dict[str, Any]], compared: bool) -> str:
             plain(entry.get("status") or ""),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    last = ["[Comparison](comparison.md) of the runs that were given together last", ""] if compared else []
+    last = ["[Comparison](comparison.md) of the runs in the last call of `paceline logbook`", ""] if compared else []
     return "\n".join([*lines, "", *last, LOGBOOK_MARK, ""])

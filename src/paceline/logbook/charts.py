@@ -1,4 +1,4 @@
-"""Line charts as SVG, for logbooks and notebooks: text that any browser draws, without a plotting library."""
+"""Line charts as SVG for logbooks and notebooks, without a plotting library."""
 
 import math
 import textwrap
@@ -19,8 +19,8 @@ COLORS_ON_DARK = (
 )  # fmt: skip
 _LEGEND_COLUMNS, _LEGEND_LINE = 3, 18
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM = 640, 300, 64, 16, 42
-_NOTE_LETTERS = 100  # of a line of the note
-_FEW_POINTS = 4  # too few to tell a curve's later half from its beginning
+_NOTE_WIDTH = 100  # characters per line of the note
+_MIN_POINTS = 4  # shorter curves have no later half to focus on
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Line:
     name: str
     points: Sequence[Point]
     run: int = 0
-    """Number of its run, which decides color and dashes."""
+    """Index of the run, which selects color and dash pattern."""
     thin: bool = False
-    """Whether it stands behind another line of its run: training behind validation."""
+    """Draw it thin and behind the other lines, as training curves are."""
 
 
 @dataclass(frozen=True)
@@ -40,34 +40,34 @@ class Chart:
     x_axis: str = "epoch"
     percent: bool = False
     from_zero: bool = False
-    """Whether the y axis begins there."""
+    """Start the y axis at zero."""
     note: str = ""
-    """What a reader has to know of the lines."""
+    """Text below the title that explains the lines."""
     run_names: Sequence[str] = ()
-    """If given, the legend names runs instead of lines."""
+    """Legend entries, one per run; empty: one per line."""
 
 
 def dashes(run: int) -> str:
-    """SVG's `stroke-dasharray` of a run: solid at first, another pattern each time the colors start over."""
+    """Return the `stroke-dasharray` of a run: solid for the first ten, then a new pattern per cycle of colors."""
     repeated = run // len(COLORS)
     return " ".join(["8 3", *["2 3"] * (repeated - 1)]) if repeated else ""
 
 
 def thinned(points: Sequence[P], most: int = 800) -> list[P]:
-    """At most about that many: of every stretch the lowest and the highest value (the last of a point) stay."""
+    """Return about `most` points; the lowest and the highest value of every interval are kept."""
     size = math.ceil(2 * len(points) / most)
     if size <= 2:
         return list(points)
     kept: list[P] = []
     for begin in range(0, len(points), size):
-        stretch = range(begin, min(begin + size, len(points)))
-        ends = {min(stretch, key=lambda i: points[i][-1]), max(stretch, key=lambda i: points[i][-1])}
+        interval = range(begin, min(begin + size, len(points)))
+        ends = {min(interval, key=lambda i: points[i][-1]), max(interval, key=lambda i: points[i][-1])}
         kept += [points[index] for index in sorted(ends)]
     return kept
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers within a range."""
+    """Return round numbers within a range, about `count` of them."""
     span = high - low
     if span <= 0 or not math.isfinite(span):
         return [low]
@@ -79,7 +79,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def value_range(lines: Sequence[Line], percent: bool = False, from_zero: bool = False) -> tuple[float, float]:
-    """What the y axis spans: the values and a margin; shares stay between 0 and 100 %."""
+    """Return the limits of the y axis: the values plus a margin; percentages stay between 0 and 100 %."""
     values = [y for line in lines for _, y in line.points]
     least, most = min(values), max(values)
     if percent:
@@ -90,28 +90,28 @@ def value_range(lines: Sequence[Line], percent: bool = False, from_zero: bool = 
 
 
 def _floor(lines: Sequence[Line], least: float, most: float) -> float:
-    """Where an axis of accuracies may be cut, so that the later half of the lines that matter is not squeezed.
+    """Return where an accuracy axis may start, so that the first epochs do not squeeze the later half.
 
-    Of several runs those are the bold ones; of a single one, its training is looked at as well.
+    With several runs only validation curves count; with one run its training curve counts as well.
     """
-    alone = len({line.run for line in lines}) == 1
-    matter = [line.points for line in lines if alone or not line.thin]
-    if max(map(len, matter), default=0) < _FEW_POINTS:
+    single = len({line.run for line in lines}) == 1
+    curves = [line.points for line in lines if single or not line.thin]
+    if max(map(len, curves), default=0) < _MIN_POINTS:
         return least
-    late = [y for points in matter for x, y in points if x >= (points[0][0] + points[-1][0]) / 2]
+    late = [y for points in curves for x, y in points if x >= (points[0][0] + points[-1][0]) / 2]
     floor = min(late) - max(max(late) - min(late), 0.005)
     return floor if most - least > 3 * (most - floor) else least
 
 
 def svg(chart: Chart) -> str:
-    """The chart as a document; empty where no line has a point."""
+    """Return the chart as an SVG document, or an empty string if no line has a point."""
     lines = [Line(line.name, _finite(line.points), line.run, line.thin) for line in chart.lines]
     lines = sorted((line for line in lines if line.points), key=lambda line: not line.thin)
     if not lines:
         return ""
     low, high = value_range(lines, chart.percent, chart.from_zero)
     cut = any(y < low for line in lines for _, y in line.points)
-    notes = textwrap.wrap(f"{chart.note} {f'The axis begins at {100 * low:.3g} %.' if cut else ''}", _NOTE_LETTERS)
+    notes = textwrap.wrap(f"{chart.note} {f'The axis starts at {100 * low:.3g} %.' if cut else ''}", _NOTE_WIDTH)
     top, height = 34 + 15 * len(notes), _HEIGHT + 15 * len(notes)
     legend = _legend_entries(chart, lines)
     whole_height = height + _LEGEND_LINE * -(-len(legend) // _LEGEND_COLUMNS)
@@ -150,7 +150,7 @@ def _plot(chart: Chart, lines: Sequence[Line], bounds: tuple[float, float], top:
         yield f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" {level} stroke="#e9ecef"/>'
         yield _text(_LEFT - 6, y_of(y) + 4, f"{100 * y:g} %" if chart.percent else _label(y), "end")
     yield from (_text(x_of(x), height - 24, _label(x)) for x in ticks(low_x, high_x))
-    # a document of its own cuts off what lies below the axis; dots at its edges have room
+    # the nested document clips curves below the axis; its margin leaves room for dots at the edges
     area = (_LEFT - 4, top - 4, inner_width + 8, inner_height + 8)
     box = " ".join(map(str, area))
     yield '<svg x="{}" y="{}" width="{}" height="{}" viewBox="{}">'.format(*area, box)
@@ -168,16 +168,16 @@ def _label(value: float) -> str:
 
 
 def _legend_entries(chart: Chart, lines: Sequence[Line]) -> list[Line]:
-    """One for each run if there are several, else one for each line."""
+    """Return one entry per run if the chart names runs, otherwise one per line."""
     if not chart.run_names:
         return [line for line in chart.lines if line.name in {drawn.name for drawn in lines}]
     return [Line(chart.run_names[run], (), run) for run in sorted({line.run for line in lines})]
 
 
 def _legend(entries: Sequence[Line], below: int) -> Iterator[str]:
-    """Below the chart, where it covers nothing, however many lines there are."""
+    """Yield the legend below the chart, where it covers no curve."""
     columns, width = min(len(entries), _LEGEND_COLUMNS), _WIDTH - _LEFT - _RIGHT
-    most = int((width / columns - 44) / 7)  # letters of about this width
+    most = int((width / columns - 44) / 7)  # a character is about 7 pixels wide
     for number, entry in enumerate(entries):
         row, column = divmod(number, columns)
         x, y = _LEFT + column * width / columns, below + 8 + _LEGEND_LINE * row
@@ -186,7 +186,7 @@ def _legend(entries: Sequence[Line], below: int) -> Iterator[str]:
 
 
 def _shortened(name: str, most: int) -> str:
-    """Names of runs often differ in their ends, so the middle goes."""
+    """Cut the middle of a long name: names of runs often differ at the end."""
     if len(name) <= most:
         return name
     kept = most - 1

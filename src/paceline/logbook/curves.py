@@ -1,35 +1,35 @@
-"""The curves that pages, logbooks and notebooks show, and what each of their lines is to be called."""
+"""The curves in reports, logbooks and notebooks, and the names of their lines."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.logbook.charts import Chart, Line
 from paceline.logbook.read import Run
-from paceline.logbook.settings import mixed, softened
+from paceline.logbook.settings import image_modifiers, loss_modifiers
 
 
 @dataclass(frozen=True)
-class Curve:
+class CurveSpec:
     title: str
     metric: str
-    """Name of the figure in a record."""
+    """Key of the value in a record."""
     file: str
     kinds: tuple[str, ...] = ("train",)
-    """Kinds of records that have it."""
+    """Kinds of records that hold the metric."""
     percent: bool = False
     from_zero: bool = False
 
 
 CURVES = (
-    Curve("top-1", "top1", "accuracy", ("train", "eval"), percent=True),
-    Curve("loss", "loss", "loss", ("train", "eval")),
-    Curve("learning rate", "lr", "learning-rate"),
-    Curve("images/s", "images_per_second", "speed", from_zero=True),
+    CurveSpec("top-1", "top1", "accuracy", ("train", "eval"), percent=True),
+    CurveSpec("loss", "loss", "loss", ("train", "eval")),
+    CurveSpec("learning rate", "lr", "learning-rate"),
+    CurveSpec("images/s", "images_per_second", "speed", from_zero=True),
 )
 
 
-def line_name(run: Run, curve: Curve, kind: str) -> str:
-    """What a line of one run is: "training loss (label smoothing 0.1)"."""
+def line_name(run: Run, curve: CurveSpec, kind: str) -> str:
+    """Return the name of a run's line, e.g. "training loss (label smoothing 0.1)"."""
     if len(curve.kinds) == 1:
         return curve.title
     plain = ["cross entropy"] if curve.metric == "loss" and run.recipe else []
@@ -42,19 +42,19 @@ def _in_brackets(words: Sequence[str]) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def _conditions(run: Run, curve: Curve) -> list[str]:
-    """What keeps a training curve from being compared with the validation curve beside it."""
-    return mixed(run) if curve.metric == "top1" else softened(run)
+def _conditions(run: Run, curve: CurveSpec) -> list[str]:
+    """Return why a training curve and the validation curve beside it are not comparable."""
+    return image_modifiers(run) if curve.metric == "top1" else loss_modifiers(run)
 
 
-def common_name(runs: Sequence[Run], curve: Curve, kind: str) -> str:
-    """What such lines of all runs are; where they are not the same, only that they differ."""
+def common_name(runs: Sequence[Run], curve: CurveSpec, kind: str) -> str:
+    """Return the name of a line for all runs together; it says so if the runs measure different things."""
     names = list(dict.fromkeys(line_name(run, curve, kind) for run in runs))
     return names[0] if len(names) == 1 else f"{names[0].partition(' (')[0]} (not the same measure in all runs)"
 
 
-def note(runs: Sequence[Run], curve: Curve) -> str:
-    """What a reader has to know of a chart with curves of training and of validation."""
+def note(runs: Sequence[Run], curve: CurveSpec) -> str:
+    """Return the note of a chart with training and validation curves, else an empty string."""
     having = {kind: [run for run in runs if _has(run, curve, kind)] for kind in curve.kinds}
     if not having.get("eval") or not having["train"]:
         return ""
@@ -63,12 +63,12 @@ def note(runs: Sequence[Run], curve: Curve) -> str:
     return f"Bold: {bold}. Thin: {thin}, a running mean over augmented batches.{warning}"
 
 
-def _has(run: Run, curve: Curve, kind: str) -> bool:
+def _has(run: Run, curve: CurveSpec, kind: str) -> bool:
     return any(record["kind"] == kind and record.get(curve.metric) is not None for record in run.records)
 
 
 def charts_of(runs: Sequence[Run]) -> Iterator[tuple[str, Chart]]:
-    """File names and charts, of one run or of several side by side."""
+    """Yield file names and charts of one run or of several."""
     several = len(runs) > 1
     for curve in CURVES:
         lines = [

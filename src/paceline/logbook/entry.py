@@ -1,4 +1,4 @@
-"""One run's page of the logbook, in Markdown."""
+"""A run's page in the logbook, as Markdown."""
 
 import shlex
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from paceline.logbook.verdict import verdict
 from paceline.system.files import printable, printable_lines
 from paceline.system.untrusted import read_regular
 
-_MOST_DUMP = 1 << 20
+_MAX_DUMP = 1 << 20
 _WORDS = {
     "data": "input wait",
     "compute": "forward and backward",
@@ -25,12 +25,13 @@ _WORDS = {
 
 
 def page_of(run: Run, charts: list[str]) -> Iterator[str]:
+    """Yield the parts of the page; `charts` are file names beside it."""
     yield f"# {plain(run.name)}\n"
     for note in run.notes:
         yield f"> {plain(note)}\n"
-    yield from _table("What", _what(run))
-    yield from _table("Result", [(label, cell) for label, cell in table(compare([run]))[1:]])
-    yield "## Verdict\n"
+    yield from _table("Settings", _overview(run))
+    yield from _table("Results", [(label, cell) for label, cell in table(compare([run]))[1:]])
+    yield "## Bottlenecks\n"
     yield from (f"- {plain(finding.text)}" for finding in verdict(run))
     yield ""
     yield from _times(run)
@@ -38,8 +39,8 @@ def page_of(run: Run, charts: list[str]) -> Iterator[str]:
         yield "## Curves\n"
         yield from (f"![{name.removesuffix('.svg')}]({name})" for name in charts)
         yield ""
-    yield from _use(run)
-    yield from _again(run)
+    yield from _devices(run)
+    yield from _repeat(run)
 
 
 def _table(title: str, rows: list[tuple[str, Any]]) -> Iterator[str]:
@@ -50,11 +51,11 @@ def _table(title: str, rows: list[tuple[str, Any]]) -> Iterator[str]:
         yield ""
 
 
-def _what(run: Run) -> list[tuple[str, Any]]:
+def _overview(run: Run) -> list[tuple[str, Any]]:
     recipe, start = run.recipe, run.starts[-1] if run.starts else {}
     hardware, about = start.get("hardware", {}), recipe.get("about", {})
     device = hardware.get("gpu") or hardware.get("cpu")
-    number = f" x {hardware['gpus']}" if hardware.get("gpus") else ""
+    count = f" x {hardware['gpus']}" if hardware.get("gpus") else ""
     packages = start.get("packages", {})
     largest = start.get("largest_batch") or {}
     return [
@@ -64,7 +65,7 @@ def _what(run: Run) -> list[tuple[str, Any]]:
         ("hosts", ", ".join(run.hosts) or run.facts.get("nodes")),
         ("largest batch per rank", _largest(largest)),
         ("strategy", start.get("strategy") or recipe.get("strategy")),
-        ("device", f"{device}{number}" if device else None),
+        ("device", f"{device}{count}" if device else None),
         ("host", _host(start)),
         ("started", start.get("started")),
         (
@@ -72,7 +73,7 @@ def _what(run: Run) -> list[tuple[str, Any]]:
             ", ".join(f"{name} {packages[name]}" for name in ("paceline", "torch", "timm") if name in packages),
         ),
         ("code", start.get("code", {}).get("commit")),
-        ("whole recipe", run.origin / "recipe.yaml" if recipe else None),
+        ("full recipe", run.origin / "recipe.yaml" if recipe else None),
         ("run folder", run.origin if run.kind == "paceline" else None),
         ("checkpoints", run.origin / "checkpoints" if (run.origin / "checkpoints").is_dir() else None),
     ]
@@ -80,41 +81,42 @@ def _what(run: Run) -> list[tuple[str, Any]]:
 
 def _host(start: dict[str, Any]) -> str | None:
     hardware = start.get("hardware", {})
-    told = [
+    parts = [
         f"{hardware['cores']} cores" if "cores" in hardware else None,
-        f"{hardware['threads_per_process']} threads per rank" if "threads_per_process" in hardware else None,
+        f"threads per rank: {hardware['threads_per_process']}" if "threads_per_process" in hardware else None,
         f"{hardware['memory_gb']} GiB" if "memory_gb" in hardware else None,
         start.get("platform"),
         f"Python {start['python']}" if "python" in start else None,
     ]
-    return ", ".join(str(part) for part in told if part) or None
+    return ", ".join(str(part) for part in parts if part) or None
 
 
-def _largest(found: dict[str, Any]) -> str | None:
-    if not found:
+def _largest(search: dict[str, Any]) -> str | None:
+    """Return the result of `paceline find-batch`."""
+    if not search:
         return None
-    whole = f"{found['largest_global']} over all ranks; fastest {found['fastest']}"
-    return f"{found['largest']} ({whole}), searched {found['searched']}"
+    total = f"{search['largest_global']} over all ranks; fastest {search['fastest']}"
+    return f"{search['largest']} ({total}), searched {search['searched']}"
 
 
 def _times(run: Run) -> Iterator[str]:
     total = run.total_seconds
     if not total or not run.seconds:
         return
-    yield "## Where the time went\n\n| | time | share |\n|---|---|---|"
+    yield "## Time split\n\n| | time | fraction |\n|---|---|---|"
     for part in PARTS:
         if part in run.seconds:
             yield f"| {_WORDS[part]} | {duration(run.seconds[part])} | {run.seconds[part] / total:.1%} |"
     if "sync" not in run.seconds and run.recipe.get("strategy") == "fsdp":
-        yield "\nUnder FSDP, gradient synchronization is part of forward and backward, and is not measured separately."
+        yield "\nWith FSDP, gradient synchronization is part of forward and backward and is not measured separately."
     yield ""
 
 
-def _use(run: Run) -> Iterator[str]:
+def _devices(run: Run) -> Iterator[str]:
     dumps = []
     for path in sorted((run.origin / "telemetry").glob("[!.]*.txt")):
         with suppress(OSError):
-            dumps.append(read_regular(path, _MOST_DUMP, run.origin).decode(errors="replace"))
+            dumps.append(read_regular(path, _MAX_DUMP, run.origin).decode(errors="replace"))
     if dumps:
         yield "## Devices\n"
         for dump in dumps:
@@ -122,7 +124,7 @@ def _use(run: Run) -> Iterator[str]:
             yield f"```\n{text}\n```\n"
 
 
-def _again(run: Run) -> Iterator[str]:
+def _repeat(run: Run) -> Iterator[str]:
     if not run.recipe:
         return
     words = ["train", printable(str(run.origin.resolve() / "recipe.yaml")), "--name", f"{run.name}-again"]
@@ -131,6 +133,6 @@ def _again(run: Run) -> Iterator[str]:
         words += ["--procs", str(run.ranks)]
     if start.get("threads_chosen") and (threads := start.get("hardware", {}).get("threads_per_process")):
         words += ["--threads", str(threads)]
-    yield f"## Again\n\n```\npaceline {shlex.join(words)}\n```\n"
+    yield f"## Repeat this run\n\n```\npaceline {shlex.join(words)}\n```\n"
     if len(run.hosts) > 1:
-        yield f"It ran on {len(run.hosts)} hosts: give it the same places, or launch it on as many.\n"
+        yield f"The run used {len(run.hosts)} hosts. Start it on as many, e.g. with `paceline launch`.\n"

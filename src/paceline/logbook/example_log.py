@@ -1,4 +1,4 @@
-"""Lines of PyTorch's ImageNet example and its descendants, torchvision's references among them."""
+"""Reader for logs of PyTorch's ImageNet example and programs derived from it, e.g. torchvision's references."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from paceline.system.untrusted import is_plain
 
 _STEP = re.compile(r"Epoch:\s*\[(\d{1,9})\]\s*\[\s*(\d{1,9})/\s*(\d{1,9})\]")
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d.])"
-# `Time 0.123 ( 0.456)` of the example, `time: 0.1230` and `acc1: 12.5 (11.0)` of torchvision's
+# the example prints `Time 0.123 ( 0.456)`, torchvision `time: 0.1230` and `acc1: 12.5 (11.0)`
 _METER = re.compile(
     rf"\b(Time|Data|Loss|Acc@1|Acc@5|Prec@1|Prec@5|acc1|acc5):?\s+{_NUMBER}(?:\s*\(\s*{_NUMBER}\))?", re.IGNORECASE
 )
@@ -20,9 +20,9 @@ _RESULT = re.compile(
 )
 _EPOCH_TIME = re.compile(r"Epoch:\s*\[(\d{1,9})\]\s*Total time:\s+(\d{1,9}):(\d{1,9}):(\d{1,9})")
 _COMPLETE = re.compile(r"Training complete in:?\s+(?:(\d{1,9}) days?, )?(\d{1,9}):(\d{1,9}):(\d{1,9})")
-_TOLD = re.compile(r"^#\s*([\w.]+)\s*:\s*(.+)$")
-_FIGURES = {"ranks": 10**9, "nodes": 10**9, "global_batch": 10**12, "seconds": 10**12}
-"""Facts that are computed with, and the most that they can be."""
+_COMMENT = re.compile(r"^#\s*([\w.]+)\s*:\s*(.+)$")
+_MAX_FACTS = {"ranks": 10**9, "nodes": 10**9, "global_batch": 10**12, "seconds": 10**12}
+"""Numeric facts and their largest valid values."""
 _ARGUMENTS = {
     "batch_size": "global_batch",
     "workers": "data.decode_threads",
@@ -36,64 +36,66 @@ _ARGUMENTS = {
 
 
 def claims(head: str) -> bool:
-    """Whether a log that begins like this is one."""
+    """Return whether a log with this beginning has the example's format."""
     return bool(_STEP.search(head) or _RESULT.search(head))
 
 
 def read_into(run: Run, lines: list[str]) -> None:
+    """Add the records, facts and notes of a log to the run."""
     _Example(run, lines)
 
 
 class _Example:
-    """Lines of PyTorch's example, one by one.
+    """Reads a log line by line.
 
-    Each `Time` is the seconds of a step and, in brackets, their mean since the epoch began: sums come from that.
+    `Time` is the seconds of a step and, in parentheses, their mean since the start of the epoch; the time of an epoch
+    is computed from the mean.
     """
 
     def __init__(self, run: Run, lines: list[str]):
         self._run, self._unread, self._restarted = run, 0, False
         self._epochs: dict[int, dict[str, Any]] = {}
         self._both = any(result[1] for line in lines if (result := _RESULT.match(line)))
-        """Then results without `Val` are of the training set."""
+        """Whether the log has results of both sets; then those without `Val` are of the training set."""
         numbers = [int(place[1]) for line in lines if (place := _STEP.search(line))]
         self._first = 1 if numbers and numbers[0] == 1 and 0 not in numbers else 0  # some count epochs from 1
         for line in lines:
             self._read(line)
-        self._tell(max(self._epochs, default=0), whole=False)
+        self._record(max(self._epochs, default=0), complete=False)
         if self._unread:
-            run.notes.append(f"{self._unread} lines were cut off, and left out")
+            run.notes.append(f"{self._unread} truncated lines were left out")
         if self._restarted:
-            run.facts.pop("seconds", None)  # what the log tells is the time of the last start
+            run.facts.pop("seconds", None)  # the log holds the time of the last start only
         if self._epochs and "train.duration" not in run.facts:
             run.facts["train.duration"] = f"{len(self._epochs)}ep"
 
     def _read(self, line: str) -> None:
         run = self._run
-        if told := _TOLD.match(line):
-            self._take(told[1], _value(told[2]), f"# {told[1]}: {told[2]}")
+        if comment := _COMMENT.match(line):
+            self._add_fact(comment[1], _value(comment[2]), f"# {comment[1]}: {comment[2]}")
         elif "Namespace(" in line:
             for name, value in _arguments(line, run.notes):
-                self._take(name, value, f"{name}={value}")
+                self._add_fact(name, value, f"{name}={value}")
         elif place := _STEP.search(line):
             self._step(int(place[1]) - self._first, int(place[2]) + 1, int(place[3]), line)
-        elif whole := _EPOCH_TIME.search(line):
-            self._epochs.get(int(whole[1]) - self._first, {})["seconds"] = _seconds(whole.groups()[1:])
+        elif total := _EPOCH_TIME.search(line):
+            self._epochs.get(int(total[1]) - self._first, {})["seconds"] = _seconds(total.groups()[1:])
         elif (result := _RESULT.match(line)) and (result[1] or not self._both):
             epoch = max(self._epochs, default=0)
-            self._tell(epoch)
-            shares = [float(share) / 100 if share else None for share in (result[2], result[3])]
-            place_now = {"step": self._steps(), "epoch": float(epoch + 1)}
-            run.records.append({"kind": "eval", **place_now, "top1": shares[0], "top5": shares[1]})
+            self._record(epoch)
+            top1, top5 = (float(percent) / 100 if percent else None for percent in (result[2], result[3]))
+            position = {"step": self._steps(), "epoch": float(epoch + 1)}
+            run.records.append({"kind": "eval", **position, "top1": top1, "top5": top5})
         elif complete := _COMPLETE.search(line):
             run.facts["seconds"] = int(complete[1] or 0) * 86400 + _seconds(complete.groups()[1:])
 
-    def _take(self, name: str, value: Any, told: str) -> None:
-        """Note a fact; what is computed with must be a number above zero."""
-        number = isinstance(value, int | float) and is_plain(value)
-        if name in _FIGURES and not (number and 0 < value <= _FIGURES[name]):
-            self._run.notes.append(f"{told[:100]} is not a number above 0, and left out")
+    def _add_fact(self, name: str, value: Any, source: str) -> None:
+        """Add a fact; numeric facts must be above zero."""
+        is_number = isinstance(value, int | float) and is_plain(value)
+        if name in _MAX_FACTS and not (is_number and 0 < value <= _MAX_FACTS[name]):
+            self._run.notes.append(f"{source[:100]} was left out: not a number above 0")
         else:
-            self._run.facts[name] = value if number else printable(str(value))
+            self._run.facts[name] = value if is_number else printable(str(value))
 
     def _step(self, epoch: int, done: int, count: int, line: str) -> None:
         meters = {
@@ -104,11 +106,11 @@ class _Example:
             self._unread += 1
             return
         known, later = self._epochs.get(epoch, {"batches": 0}), any(number > epoch for number in self._epochs)
-        if done == 1 and (known["batches"] > 2 or later):  # ranks that print in turns may be a step apart
+        if done == 1 and (known["batches"] > 2 or later):  # several ranks may print, up to a step apart
             self._restart(epoch)
         for number in sorted(self._epochs):
             if number < epoch:
-                self._tell(number)
+                self._record(number)
         self._epochs[epoch] = {"batches": min(done, count), "of": count, "meters": meters}
         self._run.facts["steps per epoch"] = count
 
@@ -116,18 +118,18 @@ class _Example:
         run, self._restarted, run.complete = self._run, True, False
         self._epochs = {number: old for number, old in self._epochs.items() if number < epoch}
         run.records = [record for record in run.records if record["epoch"] <= epoch]
-        run.notes.append(f"it was restarted at epoch {epoch}; what was done twice is left out, its time too")
+        run.notes.append(f"restarted at epoch {epoch}: steps that were repeated, and their time, are left out")
 
     def _steps(self) -> int:
         return sum(epoch["batches"] for epoch in self._epochs.values())
 
-    def _tell(self, number: int, whole: bool = True) -> None:
-        """One record per epoch, once; an epoch that something follows was done to its end."""
+    def _record(self, number: int, complete: bool = True) -> None:
+        """Add the record of an epoch once; an epoch that is followed by more lines is complete."""
         epoch = self._epochs.get(number)
-        if epoch is None or epoch.get("told"):
+        if epoch is None or epoch.get("recorded"):
             return
-        epoch["told"] = True
-        if whole:
+        epoch["recorded"] = True
+        if complete:
             epoch["batches"] = epoch["of"]
         meters, batches = epoch["meters"], epoch["batches"]
         record: dict[str, Any] = {"kind": "train", "step": self._steps(), "epoch": number + batches / epoch["of"]}
@@ -140,7 +142,7 @@ class _Example:
             data = min(seconds, meters.get("data", 0.0) * batches)
             record["seconds"] = {"data": data, "compute": seconds - data}
             if batches != epoch["of"]:
-                self._run.notes.append(f"the log ends within epoch {number}")
+                self._run.notes.append(f"the log ends in the middle of epoch {number}")
         self._run.records.append(record)
 
 
@@ -161,7 +163,7 @@ def _arguments(line: str, notes: list[str]) -> Iterator[tuple[str, Any]]:
     nodes = given.get("world_size", 1)
     if isinstance(nodes, int) and nodes > 1:
         given.pop("batch_size", None)
-        notes.append("batch_size is that of a node in this program: say `# global_batch: N`")
+        notes.append("batch_size is per node here. Add the line `# global_batch: N` to the log.")
     for key, name in _ARGUMENTS.items():
         if given.get(key) is not None:
             yield name, f"{given[key]}ep" if key == "epochs" else given[key]

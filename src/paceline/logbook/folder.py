@@ -1,4 +1,4 @@
-"""From a run folder to a Run: what is corrupt or missing is left out and said."""
+"""Read a run folder into a Run; corrupt or missing parts are left out and noted."""
 
 import re
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ _PER_RANK_RECORDS = 2000
 
 
 def read_folder(path: Path) -> Run:
+    """Return the run in a folder that has a recipe.yaml."""
     folder = RunFolder(path)
     name = printable(path.resolve().name)
     starts, summary = printable_tree(folder.read_starts()), printable_tree(folder.read_summary())
@@ -28,17 +29,17 @@ def read_folder(path: Path) -> Run:
     run.status = run.summary.get("status", "unknown")
     if run.status == "running" and not folder.in_use:
         run.status = "killed"
-    for file, found in (("environment.json", run.starts), ("summary.json", run.summary)):
-        if not found:
-            run.notes.append(f"{file} is missing or corrupt: what it tells is unknown")
+    for file, content in (("environment.json", run.starts), ("summary.json", run.summary)):
+        if not content:
+            run.notes.append(f"{file} is missing or corrupt: its values are unknown")
     run.notes += _partial(run)
-    for lacking in (*_missing_steps(run, folder), *_changed_on_the_way(run)):
+    for problem in (*_missing_steps(run, folder), *_changed_between_starts(run)):
         run.complete = False
-        run.notes.append(lacking)
+        run.notes.append(problem)
     if not run.evaluated:
         run.notes.append("no evaluation was recorded")
     if not any(run.telemetry.values()):
-        run.notes.append("no telemetry: use of devices is unknown")
+        run.notes.append("no telemetry: device utilization is unknown")
     if run.disturbance:
         run.notes.append(run.disturbance)
     run.facts = _facts(run)
@@ -52,15 +53,15 @@ def _recipe(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
         recipe = None
     if recipe and is_sound(recipe, Recipe):
         if folder.recipe_is_as_written is False:
-            notes.append("recipe.yaml was changed after the run was started: what it tells may be wrong")
+            notes.append("recipe.yaml was changed after the run started: its values may be wrong")
         return dict(recipe)
-    notes.append("recipe.yaml is corrupt: what was trained is unknown")
+    notes.append("recipe.yaml is corrupt: model, data and hyperparameters are unknown")
     return {}
 
 
 _PARTIAL = {
-    "killed": "was killed, or its machine was lost; figures end at its last record",
-    "running": "is still going on",
+    "killed": "was killed, or its host failed; figures end at its last record",
+    "running": "is still running",
     "interrupted": "was stopped",
     "failed": "failed",
 }
@@ -76,51 +77,50 @@ def _missing_steps(run: Run, folder: RunFolder) -> Iterator[str]:
     if corrupt := folder.num_corrupt:
         yield f"{corrupt} corrupt line{'s were' if corrupt > 1 else ' was'} left out of metrics.jsonl"
     if folder.cut_off and run.status == "finished":
-        yield "partial: metrics.jsonl ends within a line"
+        yield "partial: metrics.jsonl ends in the middle of a line"
     if not run.trained:
         yield "no training step was recorded"
         return
     recorded, last = sum(record["steps"] for record in run.trained), run.trained[-1]["step"]
     if recorded != last:
-        yield f"partial: metrics.jsonl tells of {recorded} steps, and ends at step {last}: records are missing"
-    whole = run.summary.get("total_steps", last)
-    if run.status == "finished" and last != whole:
-        yield f"partial: the run finished with step {whole}, but metrics.jsonl ends at step {last}"
+        yield f"partial: metrics.jsonl records {recorded} steps but ends at step {last}: records are missing"
+    total = run.summary.get("total_steps", last)
+    if run.status == "finished" and last != total:
+        yield f"partial: the run finished at step {total}, but metrics.jsonl ends at step {last}"
 
 
-_OF_A_START = {
+_CONSTANT_IN_A_RUN = {
     "ranks": "number of ranks", "recipe": "recipe", "precision": "precision", "data": "data",
-    "packages.paceline": "version of the code", "packages.torch": "torch", "hardware.cpu": "processor",
-    "hardware.gpu": "GPU", "hardware.threads_per_process": "threads",
+    "packages.paceline": "paceline version", "packages.torch": "torch version", "hardware.cpu": "CPU",
+    "hardware.gpu": "GPU", "hardware.threads_per_process": "number of threads",
 }  # fmt: skip
 
 
-def _changed_on_the_way(run: Run) -> Iterator[str]:
-    """A run that was resumed as something else is not one experiment from end to end."""
-    begun = max((number for number, start in enumerate(run.starts) if not start.get("first_step")), default=0)
-    starts = [dict(leaves(start)) for start in run.starts[begun:]]
-    for key, name in _OF_A_START.items():
+def _changed_between_starts(run: Run) -> Iterator[str]:
+    """Yield what changed when the run was resumed: its times are then not those of one experiment."""
+    first = max((number for number, start in enumerate(run.starts) if not start.get("first_step")), default=0)
+    starts = [dict(leaves(start)) for start in run.starts[first:]]
+    for key, name in _CONSTANT_IN_A_RUN.items():
         values = list(dict.fromkeys(str(start[key]) for start in starts if key in start))
         if len(values) > 1:
-            yield f"resumed with another {name}: {', then '.join(values)}"
+            yield f"resumed with a different {name}: {', then '.join(values)}"
 
 
-_NOT_THE_EXPERIMENT = re.compile(r"(name|about|log|checkpoint|curve|device|data\.(path|threads|max_corrupt))(\.|$)")
+_NOT_THE_EXPERIMENT = re.compile(r"(name|about|log|checkpoint|curve|device|data\.(path|max_corrupt))(\.|$)")
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """The recipe's fields, data and code, by name."""
-    found = {key: value for key, value in leaves(run.recipe) if not _NOT_THE_EXPERIMENT.match(key)}
+    """Return what identifies the experiment: the recipe's fields, data, code and hardware, by name."""
+    facts = {key: value for key, value in leaves(run.recipe) if not _NOT_THE_EXPERIMENT.match(key)}
     last = run.starts[-1] if run.starts else {}
     packages, hardware = last.get("packages", {}), last.get("hardware", {})
-    found |= {
+    facts |= {
         "precision": last.get("precision"),
         "data": last.get("data"),
         "code": packages.get("paceline"),
         "commit": last.get("code", {}).get("commit"),
         "torch": packages.get("torch"),
         "hardware": hardware.get("gpu") or hardware.get("cpu"),
-        "threads of a rank": hardware.get("threads_per_process") if hardware.get("device") == "cpu" else None,
-        "data.decode_threads": run.recipe.get("data", {}).get("threads"),
+        "threads per rank": hardware.get("threads_per_process") if hardware.get("device") == "cpu" else None,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in facts.items() if value is not None}

@@ -1,8 +1,8 @@
-"""Logs of other programs, so that old runs can stand beside new ones.
+"""Import logs of other programs, to compare them with run folders.
 
-Known are the lines of PyTorch's ImageNet example and its descendants (torchvision's references among them), DAWNBench's
-TSV, Lightning's metrics.csv, and TensorBoard's event files. Lines `# key: value` in a text log, and the example's own
-`Namespace(...)`, tell what the figures do not: `# ranks: 2`, `# global_batch: 1024`.
+Supported are logs of PyTorch's ImageNet example and programs derived from it (torchvision's references among them),
+DAWNBench's TSV, Lightning's metrics.csv and TensorBoard's event files. Lines `# key: value` in a text log, and the
+example's `Namespace(...)`, add facts that the log does not hold: `# ranks: 2`, `# global_batch: 1024`.
 """
 
 import csv
@@ -20,15 +20,16 @@ from paceline.system.files import printable
 from paceline.system.untrusted import check_regular, open_regular, read_regular
 from paceline.track.checks import Imported, sound
 
-_MOST_BYTES = 1 << 28
-_LONGEST_LINE = 10_000
-_KNOWN = (
-    "known are run folders, lines of PyTorch's ImageNet example (`Epoch: [0][10/1252] Time ...`), DAWNBench's TSV "
-    "(`epoch hours top1Accuracy top5Accuracy`), Lightning's metrics.csv, and TensorBoard's event files"
+_MAX_BYTES = 1 << 28
+_MAX_LINE = 10_000
+_SUPPORTED = (
+    "Supported are run folders, logs of PyTorch's ImageNet example (`Epoch: [0][10/1252] Time ...`), DAWNBench's TSV "
+    "(`epoch hours top1Accuracy top5Accuracy`), Lightning's metrics.csv and TensorBoard's event files."
 )
 
 
 def read_foreign(path: Path) -> Run:
+    """Return the run in another program's log; in a folder, the first readable log counts."""
     files = [path] if path.is_file() else sorted(_readable(path))
     for name, claims, convert in _FORMATS:
         if chosen := next((file for file in files if claims(file)), None):
@@ -36,22 +37,23 @@ def read_foreign(path: Path) -> Run:
             try:
                 convert(chosen, run)
             except (csv.Error, OSError) as error:
-                raise UserError(f"{chosen} cannot be read as {name}: {error}") from None
-            found, run.records = run.records, sound(run.records, Imported)
-            if odd := len(found) - len(run.records):
-                run.notes.append(f"{odd} record{'s' * (odd > 1)} with impossible values left out")
+                raise UserError("log-unreadable", f"cannot read {chosen} as {name}: {error}", path=chosen) from None
+            records, run.records = run.records, sound(run.records, Imported)
+            if invalid := len(records) - len(run.records):
+                run.notes.append(f"{invalid} record{'s' * (invalid > 1)} with invalid values left out")
             run.notes.append(f"imported from {chosen} ({name})")
             if run.records or "seconds" in run.facts:
                 return run
-    nothing = "neither a run folder nor a log that can be imported" if files else "an empty folder"
-    raise NotARun(path, nothing, f"; {_KNOWN}")
+    reason = "neither a run folder nor a log that can be imported" if files else "an empty folder"
+    code = "not-a-run" if files else "empty-folder"
+    raise NotARun(code, f"{path} is {reason}. {_SUPPORTED}", path=path, reason=reason)
 
 
 def _readable(folder: Path) -> Iterator[Path]:
-    """Regular files that lie in the folder; not hidden ones, nor what a logbook tells of a run."""
+    """Yield the regular files in a folder, without hidden files and without the exports of a logbook."""
     for file in folder.rglob("*"):
-        copied = file.name == "dawnbench.tsv" and (file.parent / "facts.json").is_file()
-        if file.is_file() and not file.name.startswith(".") and not copied:
+        exported = file.name == "dawnbench.tsv" and (file.parent / "facts.json").is_file()
+        if file.is_file() and not file.name.startswith(".") and not exported:
             try:
                 check_regular(file, folder)
             except OSError:
@@ -65,9 +67,9 @@ def _head(path: Path) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    # progress bars write carriage returns
-    lines = re.split(r"[\r\n]+", read_regular(path, _MOST_BYTES).decode("utf-8", errors="replace"))
-    return [line for line in lines if len(line) <= _LONGEST_LINE]
+    # progress bars separate their updates by carriage returns
+    lines = re.split(r"[\r\n]+", read_regular(path, _MAX_BYTES).decode("utf-8", errors="replace"))
+    return [line for line in lines if len(line) <= _MAX_LINE]
 
 
 def _number(text: str | None) -> float | None:
@@ -89,7 +91,7 @@ def _dawnbench(path: Path, run: Run) -> None:
             _number(row.get(name)) for name in ("epoch", "hours", "top1Accuracy", "top5Accuracy")
         )
         if epoch is None or hours is None:
-            run.notes.append("a line was cut off, and left out")
+            run.notes.append("a truncated line was left out")
             continue
         step = int(epoch)
         run.records.append(
@@ -100,7 +102,7 @@ def _dawnbench(path: Path, run: Run) -> None:
             | {"top1": top1 / 100 if top1 is not None else None, "top5": top5 / 100 if top5 is not None else None}
         )
         previous = hours * 3600
-    run.notes.append("its time is that of training and evaluating together")
+    run.notes.append("its times include evaluation")
 
 
 _LIGHTNING = {
@@ -119,23 +121,23 @@ def _lightning(path: Path, run: Run) -> None:
     for row in csv.DictReader(line for line in _lines(path) if line.strip()):
         step, epoch = _number(row.get("step")), _number(row.get("epoch"))
         if step is None:
-            run.notes.append("a line was cut off, and left out")
+            run.notes.append("a truncated line was left out")
             continue
         for kind, names in _LIGHTNING.items():
-            found = {
+            values = {
                 metric: next((value for name in choices if (value := _number(row.get(name))) is not None), None)
                 for metric, choices in names.items()
             }
-            if any(value is not None for value in found.values()):
-                run.records.append({"kind": kind, "step": int(step), "epoch": epoch, "steps": 1} | found)
-    _as_shares(run)
+            if any(value is not None for value in values.values()):
+                run.records.append({"kind": kind, "step": int(step), "epoch": epoch, "steps": 1} | values)
+    _as_fractions(run)
 
 
-def _as_shares(run: Run) -> None:
-    """Accuracies of a log are all shares or all per cent."""
-    told = [(record, name) for record in run.records for name in ("top1", "top5") if record.get(name) is not None]
-    if any(record[name] > 1 for record, name in told):
-        for record, name in told:
+def _as_fractions(run: Run) -> None:
+    """Convert percentages to fractions; the accuracies of a log are all one or the other."""
+    known = [(record, name) for record in run.records for name in ("top1", "top5") if record.get(name) is not None]
+    if any(record[name] > 1 for record, name in known):
+        for record, name in known:
             record[name] /= 100
 
 
@@ -152,12 +154,13 @@ def _tensorboard(path: Path, run: Run) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for file in path.parent.glob("*tfevents*"):
-        open_regular(file, _MOST_BYTES, path.parent).close()
+        open_regular(file, _MAX_BYTES, path.parent).close()
     events = EventAccumulator(str(path.parent), size_guidance={"scalars": 0})
     try:
         events.Reload()
-    except Exception as error:  # whatever the parser of somebody else's format stumbles over
-        raise UserError(f"{path} cannot be read as TensorBoard events: {str(error)[:200]}") from None
+    except Exception as error:  # TensorBoard's parser raises many types
+        message = f"cannot read {path} as TensorBoard events: {str(error)[:200]}"
+        raise UserError("log-unreadable", message, path=path) from None
     records: dict[tuple[str, int], dict[str, Any]] = {}
     tags = events.Tags()["scalars"]
     for tag in tags:
@@ -165,12 +168,12 @@ def _tensorboard(path: Path, run: Run) -> None:
             kind, metric = _TAGS[tag]
             for event in events.Scalars(tag):
                 if math.isfinite(event.value):
-                    place = {"kind": kind, "step": event.step, "steps": 1}
-                    records.setdefault((kind, event.step), place)[metric] = event.value
+                    record = {"kind": kind, "step": event.step, "steps": 1}
+                    records.setdefault((kind, event.step), record)[metric] = event.value
     run.records = sorted(records.values(), key=lambda record: (record["step"], record["kind"] == "eval"))
-    _as_shares(run)
+    _as_fractions(run)
     if unknown := [tag for tag in tags if tag not in _TAGS]:
-        run.notes.append(f"tags without a counterpart here: {', '.join(unknown[:5])}{' ...' if unknown[5:] else ''}")
+        run.notes.append(f"tags that are not imported: {', '.join(unknown[:5])}{' ...' if unknown[5:] else ''}")
 
 
 def _is_lightning(path: Path) -> bool:

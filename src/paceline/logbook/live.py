@@ -1,4 +1,4 @@
-"""A run as it stands now, from the ends of its files: cheap enough to ask every second, also over a mounted folder."""
+"""The current state of a run, from the ends of its files: cheap enough to read every second from a mounted folder."""
 
 import sys
 from dataclasses import dataclass, field
@@ -14,13 +14,15 @@ _TAIL = 1 << 18
 
 @dataclass
 class Snapshot:
+    """Status of a run with its newest records."""
+
     name: str
     status: str
     total_steps: int
     train: dict[str, Any] = field(default_factory=dict)
     evaluated: dict[str, Any] = field(default_factory=dict)
     hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The last sample of each."""
+    """The newest telemetry sample per host."""
     ranks: int = 0
 
     @property
@@ -35,34 +37,35 @@ class Snapshot:
         return (self.total_steps - self.step) * sum(seconds.values()) / steps
 
 
-def standing(folder: RunFolder, summary: dict[str, Any]) -> str:
-    """The status of a run; one that nobody works on any more, though it has not ended, was killed."""
+def current_status(folder: RunFolder, summary: dict[str, Any]) -> str:
+    """Return the status of a run; `killed` if it has not ended and no process holds its folder."""
     status = summary.get("status", "starting")
     return "killed" if status in ("running", "starting") and not folder.in_use else printable(status)
 
 
 def snapshot(path: Path) -> Snapshot:
+    """Return the current state of the run in a folder."""
     folder = RunFolder(path)
     summary, starts = folder.read_summary(), folder.read_starts()
-    found = of_records(path.resolve().name, standing(folder, summary), summary, _tail(folder.metrics, path))
-    found.ranks = starts[-1].get("ranks", 0) if starts else 0
+    now = of_records(path.resolve().name, current_status(folder, summary), summary, _tail(folder.metrics, path))
+    now.ranks = starts[-1].get("ranks", 0) if starts else 0
     for file in folder.telemetry_files:
         if samples := samples_of(_tail(file, path)):
-            found.hosts[printable(file.stem)] = samples[-1]
-    return found
+            now.hosts[printable(file.stem)] = samples[-1]
+    return now
 
 
 def of_records(name: str, status: str, summary: dict[str, Any], lines: list[bytes]) -> Snapshot:
-    """From the text of a run's files, wherever they are."""
-    found = Snapshot(printable(name), printable(status), summary.get("total_steps", 0))
+    """Return the state of a run from the lines of its metrics.jsonl, which may be on another host."""
+    now = Snapshot(printable(name), printable(status), summary.get("total_steps", 0))
     records = without_undone(records_of(lines))
-    found.train = next((record for record in reversed(records) if record["kind"] == "train"), {})
-    found.evaluated = next((record for record in reversed(records) if record["kind"] == "eval"), {})
-    return found
+    now.train = next((record for record in reversed(records) if record["kind"] == "train"), {})
+    now.evaluated = next((record for record in reversed(records) if record["kind"] == "eval"), {})
+    return now
 
 
 def _tail(path: Path, inside: Path) -> list[bytes]:
-    """Whole lines at the end of a file, whatever its size."""
+    """Return the complete lines at the end of a file of any size."""
     try:
         with open_regular(path, sys.maxsize, inside) as file:
             size = file.seek(0, 2)

@@ -1,4 +1,4 @@
-"""Many runs at a glance. Finished ones are read from their summaries alone, so that hundreds take a moment."""
+"""List many runs quickly: finished ones are read from their summaries alone."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -8,45 +8,45 @@ from typing import Any
 import yaml
 
 from paceline.config import yamls
-from paceline.logbook.live import standing
+from paceline.logbook.live import current_status
 from paceline.system.files import printable
 from paceline.system.untrusted import is_plain
 from paceline.track.records import RunFolder, split_seconds
 
-_LARGEST = 1e15
+_MAX_VALUE = 1e15
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a list of runs tells of one."""
+    """A run in the list."""
 
     name: str
     path: str
     status: str
-    """finished, running, starting, interrupted (stopped by its user), failed, or killed."""
+    """finished, running, starting, interrupted (stopped by the user), failed or killed."""
     model: str | None
     data: str | None
     duration: str | None
-    """As the recipe has it: 20ep."""
+    """As in the recipe, e.g. 20ep."""
     step: int
     total_steps: int | None
     epoch: float
     best_top1: float | None
     best_epoch: float | None
     seconds: float | None
-    """Of training."""
+    """Training time."""
     started: str
-    """When it was first started, in ISO 8601."""
+    """Time of the first start, in ISO 8601."""
 
 
 def overview(folder: Path) -> list[Row]:
-    """The runs in a folder, or the one that it is, oldest first; other folders are passed over."""
+    """Return the runs in a folder, or the run that the folder itself is, oldest first."""
     candidates = [folder] if _is_run(folder) else filter(_is_run, folder.iterdir())
     return sorted(map(_row, candidates), key=lambda row: (row.started, row.name))
 
 
 def _is_run(path: Path) -> bool:
-    """A recipe alone is not a run yet."""
+    """Return whether the folder holds more of a run than its recipe."""
     run = RunFolder(path)
     return run.exists and any(file.exists() for file in (run.environment, run.summary, run.metrics))
 
@@ -55,13 +55,13 @@ def _row(path: Path) -> Row:
     run = RunFolder(path)
     summary, recipe = run.read_summary(), _recipe(run)
     train = recipe.get("train", {})
-    figures = summary if "train_seconds" in summary else _added_up(run, recipe) | summary
+    figures = summary if "train_seconds" in summary else _from_records(run, recipe) | summary
     best = figures.get("best")
     best = best if isinstance(best, dict) else {}
     return Row(
         name=printable(path.resolve().name),
         path=str(path),
-        status=standing(run, summary),
+        status=current_status(run, summary),
         model=_text(recipe.get("model", {}).get("name")),
         data=_text(recipe.get("data", {}).get("name")),
         duration=_text(train.get("duration")),
@@ -80,17 +80,17 @@ def _recipe(run: RunFolder) -> dict[str, Any]:
         tree = yamls.read(run.recipe, run.path, fast=True)
     except (OSError, yaml.YAMLError):
         return {}
-    sound = isinstance(tree, dict) and is_plain(tree) and run.recipe_is_as_written is not False
-    return {key: value for key, value in tree.items() if isinstance(value, dict)} if sound else {}
+    valid = isinstance(tree, dict) and is_plain(tree) and run.recipe_is_as_written is not False
+    return {key: value for key, value in tree.items() if isinstance(value, dict)} if valid else {}
 
 
-def _added_up(run: RunFolder, recipe: dict[str, Any]) -> dict[str, Any]:
-    """Of a run that has not ended, or was killed: its summary does not have these yet."""
+def _from_records(run: RunFolder, recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures that the summary of an unfinished run lacks."""
     records = run.records(per_rank=1)
     trained = [record for record in records if record["kind"] == "train"]
-    sound = [record for record in records if record["kind"] == "eval" and None not in (record["top1"], record["loss"])]
+    valid = [record for record in records if record["kind"] == "eval" and None not in (record["top1"], record["loss"])]
     by_loss = recipe.get("checkpoint", {}).get("best") == "loss"
-    best = max(sound, key=lambda own: -own["loss"] if by_loss else own["top1"], default=None)
+    best = max(valid, key=lambda record: -record["loss"] if by_loss else record["top1"], default=None)
     last = trained[-1] if trained else {}
     return {
         "step": last.get("step"),
@@ -103,13 +103,13 @@ def _added_up(run: RunFolder, recipe: dict[str, Any]) -> dict[str, Any]:
 def _started(run: RunFolder) -> str:
     starts = run.read_starts()
     try:
-        began = datetime.fromisoformat(starts[0]["started"]).astimezone(UTC)
+        started = datetime.fromisoformat(starts[0]["started"]).astimezone(UTC)
     except (IndexError, KeyError, ValueError, OverflowError):
         try:
-            began = datetime.fromtimestamp(run.recipe.stat().st_mtime, UTC)
+            started = datetime.fromtimestamp(run.recipe.stat().st_mtime, UTC)
         except (OSError, ValueError, OverflowError):
             return ""
-    return began.isoformat(timespec="seconds")
+    return started.isoformat(timespec="seconds")
 
 
 def _text(value: Any) -> str | None:
@@ -117,5 +117,5 @@ def _text(value: Any) -> str | None:
 
 
 def _number(value: Any) -> float | None:
-    """Of a file that somebody else may have written."""
-    return float(value) if isinstance(value, int | float) and 0 <= value <= _LARGEST else None
+    """Return a plausible number from an untrusted file, else None."""
+    return float(value) if isinstance(value, int | float) and 0 <= value <= _MAX_VALUE else None

@@ -1,4 +1,4 @@
-"""The report: one page with everything in it, that opens from disk without a network."""
+"""The report: one self-contained HTML page that opens without a network."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -11,14 +11,15 @@ from paceline.logbook.compare import Comparison
 from paceline.logbook.page_data import page_data
 from paceline.logbook.read import Run
 from paceline.logbook.settings import shared_and_differing
-from paceline.logbook.tables import page_table, runs_are_lines
+from paceline.logbook.tables import listing, page_table, runs_are_rows
 from paceline.logbook.verdict import verdict
 
 
 def report(comparison: Comparison, title: str) -> str:
+    """Return the HTML page."""
     runs = comparison.runs
     assets = resources.files("paceline.logbook") / "assets"
-    # "</script>" in a name would end the element
+    # "</script>" in the name of a run would end the element
     text = json.dumps(page_data(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Template((assets / "report.html").read_text(encoding="utf-8")).substitute(
         title=escape(title),
@@ -42,6 +43,7 @@ def _palettes() -> str:
 
 
 def fairness_html(comparison: Comparison) -> str:
+    """Return the heading: what limits a single run, or whether several runs are the same experiment."""
     if len(comparison.runs) == 1:
         return f"<strong>{escape(verdict(comparison.runs[0])[0].text)}</strong>"
     sentence = comparison.sentence
@@ -50,18 +52,19 @@ def fairness_html(comparison: Comparison) -> str:
 
 
 def table_html(comparison: Comparison) -> str:
+    """Return the table of results."""
     head, *rows = page_table(comparison)
     marked = [f"{_mark(number)}{escape(run.name)}" for number, run in enumerate(comparison.runs)]
-    if runs_are_lines(comparison):
+    if runs_are_rows(comparison):
         heads, labels = [escape(cell) for cell in head[1:]], marked
     else:
         heads, labels = marked, [escape(label) for label, *_ in rows]
     lines = [_line(label, map(escape, cells)) for label, (_, *cells) in zip(labels, rows, strict=True)]
-    return _table("runs" if runs_are_lines(comparison) else "figures", heads, lines)
+    return _table("runs" if runs_are_rows(comparison) else "figures", heads, lines)
 
 
 def _mark(run: int) -> str:
-    """Where the page's script draws the run's color and dashes."""
+    """Return the element that the page's script replaces by the run's color and dash pattern."""
     return f'<i data-run="{run}"></i>'
 
 
@@ -75,12 +78,12 @@ def _line(label: str, cells: Iterable[str]) -> str:
 
 
 def settings_html(runs: Sequence[Run]) -> str:
-    """Model, data and hyperparameters: once where all runs have the same, else a line for each run."""
+    """Return model, data and hyperparameters: a table of those that differ, and a list of the others."""
     shared, differing = shared_and_differing(runs)
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in shared.items())
     if len(runs) == 1:
         return f"<dl>{items}</dl>"
-    same = f"<h3>The same in all runs</h3><dl>{items}</dl>" if items else ""
+    same = f"<h3>Shared by all runs</h3><dl>{items}</dl>" if items else ""
     if not differing:
         return same
     lines = [
@@ -92,7 +95,7 @@ def settings_html(runs: Sequence[Run]) -> str:
     ]
     table = _table("runs", [escape(name) for name in differing], lines)
     return (
-        f"<h3>Different between runs</h3><p>Highlighted: not as in the first run.</p>"
+        f"<h3>Different between runs</h3><p>Highlighted: differs from the first run.</p>"
         f'<div class="scroll">{table}</div>{same}'
     )
 
@@ -103,13 +106,11 @@ def _setting(value: str, first: str) -> str:
 
 
 def _differences(comparison: Comparison) -> str:
-    found = comparison.fairness.differences
-    if not found:
+    lines = listing(comparison.fairness)
+    if not lines:
         return ""
-    items = "".join(
-        f"<li>{escape(str(difference))}{'' if difference.matters else ' (a condition)'}</li>" for difference in found
-    )
-    return f"<details><summary>What differs ({len(found)})</summary><ul>{items}</ul></details>"
+    items = "".join(f"<li>{escape(line.removeprefix('- '))}</li>" for line in lines)
+    return f"<details><summary>Differences ({len(lines)})</summary><ul>{items}</ul></details>"
 
 
 def _verdict(run: Run) -> str:

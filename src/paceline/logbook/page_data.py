@@ -1,4 +1,4 @@
-"""What the report's script draws: runs, their ranks, and the points of every curve."""
+"""The data of the report's script: runs, their ranks, and the points of every curve."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
@@ -13,6 +13,7 @@ _AXES = ("epoch", "step", "images", "seconds")
 
 
 def page_data(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return runs and charts as plain JSON values."""
     axes = [_Axes(run) for run in runs]
     return {
         "runs": [
@@ -20,20 +21,20 @@ def page_data(runs: Sequence[Run]) -> dict[str, Any]:
                 "name": run.name,
                 "color": f"var(--run-{number % len(COLORS)})",
                 "dashes": dashes(number),
-                "phases": list(_phases(run, own)),
+                "phases": list(_phases(run, run_axes)),
                 "ranks": list(_ranks(run)),
             }
-            for number, (run, own) in enumerate(zip(runs, axes, strict=True))
+            for number, (run, run_axes) in enumerate(zip(runs, axes, strict=True))
         ],
         "charts": [chart for chart in _charts(runs, axes) if chart["lines"]],
     }
 
 
 class _Axes:
-    """Epoch, step, images and minutes of every record of a run."""
+    """The x values of every record of a run: epoch, step, images and minutes."""
 
     def __init__(self, run: Run):
-        self._columns = [run.places(axis) for axis in _AXES]
+        self._columns = [run.positions(axis) for axis in _AXES]
 
     def at(self, index: int) -> list[float | None]:
         epoch, step, images, seconds = (column[index] for column in self._columns)
@@ -66,9 +67,9 @@ def _ranks(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _peaks(run: Run) -> list[int]:
-    """Most bytes of each rank; empty after a restart on another number of ranks."""
-    told = [record["memory_per_rank"] for record in run.trained if record.get("memory_per_rank")]
-    return [max(column) for column in zip(*told, strict=True)] if len(set(map(len, told))) == 1 else []
+    """Return the peak memory of each rank in bytes; empty if the number of ranks changed."""
+    memory = [record["memory_per_rank"] for record in run.trained if record.get("memory_per_rank")]
+    return [max(column) for column in zip(*memory, strict=True)] if len(set(map(len, memory))) == 1 else []
 
 
 def _charts(runs: Sequence[Run], axes: Sequence[_Axes]) -> Iterator[dict[str, Any]]:
@@ -89,7 +90,7 @@ def _charts(runs: Sequence[Run], axes: Sequence[_Axes]) -> Iterator[dict[str, An
         if (points := _points(run, axes[number], "train", _highest))
     ]
     several = any((run.ranks or 1) > 1 for run in runs)
-    highest = "Of the rank that uses most; each rank's own is below, under time and memory." if several else ""
+    highest = "The rank with the highest peak; all ranks are listed under time and memory." if several else ""
     yield {"title": "peak memory per rank, GB", "note": highest, "fromZero": True, "lines": lines}
     for title, percent, figure in _HOST_FIGURES:
         lines = [
@@ -101,26 +102,26 @@ def _charts(runs: Sequence[Run], axes: Sequence[_Axes]) -> Iterator[dict[str, An
 
 
 def _points(run: Run, axes: _Axes, kind: str, value_of: Callable[[dict[str, Any]], Any]) -> list[list[float | None]]:
-    found = [
+    values = [
         (index, value)
         for index, record in enumerate(run.records)
         if record["kind"] == kind and (value := value_of(record)) is not None
     ]
-    return [[*axes.at(index), value] for index, value in thinned(found)]
+    return [[*axes.at(index), value] for index, value in thinned(values)]
 
 
 def _highest(record: dict[str, Any]) -> float | None:
     return round(max(record["memory_per_rank"]) / 1e9, 4) if record.get("memory_per_rank") else None
 
 
-def _share(name: str) -> Any:
+def _fraction(name: str) -> Any:
     return lambda source: source[name] / 100 if source.get(name) is not None else None
 
 
-# title, in percent, and the figures: of a GPU where there are some, else of the host
+# title, whether in percent, and the figures of a GPU or, without GPUs, of the host
 _HOST_FIGURES: tuple[tuple[str, bool, dict[str, Any]], ...] = (
-    ("device utilization", True, {"gpu": _share("use_percent"), "host": _share("cpu_percent")}),
-    ("power of GPUs, W", False, {"gpu": lambda source: source.get("watts")}),
+    ("device utilization", True, {"gpu": _fraction("use_percent"), "host": _fraction("cpu_percent")}),
+    ("GPU power, W", False, {"gpu": lambda source: source.get("watts")}),
 )
 
 

@@ -1,4 +1,4 @@
-"""A run as its readers see it: from a run folder, or from somebody else's log. No torch, nothing written."""
+"""A run, read from a run folder or from another program's log. Needs no torch and writes nothing."""
 
 import statistics
 from dataclasses import dataclass, field
@@ -13,17 +13,17 @@ from paceline.system.untrusted import read_regular
 from paceline.track.other_work import is_disturbed
 from paceline.track.records import RunFolder, lines_of, samples_of, split_seconds
 
-_MOST_SAMPLES = 20_000
-_MOST_PAGE = 1 << 26
-_MOST_NOTES = 100
-_FEWEST_SAMPLES, _DISTURBED = 3, 0.2
-"""Samples of a host that tell something, and the share of them with other work that makes a run a disturbed one."""
+_MAX_SAMPLES = 20_000
+_MAX_PAGE = 1 << 26
+_MAX_NOTES = 100
+_MIN_SAMPLES, _DISTURBED = 3, 0.2
+"""A run is disturbed if it has this many samples and this fraction of them show other work on the host."""
 PARTS = ("data", "compute", "sync", "optimizer", "evaluate", "checkpoint")
 
 
 @dataclass
 class Run:
-    """Figures of one run; what nobody measured is missing or None, never zero."""
+    """Figures of one run; what was not measured is missing or None, never zero."""
 
     name: str
     origin: Path
@@ -36,15 +36,15 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
     """What identifies the experiment, by name."""
     folder: RunFolder | None = None
-    """Where its telemetry is, if it is a run of paceline."""
+    """The run folder; None for an imported log."""
     complete: bool = True
-    """Whether its times are those of one whole training on the same ranks."""
+    """Whether the times cover the whole training, on the same ranks throughout."""
     notes: list[str] = field(default_factory=list)
-    """What a reader has to know: what is missing, odd or partial."""
+    """What is missing, corrupt or partial."""
 
     @cached_property
     def telemetry(self) -> dict[str, list[dict[str, Any]]]:
-        """Samples of each host; of long runs evenly thinned ones."""
+        """Telemetry samples by host, evenly thinned for long runs."""
         files = self.folder.telemetry_files if self.folder else []
         return {printable(path.stem): _samples(path) for path in files}
 
@@ -67,7 +67,7 @@ class Run:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Where the time went, mean over ranks; parts that were not measured are missing."""
+        """Seconds by part of the run, as a mean over ranks; parts that were not measured are missing."""
         found = split_seconds(self.trained)
         for kind, part in (("eval", "evaluate"), ("checkpoint", "checkpoint")):
             times = [record["seconds"] for record in self.records if record["kind"] == kind and "seconds" in record]
@@ -77,13 +77,13 @@ class Run:
 
     @property
     def train_seconds(self) -> float | None:
-        own = [seconds for part, seconds in self.seconds.items() if part not in ("evaluate", "checkpoint")]
-        return sum(own) if own else self.facts.get("seconds")
+        parts = [seconds for part, seconds in self.seconds.items() if part not in ("evaluate", "checkpoint")]
+        return sum(parts) if parts else self.facts.get("seconds")
 
     @property
     def total_seconds(self) -> float | None:
-        told: float = self.facts.get("seconds", 0.0)  # of another program's log, which says it itself
-        return max(told, sum(self.seconds.values())) or None
+        logged: float = self.facts.get("seconds", 0.0)  # the total in an imported log
+        return max(logged, sum(self.seconds.values())) or None
 
     @property
     def images(self) -> int:
@@ -99,14 +99,14 @@ class Run:
 
     @property
     def devices(self) -> int | None:
-        """What computes: GPUs, or threads of processors."""
+        """Number of GPUs or, on the CPU, of threads."""
         hardware = self.starts[-1].get("hardware", {}) if self.starts else {}
         each = 1 if hardware.get("device") == "cuda" else hardware.get("threads_per_process", 1)
         return self.ranks * each if self.ranks else None
 
     @property
     def price(self) -> float | None:
-        """Of one of its hosts for an hour, if it was known when it started."""
+        """Dollars per host and hour, if known at the start."""
         return self.starts[-1].get("price") if self.starts else None
 
     @property
@@ -115,8 +115,8 @@ class Run:
 
     @property
     def host_of_rank(self) -> list[str]:
-        found: list[str] = self.starts[-1].get("host_of_rank", []) if self.starts else []
-        return found
+        hosts: list[str] = self.starts[-1].get("host_of_rank", []) if self.starts else []
+        return hosts
 
     @property
     def global_batch(self) -> int | None:
@@ -125,49 +125,48 @@ class Run:
 
     @property
     def peak_memory(self) -> int | None:
-        """Most bytes that a rank had."""
+        """Peak memory per rank in bytes, the highest of all ranks."""
         per_rank = [max(record["memory_per_rank"]) for record in self.trained if record.get("memory_per_rank")]
         return max(per_rank) if per_rank else None
 
     @cached_property
     def seconds_per_rank(self) -> dict[str, list[float]]:
-        """By part: the share of each rank, from the records that tell of ranks, as seconds of the whole run."""
-        telling = [record for record in self.trained if record.get("seconds_per_rank")]
+        """Seconds by part, one value per rank; scaled to the whole run, since not every record has them."""
+        records = [record for record in self.trained if record.get("seconds_per_rank")]
         found: dict[str, list[float]] = {}
-        if not telling or len({len(record["seconds_per_rank"]["data"]) for record in telling}) > 1:
-            return found  # one rank, or another number of them after a restart
-        share = sum(record["steps"] for record in self.trained) / sum(record["steps"] for record in telling)
-        for part in telling[0]["seconds_per_rank"]:
-            if not all(part in record["seconds_per_rank"] for record in telling):
+        if not records or len({len(record["seconds_per_rank"]["data"]) for record in records}) > 1:
+            return found  # one rank, or the number of ranks changed
+        factor = sum(record["steps"] for record in self.trained) / sum(record["steps"] for record in records)
+        for part in records[0]["seconds_per_rank"]:
+            if not all(part in record["seconds_per_rank"] for record in records):
                 continue
-            columns = zip(*(record["seconds_per_rank"][part] for record in telling), strict=True)
-            found[part] = [share * sum(column) for column in columns]
+            columns = zip(*(record["seconds_per_rank"][part] for record in records), strict=True)
+            found[part] = [factor * sum(column) for column in columns]
         return found
 
-    def curve(self, metric: str, kind: str = "eval", across: str = "epoch") -> list[tuple[float, float]]:
-        """Points (epoch, step, images or seconds; value) of a metric of `train` or `eval` records."""
-        places = self.places(across)
+    def curve(self, metric: str, kind: str = "eval", x_axis: str = "epoch") -> list[tuple[float, float]]:
+        """Return points (x, value) of a metric in `train` or `eval` records; x: epoch, step, images or seconds."""
         return [
-            (place, record[metric])
-            for record, place in zip(self.records, places, strict=True)
-            if record["kind"] == kind and record.get(metric) is not None and place is not None
+            (x, record[metric])
+            for record, x in zip(self.records, self.positions(x_axis), strict=True)
+            if record["kind"] == kind and record.get(metric) is not None and x is not None
         ]
 
-    def places(self, across: str) -> list[float | None]:
-        """Where each record stands: at which epoch or step, after how many images or seconds."""
-        if across == "images":
+    def positions(self, x_axis: str) -> list[float | None]:
+        """Return the x value of each record; x_axis: epoch, step, images or seconds."""
+        if x_axis == "images":
             return list(accumulate(record.get("images", 0) for record in self.records))
-        if across == "seconds":
+        if x_axis == "seconds":
             return list(accumulate(_duration(record) for record in self.records))
-        return [record.get(across) for record in self.records]
+        return [record.get(x_axis) for record in self.records]
 
     def seconds_to(self, top1: float) -> float | None:
-        """Seconds of training, evaluating and saving until an evaluation showed this accuracy."""
-        reached = (place for place, value in self.curve("top1", across="seconds") if value >= top1)
+        """Return the seconds until an evaluation reached this accuracy, with evaluation and checkpoints."""
+        reached = (seconds for seconds, value in self.curve("top1", x_axis="seconds") if value >= top1)
         return next(reached, None) if self.seconds else None
 
-    def device_use(self) -> float | None:
-        """Mean use of the devices, a share: of the GPUs where there are some, else of the hosts' processors."""
+    def device_utilization(self) -> float | None:
+        """Return the mean utilization, 0 to 1, of the GPUs or, without GPUs, of the hosts' CPUs."""
         samples = [sample for lines in self.telemetry.values() for sample in lines]
         gpus = [
             gpu["use_percent"]
@@ -180,42 +179,42 @@ class Run:
 
     @property
     def other_load(self) -> float | None:
-        """Mean share of the hosts' processors that other processes used."""
+        """Mean CPU utilization of the hosts by other processes, 0 to 1."""
         used = [sample.get("other_cpu_percent") for samples in self.telemetry.values() for sample in samples]
         known = [percent for percent in used if percent is not None]
         return statistics.fmean(known) / 100 if known else None
 
     @cached_property
     def disturbance(self) -> str:
-        """How other work on its hosts took time from the run; empty if it did not, or nobody looked."""
+        """How other processes slowed the run down; empty if they did not, or if there is no telemetry."""
         for host, samples in self.telemetry.items():
             disturbed = [sample for sample in samples if is_disturbed(sample)]
-            if len(samples) < _FEWEST_SAMPLES or len(disturbed) < _DISTURBED * len(samples):
+            if len(samples) < _MIN_SAMPLES or len(disturbed) < _DISTURBED * len(samples):
                 continue
             when = f"during {len(disturbed) / len(samples):.0%} of the run"
             if any(sample.get("other_gpu_processes") for sample in disturbed):
-                return f"disturbed: other processes computed on the GPUs of {host} {when}"
+                return f"disturbed: other processes used the GPUs of {host} {when}"
             mean = statistics.fmean(sample.get("other_cpu_percent", 0.0) for sample in disturbed)
             return f"disturbed: other processes used {mean:.0f} % of the CPU of {host} {when}"
         return ""
 
     def energy(self) -> float | None:
-        """Joules of the GPUs, from their power at every sample."""
+        """Return the energy of the GPUs in joules, from their power in every sample."""
         total, known = 0.0, False
         for samples in self.telemetry.values():
             for before, after in pairwise(samples):
                 gap = after["time"] - before["time"]
                 watts = [gpu.get("watts") for gpu in after.get("gpus", [])]
                 if None in watts:
-                    return None  # some of it is not known
-                if watts and 0 < gap < 120:  # longer: the run was not running
+                    return None  # the power of some GPU is unknown
+                if watts and 0 < gap < 120:  # a longer gap: the run was stopped
                     total, known = total + gap * sum(watts), True
         return total if known else None
 
 
 def _samples(path: Path) -> list[dict[str, Any]]:
     lines = list(lines_of(path, path.parent.parent))
-    return samples_of(lines[:: max(1, len(lines) // _MOST_SAMPLES)])
+    return samples_of(lines[:: max(1, len(lines) // _MAX_SAMPLES)])
 
 
 def _duration(record: dict[str, Any]) -> float:
@@ -224,76 +223,75 @@ def _duration(record: dict[str, Any]) -> float:
 
 
 class NotARun(UserError):
-    """A path that has nothing of a run in it, rather than one that is corrupt."""
-
-    def __init__(self, path: Path, reason: str, hint: str = ""):
-        super().__init__(f"{path} is {reason}{hint}")
-        self.reason = reason
+    """A path that is not a run, as opposed to a corrupt run; the field `reason` says what it is."""
 
 
 def read(path: Path) -> Run:
-    """A run folder, or a log or folder of another program."""
+    """Return the run in a run folder, or in another program's log or log folder."""
     run = _read(path)
-    more = len(run.notes) - _MOST_NOTES
-    run.notes = [printable(note) for note in run.notes[:_MOST_NOTES]] + [f"and {more:,} more notes"] * (more > 0)
+    more = len(run.notes) - _MAX_NOTES
+    run.notes = [printable(note) for note in run.notes[:_MAX_NOTES]] + [f"and {more:,} more notes"] * (more > 0)
     return run
 
 
 def _read(path: Path) -> Run:
     folder = RunFolder(path)
-    if reason := _written_beside_runs(folder):
-        raise NotARun(path, reason)
+    if other := _other_output(folder):
+        code, reason = other
+        raise NotARun(code, f"{path} is {reason}.", path=path, reason=reason)
     if folder.exists:
         from paceline.logbook.folder import read_folder
 
         return read_folder(path)
     if not path.exists():
-        raise UserError(f"{path}: there is no such run; give run folders, or logs of other programs")
+        raise UserError("run-not-found", f"{path} does not exist. Give run folders or other programs' logs.", path=path)
     if not path.is_dir() and not path.is_file():
-        raise NotARun(path, "neither a regular file nor a folder")
-    if inside := sorted(recipe.parent.name for recipe in path.glob("*/recipe.yaml")):
-        raise UserError(f"{path} holds runs ({', '.join(inside[:5])}{' ...' if inside[5:] else ''}); give them by name")
+        reason = "neither a regular file nor a folder"
+        raise NotARun("not-a-regular-file", f"{path} is {reason}.", path=path, reason=reason)
+    if runs := sorted(recipe.parent.name for recipe in path.glob("*/recipe.yaml")):
+        names = f"{', '.join(runs[:5])}{' ...' if runs[5:] else ''}"
+        raise UserError("folder-of-runs", f"{path} contains runs ({names}). Give the runs themselves.", path=path)
     from paceline.logbook.importers import read_foreign
 
     try:
         return read_foreign(path)
     except NotARun:
         if folder.metrics.is_file() or folder.environment.is_file():
-            raise UserError(
-                f"{path} is an incomplete run folder: recipe.yaml is missing; copy the run folder again"
-            ) from None
+            message = f"{path} is an incomplete run folder: recipe.yaml is missing. Copy the run folder again."
+            raise UserError("run-incomplete", message, path=path) from None
         raise
 
 
 LOGBOOK_MARK = "<!-- written by paceline logbook -->"
 
 
-def _written_beside_runs(folder: RunFolder) -> str:
-    """What other commands of paceline leave beside runs, by name; empty if it is something else."""
+def _other_output(folder: RunFolder) -> tuple[str, str] | None:
+    """Return an error code and a description if another command of paceline wrote this path."""
     path = folder.path
     searched = path.name.startswith("find-batch-") or (path / "find-batch.json").is_file()
     if searched and path.is_dir() and not folder.environment.exists():
-        return "a find-batch search, not a run"
-    if any(_holds(path / page, LOGBOOK_MARK) for page in ("index.md", "README.md")):
-        return "a logbook, not a run"
+        return "is-a-batch-search", "a find-batch search, not a run"
+    if any(_contains(path / page, LOGBOOK_MARK) for page in ("index.md", "README.md")):
+        return "is-a-logbook", "a logbook, not a run"
     if path.suffix == ".html" and path.is_file():
-        return "a web page, not a run"
-    return ""
+        return "is-a-web-page", "a web page, not a run"
+    return None
 
 
-def _holds(path: Path, text: str) -> bool:
+def _contains(path: Path, text: str) -> bool:
     try:
-        return text.encode() in read_regular(path, _MOST_PAGE)
+        return text.encode() in read_regular(path, _MAX_PAGE)
     except OSError:
         return False
 
 
 def named_apart(runs: list[Run]) -> list[Run]:
+    """Number the runs that share a name, and return all."""
     names = [run.name for run in runs]
-    taken = {name for name in names if names.count(name) == 1}
+    used = {name for name in names if names.count(name) == 1}
     for run in runs:
         if names.count(run.name) > 1:
             numbered = (f"{run.name} ({number})" for number in count(1))
-            run.name = next(name for name in numbered if name not in taken)
-            taken.add(run.name)
+            run.name = next(name for name in numbered if name not in used)
+            used.add(run.name)
     return runs

@@ -1,4 +1,4 @@
-"""What a run trained, in words: model, data, hyperparameters, and what its training loss is a loss of."""
+"""Model, data and hyperparameters of a run as readable texts."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _OFF = "off"
 
 
 def settings(run: Run) -> dict[str, str]:
-    """By name, in the order in which a reader looks for them; what is not known, or off, is missing."""
+    """Return the settings by name, the most important first, without unknown ones and those that are off."""
     return {name: text for name, text in _texts(run).items() if text not in ("", _OFF)}
 
 
@@ -37,7 +37,7 @@ def _settings(run: Run) -> Iterator[tuple[str, Any]]:
     yield "parameters", _millions(run.summary.get("parameters"))
     yield "weights", fields.get("model.weights")
     yield "data", fields.get("data.name")
-    yield "data path", _place(fields.get("data.path"))
+    yield "data path", _without_password(fields.get("data.path"))
     yield "classes", recorded.get("classes")
     yield "training images", recorded.get("train_images")
     yield "validation images", run.final.get("samples")
@@ -58,13 +58,12 @@ def _settings(run: Run) -> Iterator[tuple[str, Any]]:
     yield "seed", str(fields["seed"]) if "seed" in fields else None
 
 
-def _place(path: Any) -> Any:
-    """An address without its password."""
+def _without_password(path: Any) -> Any:
     return shown(path) if isinstance(path, str) and is_remote(path) else path
 
 
 def _fields(run: Run) -> dict[str, Any]:
-    """Fields of the recipe, or what another program's log tells of them, by their dotted names."""
+    """Return the recipe's fields, or the facts in another program's log, by dotted name."""
     return run.facts | dict(leaves(run.recipe))
 
 
@@ -87,14 +86,14 @@ def _phases(run: Run) -> list[dict[str, Any]]:
 
 
 def _batches(run: Run) -> str | int | None:
-    own = run.recipe.get("train", {}).get("global_batch")
-    sizes = list(dict.fromkeys(_text(phase.get("global_batch") or own) for phase in _phases(run)))
+    default = run.recipe.get("train", {}).get("global_batch")
+    sizes = list(dict.fromkeys(_text(phase.get("global_batch") or default) for phase in _phases(run)))
     return ", then ".join(sizes) if len(sizes) > 1 else run.global_batch
 
 
 def _peak(run: Run, fields: dict[str, Any]) -> float | None:
-    own = [rate for phase in _phases(run) if isinstance(rates := phase.get("lr"), list | tuple) for rate in rates]
-    numbers = [rate for rate in own if isinstance(rate, int | float)]
+    rates = [rate for phase in _phases(run) if isinstance(each := phase.get("lr"), list | tuple) for rate in each]
+    numbers = [rate for rate in rates if isinstance(rate, int | float)]
     return float(max(numbers)) if numbers else fields.get("optim.lr")
 
 
@@ -108,27 +107,27 @@ def _schedule(run: Run, fields: dict[str, Any]) -> str | None:
 
 def _sizes(run: Run, fields: dict[str, Any]) -> str | None:
     ramp = fields.get("ramp.sizes")
-    own = fields.get("data.size") or (None if fields.get("data.name", IN_MEMORY[0]) in IN_MEMORY else 224)
-    sizes = list(dict.fromkeys(str(phase.get("size") or own or "native") for phase in _phases(run)))
+    default = fields.get("data.size") or (None if fields.get("data.name", IN_MEMORY[0]) in IN_MEMORY else 224)
+    sizes = list(dict.fromkeys(str(phase.get("size") or default or "native") for phase in _phases(run)))
     if isinstance(ramp, list | tuple) and any(ramp):
-        words = " to ".join(map(str, ramp))
+        text = " to ".join(map(str, ramp))
     else:
-        words = ", then ".join(sizes) or str(own or "")
+        text = ", then ".join(sizes) or str(default or "")
     evaluated = fields.get("evaluate.size")
-    return f"{words}, evaluated at {evaluated}" if words and evaluated and str(evaluated) != words else words
+    return f"{text}, evaluated at {evaluated}" if text and evaluated and str(evaluated) != text else text
 
 
-def softened(run: Run) -> list[str]:
-    """What makes its training loss another measure than its validation loss."""
+def loss_modifiers(run: Run) -> list[str]:
+    """Return the settings that make the training loss differ from cross entropy."""
     fields = _fields(run)
     names = {"train.label_smoothing": "label smoothing", "train.mixup": "mixup", "train.cutmix": "cutmix"}
-    found = [f"{name} {fields[key]:g}" for key, name in names.items() if _is_on(fields.get(key))]
-    return ["BCE", *found] if fields.get("train.loss") == "bce" else found
+    modifiers = [f"{name} {fields[key]:g}" for key, name in names.items() if _is_on(fields.get(key))]
+    return ["BCE", *modifiers] if fields.get("train.loss") == "bce" else modifiers
 
 
-def mixed(run: Run) -> list[str]:
-    """What blends the images that its training accuracy is measured on."""
-    return [word for word in softened(run) if word.startswith(("mixup", "cutmix"))]
+def image_modifiers(run: Run) -> list[str]:
+    """Return the settings that mix training images, which lowers the training accuracy."""
+    return [text for text in loss_modifiers(run) if text.startswith(("mixup", "cutmix"))]
 
 
 def _or_off(value: Any) -> Any:
@@ -140,9 +139,9 @@ def _is_on(value: Any) -> bool:
 
 
 def shared_and_differing(runs: Sequence[Run]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Settings that all runs have alike; and those that differ, with the value of each run or an empty text."""
+    """Return the settings that all runs share, and those that differ with a value per run (empty: unknown)."""
     each = [_texts(run) for run in runs]
-    columns = {name: [own[name] for own in each] for name in each[0]}
+    columns = {name: [texts[name] for texts in each] for name in each[0]}
     shared = {name: values[0] for name, values in columns.items() if len(set(values)) == 1}
     differing = {name: values for name, values in columns.items() if name not in shared}
     return {name: value for name, value in shared.items() if value not in ("", _OFF)}, differing

@@ -1,4 +1,4 @@
-"""A comparison as people and programs read it: a table, Markdown, JSON, CSV."""
+"""A comparison as a table, Markdown, JSON and CSV."""
 
 import csv
 import io
@@ -12,15 +12,15 @@ from paceline.logbook.curves import CURVES, common_name
 from paceline.logbook.read import Run
 from paceline.system.files import printable
 
-_MOST_COLUMNS = 3
-"""Of a table with a column for each run; with more runs, each one has a line, which ends in what matters least."""
+_MAX_COLUMNS = 3
+"""Runs in a table with a column per run; with more runs, the table has a row per run."""
 _LOSS = next(curve for curve in CURVES if curve.metric == "loss")
 
 
 def table(comparison: Comparison) -> list[list[str]]:
-    """Rows of text, the first one the heads: one line per figure, one column per run, what matters most first."""
+    """Return rows of text, the first one the header: a row per figure, a column per run, the main results first."""
     rows, runs, counts = comparison.rows, comparison.runs, comparison.speedup_counts
-    of = " and ".join(dict.fromkeys(row["ratio_of"] for row in rows[1:] if row["ratio_of"])) or "times"
+    of = " and ".join(dict.fromkeys(row["ratio_of"] for row in rows[1:] if row["ratio_of"])) or "training time"
     target = f"time to {100 * comparison.target:.5g}% top-1" if comparison.target is not None else ""
     lines = [
         ("top-1", [_accuracy(row) for row in rows]),
@@ -33,20 +33,20 @@ def table(comparison: Comparison) -> list[list[str]]:
         ("efficiency", ["-", *(_form(row["efficiency"] if counts else None, ".0%") for row in rows[1:])]),
         ("difference in top-1 to the first run (±2 standard errors)", ["-", *map(_difference, rows[1:])]),
         ("images/s", [_form(row["images_per_second"], ",.0f") for row in rows]),
-        (target, [_reached(row) for row in rows]),
-        ("ranks (hosts)", [_places(row) for row in rows]),
+        (target, [_time_to_target(row) for row in rows]),
+        ("ranks (hosts)", [_ranks(row) for row in rows]),
         ("global batch", [_form(row["global_batch"], ",") for row in rows]),
         ("peak memory per rank", [_form(_gigabytes(row["peak_memory"]), ".2f", " GB") for row in rows]),
-        ("device utilization", [_form(row["device_use"], ".0%") for row in rows]),
+        ("device utilization", [_form(row["device_utilization"], ".0%") for row in rows]),
         (
             "time with evaluation and checkpoints",
-            [duration(row["total_seconds"]) if row["whole"] else "" for row in rows],
+            [duration(row["total_seconds"]) if row["has_total_time"] else "" for row in rows],
         ),
         ("top-5", [_form(row["top5"], ".2%") for row in rows]),
         (common_name(runs, _LOSS, "eval"), [_form(row["loss"], ".4f") for row in rows]),
         (common_name(runs, _LOSS, "train"), [_form(_last_loss(run), ".4f") for run in runs]),
         ("other CPU load", [_form(row["other_load"], ".0%") for row in rows]),
-        ("energy of GPUs", [_form(_watt_hours(row["energy_joules"]), ",.1f", " Wh") for row in rows]),
+        ("GPU energy", [_form(_watt_hours(row["energy_joules"]), ",.1f", " Wh") for row in rows]),
         ("cost", [_form(row["cost"], ",.2f" if (row["cost"] or 1) >= 0.1 else ".2g", " $") for row in rows]),
         ("status", [row["status"] for row in rows]),
     ]
@@ -55,7 +55,7 @@ def table(comparison: Comparison) -> list[list[str]]:
 
 
 def best(run: Run) -> str:
-    """The best top-1, and when it was reached."""
+    """Return the best top-1 and its epoch."""
     if not run.best:
         return ""
     place = f"epoch {run.best['epoch']:.4g}" if run.best.get("epoch") is not None else f"step {run.best['step']:,}"
@@ -68,7 +68,7 @@ def _last_loss(run: Run) -> float | None:
 
 def _ratio_name(comparison: Comparison, of: str) -> str:
     if not comparison.speedup_counts:
-        return f"ratio of {of} (no speed-up)"
+        return f"ratio of {of} (not a speed-up)"
     return "speed-up" if comparison.certified else "speed-up (unreliable)"
 
 
@@ -76,7 +76,7 @@ def _form(value: float | None, form: str, unit: str = "") -> str:
     return "" if value is None else f"{value:{form}}{unit}"
 
 
-def _places(row: dict[str, Any]) -> str:
+def _ranks(row: dict[str, Any]) -> str:
     if row["ranks"] is None:
         return ""
     return f"{row['ranks']} ({row['hosts']})" if row["hosts"] else str(row["ranks"])
@@ -87,17 +87,19 @@ def _accuracy(row: dict[str, Any]) -> str:
 
 
 def _difference(row: dict[str, Any]) -> str:
-    share, error = row["top1_difference"], row["top1_standard_error"]
-    if share is None:
+    difference, error = row["top1_difference"], row["top1_standard_error"]
+    if difference is None:
         return ""
-    text = f"{100 * share:+.2f}"
-    chance = "" if error is None else f" ±{200 * error:.2f}"
-    return f"{'0.00' if float(text) == 0 else text}{chance} points"
+    text = f"{100 * difference:+.2f}"
+    margin = "" if error is None else f" ±{200 * error:.2f}"
+    return f"{'0.00' if float(text) == 0 else text}{margin} points"
 
 
-def _reached(row: dict[str, Any]) -> str:
-    if row["seconds_to_target"] is None and row["top1"] is not None and row["train_seconds"]:
+def _time_to_target(row: dict[str, Any]) -> str:
+    if row["target_reached"] is False:
         return "not reached"
+    if row["target_reached"] and row["seconds_to_target"] is None:
+        return "unknown (the log has no times)"
     return duration(row["seconds_to_target"])
 
 
@@ -110,6 +112,7 @@ def _watt_hours(joules: float | None) -> float | None:
 
 
 def duration(seconds: float | None) -> str:
+    """Return seconds, or H:MM:SS from two minutes on; empty if unknown."""
     if seconds is None:
         return ""
     if seconds < 120:
@@ -118,17 +121,19 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
 
 
-def runs_are_lines(comparison: Comparison) -> bool:
-    return len(comparison.runs) > _MOST_COLUMNS
+def runs_are_rows(comparison: Comparison) -> bool:
+    """Return whether the table has a row per run instead of a column."""
+    return len(comparison.runs) > _MAX_COLUMNS
 
 
 def page_table(comparison: Comparison) -> list[list[str]]:
-    """The table as screens and pages show it: of many runs, one line per run."""
+    """Return the table as terminals and pages show it: with many runs, a row per run."""
     rows = table(comparison)
-    return [list(column) for column in zip(*rows, strict=True)] if runs_are_lines(comparison) else rows
+    return [list(column) for column in zip(*rows, strict=True)] if runs_are_rows(comparison) else rows
 
 
 def markdown(comparison: Comparison) -> str:
+    """Return the verdict, the table and the differences as Markdown."""
     head, *rows = page_table(comparison)
     lines = [_cells(head), _cells(["---"] * len(head)), *map(_cells, rows)]
     differences = map(plain, listing(comparison.fairness))
@@ -136,8 +141,10 @@ def markdown(comparison: Comparison) -> str:
 
 
 def listing(fairness: Fairness) -> list[str]:
-    """What differs, a line each."""
-    return [f"- {difference}{'' if difference.matters else ' (a condition)'}" for difference in fairness.differences]
+    """Return the differences as list items."""
+    return [
+        f"- {difference}{'' if difference.matters else ' (affects speed only)'}" for difference in fairness.differences
+    ]
 
 
 def _capital(sentence: str) -> str:
@@ -149,11 +156,12 @@ def _cells(cells: Sequence[str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that Markdown and HTML show as it is."""
+    """Return text escaped for Markdown and HTML."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", printable(text))
 
 
 def as_json(comparison: Comparison) -> str:
+    """Return verdict, differences and all figures as JSON."""
     fair = comparison.fairness
     content = {
         "same_experiment": fair.same and not fair.unknown,
@@ -171,6 +179,7 @@ def as_json(comparison: Comparison) -> str:
 
 
 def as_csv(comparison: Comparison) -> str:
+    """Return a line per run with all figures as CSV."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(comparison.rows[0]))
     writer.writeheader()

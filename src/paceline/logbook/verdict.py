@@ -1,4 +1,4 @@
-"""Where the time of a run went, in words with figures: a few rules, the costliest finding first."""
+"""Find what limits the speed of a run, with figures; the most expensive cause first."""
 
 import statistics
 from collections.abc import Iterator
@@ -7,45 +7,42 @@ from dataclasses import dataclass
 from paceline.logbook.read import Run
 
 _STRAGGLER = 0.1
-"""Share of a step that one rank must lose to be worth naming."""
+"""Fraction of a step that a slow rank must cost to be reported."""
 
-_FEW = 8
-"""Images of a rank and step that keep no device busy."""
+_SMALL_BATCH = 8
+"""Images per rank and step that cannot keep a device busy."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class Bottleneck:
     cause: str
-    share: float
-    """Of the run's time that it costs."""
+    """Stable code, e.g. input-bound."""
+    fraction: float
+    """Part of the run's time that it costs, 0 to 1."""
     text: str
 
 
-def verdict(run: Run) -> list[Finding]:
-    """What costs time beside computing, costliest first; or that there is nothing but computing."""
+def verdict(run: Run) -> list[Bottleneck]:
+    """Return the bottlenecks, most expensive first; `compute-bound` alone if there is no other."""
     if not run.total_seconds or not run.trained or "compute" not in run.seconds:
-        return [Finding("unknown", 0.0, "no times were recorded: nothing can be said about what limits this run")]
-    found = sorted(_findings(run), key=lambda finding: -finding.share)
-    if not found:
-        share = run.seconds["compute"] / run.total_seconds
-        with_exchange = "sync" not in run.seconds and (run.ranks or 1) > 1
-        words = "forward and backward, the exchange in them not measured" if with_exchange else "forward and backward"
-        found = [Finding("compute", share, f"limited by computing: {share:.0%} of the time is {words}{_speed(run)}")]
-    return found
+        return [Bottleneck("unknown", 0.0, "no times were recorded, so the bottleneck is unknown")]
+    if found := sorted(_bottlenecks(run), key=lambda bottleneck: -bottleneck.fraction):
+        return found
+    fraction = run.seconds["compute"] / run.total_seconds
+    with_sync = "sync" not in run.seconds and (run.ranks or 1) > 1
+    where = "forward and backward" + (", gradient synchronization included" if with_sync else "")
+    speed = f" ({run.images_per_second:,.0f} images/s)" if run.images_per_second else ""
+    return [Bottleneck("compute-bound", fraction, f"compute-bound: {fraction:.0%} of run time in {where}{speed}")]
 
 
-def _speed(run: Run) -> str:
-    return f", {run.images_per_second:,.0f} images/s" if run.images_per_second else ""
-
-
-def _findings(run: Run) -> Iterator[Finding]:
-    stragglers = [found for part in ("data", "compute") if (found := _slow_rank(run, part))]
+def _bottlenecks(run: Run) -> Iterator[Bottleneck]:
+    stragglers = [straggler for part in ("data", "compute") if (straggler := _straggler(run, part))]
     yield from stragglers
-    yield from _data(run, one_rank=any(found.cause == "data on one rank" for found in stragglers))
-    yield from _exchange(run)
-    yield from _small_steps(run)
+    yield from _input(run, one_rank=any(straggler.cause == "input-straggler" for straggler in stragglers))
+    yield from _communication(run)
+    yield from _small_batch(run)
     yield from _evaluation(run)
-    yield from _saves(run)
+    yield from _checkpoints(run)
 
 
 def _steps(run: Run) -> int:
@@ -56,8 +53,8 @@ def _step_seconds(run: Run) -> float:
     return (run.train_seconds or 0.0) / max(1, _steps(run))
 
 
-def _slow_rank(run: Run, part: str) -> Finding | None:
-    """A rank that makes the others wait: they lose in the exchange what it loses elsewhere."""
+def _straggler(run: Run, part: str) -> Bottleneck | None:
+    """Return the rank that the others wait for in gradient synchronization, if there is one."""
     ranks = run.seconds_per_rank.get(part, [])
     if len(ranks) < 2:
         return None
@@ -67,52 +64,50 @@ def _slow_rank(run: Run, part: str) -> Finding | None:
     if lost < _STRAGGLER * _step_seconds(run) or ranks[slowest] < 1.2 * others:
         return None
     host = run.host_of_rank[slowest] if slowest < len(run.host_of_rank) else ""
-    who = f"rank {slowest}{f' on {host}' if host else ''}"
-    share = lost * _steps(run) / (run.total_seconds or 1.0)
-    mine, theirs = _short(ranks[slowest] / _steps(run)), _short(others / _steps(run))
+    rank = f"rank {slowest}{f' on {host}' if host else ''}"
+    fraction = lost * _steps(run) / (run.total_seconds or 1.0)
+    slow, usual = _short(ranks[slowest] / _steps(run)), _short(others / _steps(run))
     if part == "data":
-        text = (
-            f"{who} waits for data {mine} a step, the others {theirs}; all wait for it: look at its disk and processor"
-        )
-        return Finding("data on one rank", share, text)
-    text = f"{who} computes {mine} a step, the others {theirs}; all wait for it: look for other work or heat there"
-    return Finding("compute on one rank", share, text)
+        text = f"{rank} waits {slow} per step for input, the other ranks {usual}, and all ranks wait for it. "
+        return Bottleneck("input-straggler", fraction, f"straggler: {text}Check its disk and CPU.")
+    text = f"{rank} computes {slow} per step, the other ranks {usual}, and all ranks wait for it. "
+    return Bottleneck(
+        "compute-straggler", fraction, f"straggler: {text}Check that host for other processes and overheating."
+    )
 
 
-def _data(run: Run, one_rank: bool) -> Iterator[Finding]:
+def _input(run: Run, one_rank: bool) -> Iterator[Bottleneck]:
     data, train = run.seconds.get("data", 0.0), run.train_seconds or 1.0
-    if one_rank:  # what the others wait for all the same
+    if one_rank:  # the straggler is reported separately: count what the other ranks wait
         data = statistics.median(sorted(run.seconds_per_rank["data"])[:-1])
     if data < 0.15 * train:
         return
-    alone = (
-        f"; without that it would be {run.images / (train - data):,.0f} images/s" if run.images and train > data else ""
-    )
-    threads = run.recipe.get("data", {}).get("threads")
+    without = f" ({run.images / (train - data):,.0f} images/s without it)" if run.images and train > data else ""
+    threads = run.recipe.get("data", {}).get("decode_threads")
     cores = (run.starts[-1].get("hardware", {}) if run.starts else {}).get("cores")
-    cure = "prepare the data (paceline prepare), or give the loader more threads"
-    if threads and cores and threads < cores:
-        cure = f"prepare the data (paceline prepare), or raise data.decode_threads from {threads} to {cores}"
-    share = data / (run.total_seconds or 1.0)
-    yield Finding("data", share, f"{data / train:.0%} of training is waiting for data{alone}; {cure}")
+    fix = "Prepare the data (paceline prepare), or raise data.decode_threads"
+    if isinstance(threads, int) and cores and 0 < threads < cores:
+        fix += f" from {threads} to {cores}"
+    text = f"input-bound: {data / train:.0%} of step time waiting for input{without}. {fix}."
+    yield Bottleneck("input-bound", data / (run.total_seconds or 1.0), text)
 
 
-def _exchange(run: Run) -> Iterator[Finding]:
-    """The exchange itself: what even the rank that came last spends in it. Waiting for a slow rank is not that."""
-    own = min(run.seconds_per_rank.get("sync", []), default=run.seconds.get("sync", 0.0))
+def _communication(run: Run) -> Iterator[Bottleneck]:
+    """The time that even the last rank spends in gradient synchronization: the rest is waiting for a slow rank."""
+    sync = min(run.seconds_per_rank.get("sync", []), default=run.seconds.get("sync", 0.0))
     train = run.train_seconds or 1.0
-    if own < 0.2 * train:
+    if sync < 0.2 * train:
         return
-    rate = _gradient_bits(run) * _steps(run) / own
-    speed = f" at {rate / 1e9:.2g} Gbit/s or less" if rate else ""  # less, where computing hides a part of it
-    cure = "accumulate (train.grad_accumulation), or compress (grad_sync.dtype bf16, grad_sync.powersgd_rank)"
-    yield Finding(
-        "exchange", own / (run.total_seconds or 1.0), f"gradient exchange is {own / train:.0%} of a step{speed}; {cure}"
-    )
+    rate = _gradient_bits(run) * _steps(run) / sync
+    # an upper bound, since a part of the traffic overlaps with the backward pass
+    speed = f" (at most {rate / 1e9:.2g} Gbit/s)" if rate else ""
+    fix = "Raise train.grad_accumulation, or compress: grad_sync.dtype bf16, or grad_sync.powersgd_rank."
+    text = f"communication-bound: {sync / train:.0%} of step time in gradient synchronization{speed}. {fix}"
+    yield Bottleneck("communication-bound", sync / (run.total_seconds or 1.0), text)
 
 
 def _gradient_bits(run: Run) -> float:
-    """What a rank sends in a step: all-reduce passes each gradient on about twice, but for its own share."""
+    """Return the bits that a rank sends per step: a ring all-reduce sends 2 (n - 1) / n of the gradients."""
     ranks, grad_sync = run.ranks or 1, run.recipe.get("grad_sync", {})
     width = 32 if grad_sync.get("dtype", "fp32") == "fp32" else 16
     if grad_sync.get("powersgd_rank"):
@@ -120,45 +115,38 @@ def _gradient_bits(run: Run) -> float:
     return float(run.summary.get("parameters") or 0) * width * 2 * (ranks - 1) / ranks
 
 
-def _small_steps(run: Run) -> Iterator[Finding]:
-    """Work that is the same for any batch outweighs a batch that is too small."""
+def _small_batch(run: Run) -> Iterator[Bottleneck]:
+    """The optimizer step costs the same for any batch, so it dominates with a small one."""
     optimizer, train = run.seconds.get("optimizer", 0.0), run.train_seconds or 1.0
     if not run.global_batch or not run.ranks:
         return
     images = run.global_batch // run.ranks
-    if optimizer < (0.05 if images <= _FEW else 0.2) * train:
+    if optimizer < (0.05 if images <= _SMALL_BATCH else 0.2) * train:
         return
-    yield Finding(
-        "tiny batch",
-        optimizer / (run.total_seconds or 1.0),
-        f"the optimizer is {optimizer / train:.0%} of a step, whose batch is only {images} images a rank; "
-        "raise train.global_batch (paceline find-batch finds the largest)",
-    )
+    text = f"small batch: {optimizer / train:.0%} of step time in the optimizer, with {images} images per rank"
+    fix = "Raise train.global_batch (paceline find-batch finds the largest that fits)."
+    yield Bottleneck("small-batch", optimizer / (run.total_seconds or 1.0), f"{text}. {fix}")
 
 
-def _evaluation(run: Run) -> Iterator[Finding]:
-    share = run.seconds.get("evaluate", 0.0) / (run.total_seconds or 1.0)
-    if share >= 0.2 and len(run.evaluated) > 1:
-        each = run.seconds["evaluate"] / len(run.evaluated)
+def _evaluation(run: Run) -> Iterator[Bottleneck]:
+    fraction = run.seconds.get("evaluate", 0.0) / (run.total_seconds or 1.0)
+    if fraction >= 0.2 and len(run.evaluated) > 1:
+        each = _short(run.seconds["evaluate"] / len(run.evaluated))
         every = run.recipe.get("evaluate", {}).get("every", "")
-        text = f"{share:.0%} of the run is evaluation: {len(run.evaluated)} of {_short(each)}"
-        yield Finding(
-            "evaluation", share, f"{text}; evaluate less often{f' (evaluate.every is {every})' if every else ''}"
-        )
+        text = f"frequent evaluation: {fraction:.0%} of run time in {len(run.evaluated)} evaluations of {each} each"
+        fix = f"Raise evaluate.every{f' (now {every})' if every else ''}."
+        yield Bottleneck("frequent-evaluation", fraction, f"{text}. {fix}")
 
 
-def _saves(run: Run) -> Iterator[Finding]:
-    share = run.seconds.get("checkpoint", 0.0) / (run.total_seconds or 1.0)
-    checkpoints = sum(record["kind"] == "checkpoint" for record in run.records)
-    if share >= 0.1 and checkpoints > 1:
-        each = run.seconds["checkpoint"] / checkpoints
+def _checkpoints(run: Run) -> Iterator[Bottleneck]:
+    fraction = run.seconds.get("checkpoint", 0.0) / (run.total_seconds or 1.0)
+    count = sum(record["kind"] == "checkpoint" for record in run.records)
+    if fraction >= 0.1 and count > 1:
+        each = _short(run.seconds["checkpoint"] / count)
         every = run.recipe.get("checkpoint", {}).get("every", "")
-        text = f"checkpoints held training up for {share:.0%} of the run: {checkpoints} of {_short(each)}"
-        yield Finding(
-            "checkpoints",
-            share,
-            f"{text}; save less often{f' (checkpoint.every is {every})' if every else ''}, or to a faster disk",
-        )
+        text = f"blocking checkpoints: {fraction:.0%} of run time in {count} checkpoints of {each} each"
+        fix = f"Raise checkpoint.every{f' (now {every})' if every else ''}, or use a faster disk."
+        yield Bottleneck("blocking-checkpoints", fraction, f"{text}. {fix}")
 
 
 def _short(seconds: float) -> str:

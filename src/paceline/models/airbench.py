@@ -1,7 +1,7 @@
 """A small, fast CIFAR net in the manner of airbench (K. Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU").
 
-What makes it quick to train: the first layer is set once to whiten image patches and then frozen, later convolutions
-start as (partial) identities, batch norm has no learnt scale, and pooling comes early.
+It trains fast because the first layer is set once to whiten image patches and then frozen, later convolutions start as
+(partial) identities, batch norm has no learned scale, and pooling comes early.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 
 def _norm(kind: str, channels: int, momentum: float) -> nn.Module:
-    """Batch norm (or group norm, whose result does not depend on the other images) with a learnt bias only."""
+    """Return batch norm, or group norm (which is independent of the other images), with a learned bias only."""
     if kind not in ("batch", "group"):
         raise ValueError(f"norm={kind!r} is neither 'batch' nor 'group'")
     norm = nn.BatchNorm2d(channels, eps=1e-12, momentum=momentum) if kind == "batch" else nn.GroupNorm(1, channels)
@@ -21,7 +21,7 @@ def _norm(kind: str, channels: int, momentum: float) -> nn.Module:
 
 
 class _Conv(nn.Conv2d):
-    """3x3, no bias; passes as many of its inputs on unchanged as it has outputs for."""
+    """3x3 convolution without bias, initialized to pass as many inputs unchanged as it has outputs."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__(inputs, outputs, 3, padding="same", bias=False)
@@ -56,9 +56,9 @@ class _Block(nn.Module):
 class AirbenchNet(nn.Module):
     """Whitening layer, one pooling block per width, global max pool, scaled linear head.
 
-    `depths` are the convolutions of each block, two by default; with `residual` the first one's result is added to the
-    last one's. Without `train_whiten_bias` nothing before the first
-    block needs a gradient, which checkpoints the backward pass through the largest maps.
+    `depths` is the number of convolutions per block, two by default. With `residual` the output of the first one is
+    added to that of the last one. Without `train_whiten_bias` nothing before the first block needs a gradient, which
+    avoids the backward pass through the largest feature maps.
     """
 
     def __init__(
@@ -92,8 +92,10 @@ class AirbenchNet(nn.Module):
 
     @torch.no_grad()
     def prepare(self, images: torch.Tensor) -> None:
-        """Set the first layer from normalized training images: eigenvectors of their patches, scaled to unit variance,
-        each with both signs since a GELU follows."""
+        """Set the first layer from normalized training images: eigenvectors of their patches, scaled to unit variance.
+
+        Each one is used with both signs because a GELU follows.
+        """
         kernel = self.whiten.kernel_size[0]
         patches = images.unfold(2, kernel, 1).unfold(3, kernel, 1).permute(0, 2, 3, 1, 4, 5)
         flat = patches.reshape(-1, images.shape[1] * kernel * kernel).double().cpu()

@@ -1,4 +1,4 @@
-"""Optimizers, and which parameters get which treatment."""
+"""Creates optimizers with parameter groups, and loads their state."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,9 +15,9 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 def groups(model: nn.Module, config: Optim) -> list[dict[str, Any]]:
-    """Matrices and filters decay; biases and everything in norms do not; norm biases may learn faster.
+    """Return parameter groups: weights with weight decay, biases and norms without, norm biases with their own factor.
 
-    Every group carries `scale`, its factor on the scheduled learning rate.
+    `scale` of a group is its factor on the scheduled learning rate.
     """
     norm_biases = {
         id(module.bias) for module in model.modules() if isinstance(module, _NORMS) and module.bias is not None
@@ -36,8 +36,11 @@ def groups(model: nn.Module, config: Optim) -> list[dict[str, Any]]:
 
 
 def create(model: nn.Module, config: Optim, fused: bool = True) -> optim.Optimizer:
-    """The optimizer. Fused kernels are the fastest, but know no shards, and a step that the loss scaler skips leaves
-    fused SGD's momentum uninitialized."""
+    """Return the optimizer of a recipe.
+
+    Fused kernels are the fastest, but do not support sharded tensors, and a step that the loss scaler skips leaves the
+    momentum of fused SGD uninitialized.
+    """
     if config.name == "sgd":
         nesterov = config.nesterov and config.momentum > 0
         return optim.SGD(groups(model, config), lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=fused)
@@ -56,17 +59,21 @@ def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
 
 
 def load_state(optimizer: optim.Optimizer, state: dict[str, Any], step: int, origin: str) -> None:
-    """Take over the state that was saved after `step` steps, with each tensor laid out in memory as its parameter is.
+    """Load the state of a checkpoint at `step`, with each tensor in the memory layout of its parameter.
 
-    Checkpoints hold plain tensors. Fused optimizers walk through parameter and momentum side by side, so a momentum in
-    another order than a channels_last filter would be applied to the wrong weights, and one of another shape would be
-    written beyond its end: nothing is taken over before all of it has been checked.
+    Checkpoints hold contiguous tensors. Fused optimizers iterate over parameter and momentum in memory order, so a
+    momentum in another order than a channels_last filter would update the wrong weights, and one of another shape would
+    be written out of bounds: nothing is loaded before all of it has been checked.
     """
-    if problem := next(_misfits(optimizer, state, step), None):
-        raise UserError(f"{origin}: {problem}; it belongs to another model, or paceline has not written it")
-    own = optimizer.state_dict()["param_groups"]  # the recipe's, which may have been overridden since
+    if problem := next(_mismatches(optimizer, state, step), None):
+        raise UserError(
+            "checkpoint-optimizer-mismatch",
+            f"{origin}: {problem}. The checkpoint is of another model, or was not written by paceline.",
+            path=origin,
+        )
+    current = optimizer.state_dict()["param_groups"]  # from the recipe, which may have been overridden since
     kept = [{"step": group["step"]} if "step" in group else {} for group in state["param_groups"]]
-    groups = [mine | theirs for mine, theirs in zip(own, kept, strict=True)]
+    groups = [ours | theirs for ours, theirs in zip(current, kept, strict=True)]
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
@@ -76,72 +83,72 @@ def load_state(optimizer: optim.Optimizer, state: dict[str, Any], step: int, ori
 
 
 def _complete(optimizer: optim.Optimizer, origin: str) -> None:
-    """Parameters without a state start from zero: those of unused layers, which never had one."""
+    """Start parameters without state from zero. Those of unused layers never have state."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    lacking = [parameter for parameter in parameters if not any(_held(optimizer, parameter))]
-    if not lacking or len(lacking) == len(parameters):
+    stateless = [parameter for parameter in parameters if not any(_has_state(optimizer, parameter))]
+    if not stateless or len(stateless) == len(parameters):
         return
-    log.warning("%s: the optimizer has no state of %d of %d parameters", origin, len(lacking), len(parameters))
-    if isinstance(optimizer, optim.SGD):  # fused SGD wants the momentum of all or of none
-        for parameter in lacking:
+    log.warning("%s has no optimizer state for %d of %d parameters", origin, len(stateless), len(parameters))
+    if isinstance(optimizer, optim.SGD):  # fused SGD needs the momentum of all parameters or of none
+        for parameter in stateless:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def _held(optimizer: optim.Optimizer, parameter: torch.Tensor) -> list[bool]:
+def _has_state(optimizer: optim.Optimizer, parameter: torch.Tensor) -> list[bool]:
     return [value is not None for value in optimizer.state.get(parameter, {}).values()]
 
 
 _TENSORS = {"SGD": {"momentum_buffer"}, "AdamW": {"step", "exp_avg", "exp_avg_sq"}, "Lamb": {"exp_avg", "exp_avg_sq"}}
-"""What an optimizer keeps of each parameter."""
+"""Names of the tensors that an optimizer keeps for each parameter."""
 
 
-def _misfits(optimizer: optim.Optimizer, state: dict[str, Any], step: int) -> Iterator[str]:
-    """What of a saved state the optimizer could not work with, in words."""
+def _mismatches(optimizer: optim.Optimizer, state: dict[str, Any], step: int) -> Iterator[str]:
+    """Yield descriptions of what in a state the optimizer cannot use."""
     numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
     if [group.get("params") for group in state["param_groups"]] != numbers:
-        yield "the optimizer's groups of parameters are others"
+        yield "the parameter groups of the optimizer differ"
         return
     for group in state["param_groups"]:
         if "step" in group and not _is_count(group["step"], step):
-            yield f"the optimizer's step is not a whole number from 0 to {step}"
+            yield f"the step of the optimizer is not an integer from 0 to {step}"
     parameters = dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
     wanted = _TENSORS[type(optimizer).__name__]
     for number, tensors in state["state"].items():
-        where = f"state {number} of the optimizer"
+        where = f"optimizer state {number}"
         if number not in parameters:
-            yield f"{where} belongs to no parameter"
+            yield f"{where} does not belong to a parameter"
         elif tensors and set(tensors) != wanted:
             yield f"{where} has {', '.join(map(str, tensors))} instead of {', '.join(sorted(wanted))}"
         else:
             for name, value in tensors.items():
-                if problem := _unlike(parameters[number], name, value, step):
+                if problem := _mismatch(parameters[number], name, value, step):
                     yield f"{where}: {name} {problem}"
 
 
-def _is_count(value: Any, most: int) -> bool:
+def _is_count(value: Any, largest: int) -> bool:
     if not isinstance(value, torch.Tensor) or value.ndim or value.dtype != torch.float32:
         return False
-    return value.item() in range(most + 1)
+    return value.item() in range(largest + 1)
 
 
-def _unlike(parameter: torch.Tensor, name: str, value: Any, step: int) -> str:
-    """Why a value cannot stand beside its parameter; empty if it can."""
+def _mismatch(parameter: torch.Tensor, name: str, value: Any, step: int) -> str:
+    """Return why a value cannot be the state of a parameter, or ""."""
     if name == "step":
-        return "" if _is_count(value, step) else f"is not a whole number from 0 to {step}"
+        return "" if _is_count(value, step) else f"is not an integer from 0 to {step}"
     if value is None and name == "momentum_buffer":
         return ""  # SGD without momentum
     if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
         found = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:60]
-        return f"is {found}, its parameter {parameter.dtype} {tuple(parameter.shape)}"
+        return f"is {found}, but its parameter is {parameter.dtype} {tuple(parameter.shape)}"
     if not value.isfinite().all():
-        return "holds numbers that are not finite"
-    return "holds negative numbers" if name == "exp_avg_sq" and (value < 0).any() else ""
+        return "contains NaN or infinity"
+    return "contains negative numbers" if name == "exp_avg_sq" and (value < 0).any() else ""
 
 
 def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, laid out or sharded as the parameter is."""
+    """Return a whole tensor in the memory layout or sharding of the parameter."""
     if hasattr(parameter, "device_mesh"):
-        from torch.distributed.tensor import DTensor, distribute_tensor  # not at the start: it takes a second to load
+        from torch.distributed.tensor import DTensor, distribute_tensor  # imported late because it takes a second
 
         assert isinstance(parameter, DTensor)
         shard: torch.Tensor = distribute_tensor(value, parameter.device_mesh, parameter.placements)

@@ -1,4 +1,4 @@
-"""The learning rate of a step, as a pure function."""
+"""Learning-rate schedules: the learning rate as a pure function of the step."""
 
 import math
 from bisect import bisect_right
@@ -21,11 +21,11 @@ class LrPlan:
     warmup: int
     start: float
     end: float
-    fall: float
-    falls: tuple[int, ...]
+    gamma: float
+    decay_steps: tuple[int, ...]
     points: tuple[tuple[int, float], ...]
     phases: tuple[tuple[int, int, float, float], ...]
-    """Begin, end, first and last learning rate; empty: the schedule counts."""
+    """Begin, end, first and last learning rate per phase; if empty, the schedule applies."""
 
     @property
     def highest(self) -> float:
@@ -36,16 +36,19 @@ class LrPlan:
 
     @classmethod
     def of(cls, optim: Optim, timeline: Timeline) -> "LrPlan":
+        """Return the plan of a recipe's optimizer over a timeline."""
         schedule, total = optim.schedule, timeline.total
         every = parse(schedule.step_size)
-        falls: list[int] = []
+        decay_steps: list[int] = []
         if schedule.name == "step":
             if timeline.steps(schedule.step_size) < 1:
                 raise UserError(
-                    f"optim.schedule.step_size={schedule.step_size} is less than a step; write a longer time"
+                    "schedule-step-too-short",
+                    f"optim.schedule.step_size={schedule.step_size} is less than one step. Use a longer duration.",
+                    step_size=schedule.step_size,
                 )
-            while not falls or falls[-1] < total:
-                falls.append(timeline.steps(text_of(every.value * (len(falls) + 1), every.unit)))
+            while not decay_steps or decay_steps[-1] < total:
+                decay_steps.append(timeline.steps(text_of(every.value * (len(decay_steps) + 1), every.unit)))
         return cls(
             name=schedule.name,
             peak=optim.lr,
@@ -53,15 +56,15 @@ class LrPlan:
             warmup=min(timeline.steps(schedule.warmup), total),
             start=schedule.start_factor,
             end=schedule.end_factor,
-            fall=schedule.gamma,
-            falls=tuple(falls),
+            gamma=schedule.gamma,
+            decay_steps=tuple(decay_steps),
             points=tuple((timeline.steps(point.at), point.factor) for point in schedule.points),
             phases=tuple((phase.begin, phase.end, *phase.lr) for phase in timeline.phases if phase.lr),
         )
 
 
 def lr_at(step: int, plan: LrPlan) -> float:
-    """Learning rate for the update of step 0 .. total - 1; `end` is what step `total` would have."""
+    """Return the learning rate of step 0 .. total - 1. The end factor is reached at step `total`."""
     for begin, end, first, last in reversed(plan.phases):
         if step >= begin:
             return _linear(first, last, (step - begin) / (end - begin))
@@ -77,17 +80,17 @@ def _factor(step: int, plan: LrPlan) -> float:
     if plan.name == "constant":
         return 1.0
     if plan.name == "step":
-        return plan.fall ** bisect_right(plan.falls, step)
+        return plan.gamma ** bisect_right(plan.decay_steps, step)
     curve = _linear if plan.name == "linear" else _cosine
     return curve(1.0, plan.end, (step - plan.warmup) / max(1, plan.total - plan.warmup))
 
 
-def _linear(begin: float, end: float, share: float) -> float:
-    return begin + (end - begin) * share
+def _linear(begin: float, end: float, fraction: float) -> float:
+    return begin + (end - begin) * fraction
 
 
-def _cosine(begin: float, end: float, share: float) -> float:
-    return end + (begin - end) * (1 + math.cos(math.pi * share)) / 2
+def _cosine(begin: float, end: float, fraction: float) -> float:
+    return end + (begin - end) * (1 + math.cos(math.pi * fraction)) / 2
 
 
 def _piecewise(step: int, points: tuple[tuple[int, float], ...]) -> float:

@@ -1,4 +1,4 @@
-"""Time and memory of the device a rank computes on, read without making it wait."""
+"""Timing and memory of a rank's device, measured without synchronizing it."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 
 
 def now(device: torch.device) -> Any:
-    """A point in time: of the clock on CPUs, of the stream on GPUs (reading it later does not make the stream wait)."""
+    """Return a point in time: of the clock on CPUs, a CUDA event on GPUs, which does not block the stream."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -18,23 +18,24 @@ def now(device: torch.device) -> Any:
 
 
 def between(begin: Any, end: Any) -> Callable[[], float]:
-    """Seconds from one point to another; to be called when the device is done."""
+    """Return a function for the seconds between two points, to be called when the device is done."""
     if isinstance(begin, float):
         return lambda: end - begin
     return lambda: begin.elapsed_time(end) / 1000
 
 
 def wait(device: torch.device) -> None:
+    """Wait until the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes so far: of the device as allocated; on CPUs of the process."""
+    """Return the peak bytes so far: allocated on the GPU, or resident in the process on CPUs."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     try:
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return int(status["VmHWM"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # not on every system
+    except (OSError, KeyError, ValueError):  # not Linux
         return 0

@@ -1,4 +1,4 @@
-"""Files that are either the old or the new version, never half of one, also after a power cut or on a full disk."""
+"""Atomic and durable file writes, error messages for disks that refuse them, folder locks, and printable text."""
 
 import errno
 import fcntl
@@ -17,34 +17,40 @@ from typing import Any, BinaryIO
 
 from paceline.errors import UserError
 
-_FIXES = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space, or raise the quota",
-    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
-    errno.EROFS: "mount it read-write, or use another disk",
-    errno.EIO: "the disk fails: see dmesg, and use another one",
+# code and fix of each error
+_DISK_ERRORS = {
+    errno.ENOSPC: ("disk-full", "free some space"),
+    errno.EDQUOT: ("disk-quota-exceeded", "free some space, or raise the quota"),
+    errno.EFBIG: ("file-size-limit", "raise the limit on file sizes (ulimit -f)"),
+    errno.EROFS: ("disk-read-only", "mount it read-write, or use another disk"),
+    errno.EIO: ("disk-failure", "the disk is failing: see dmesg, and use another disk"),
 }
 
 
 def is_disk_error(error: OSError) -> bool:
-    """Whether the disk refuses writes: it is full, read-only or broken."""
-    return error.errno in _FIXES
+    """Whether the disk refuses writes because it is full, read-only or failing."""
+    return error.errno in _DISK_ERRORS
+
+
+def disk_error_code(error: OSError) -> str:
+    """Return the code for a UserError about an OSError: "disk-full" and the like, otherwise "file-error"."""
+    return _DISK_ERRORS[error.errno][0] if error.errno in _DISK_ERRORS else "file-error"
 
 
 def disk_error(error: OSError, needed: int = 0) -> str:
-    """Which file cannot be written, why, how much room there is, and the fix."""
+    """Return a message with the file that cannot be written, the reason, the free space and the fix."""
     where = f"{error.filename}: " if error.filename else ""
     room = ""
     if error.errno == errno.ENOSPC and error.filename:
         folder = next(path for path in Path(error.filename).absolute().parents if path.exists())
         room = f" ({size_text(shutil.disk_usage(folder).free)} free{f', {size_text(needed)} needed' if needed else ''})"
-    fix = f"; {_FIXES[error.errno]}" if error.errno in _FIXES else ""
+    fix = f"; {_DISK_ERRORS[error.errno][1]}" if error.errno in _DISK_ERRORS else ""
     return f"{where}{error.strerror or error}{room}{fix}"
 
 
 @contextmanager
 def _naming(path: Path, *temporary: Path) -> Iterator[None]:
-    """Errors name the file that the user knows; the system names none, or a temporary one."""
+    """Let errors name the file that the user knows, instead of none or a temporary one."""
     try:
         yield
     except OSError as error:
@@ -54,7 +60,7 @@ def _naming(path: Path, *temporary: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Bring the content of a file, or the names in a folder, to disk, where it survives a power cut."""
+    """Flush a file, or the entries of a folder, to disk, so that it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with _naming(path):
@@ -64,12 +70,13 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
+    """Flush a folder and everything in it to disk."""
     for path in (*folder.rglob("*"), folder):
         sync(path)
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder and those above it, if they are missing, so that they survive a power cut."""
+    """Create a folder and its missing parents, so that they survive a power cut."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode, exist_ok=True)
@@ -78,20 +85,26 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder that is its user's alone; refuse one that others could have put something into."""
+    """Create a folder that only its user can read; refuse one that another user owns or can write to."""
     make_folder(folder, 0o700)
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
-        cure = f"remove it, or run: chown {os.geteuid()} {folder}"
-        raise UserError(f"{folder} belongs to another user (number {found.st_uid}); {cure}")
-    if found.st_mode & 0o022:
-        mode = stat.filemode(found.st_mode)
-        raise UserError(f"{folder} can be written to by others ({mode}); run: chmod go-w {folder}")
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        raise UserError(
+            "folder-not-owned",
+            f"{folder} belongs to another user (UID {status.st_uid}). Remove it, or run: chown {os.geteuid()} {folder}",
+            path=folder,
+        )
+    if status.st_mode & 0o022:
+        raise UserError(
+            "folder-writable-by-others",
+            f"{folder} is writable by other users ({stat.filemode(status.st_mode)}). Run: chmod go-w {folder}",
+            path=folder,
+        )
 
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` only when everything is on disk."""
+    """Yield a file to write to, which replaces `path` once everything is on disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with _naming(path, temporary):
@@ -102,21 +115,23 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
             temporary.replace(path)
         sync(path.parent)
     finally:
-        with suppress(OSError):  # the first error says more
+        with suppress(OSError):  # keep the first error
             temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Replace a text file atomically."""
     with replacing(path, mode) as file:
-        file.write(text.encode(errors="backslashreplace"))  # file names need not be Unicode; JSON reads such escapes
+        file.write(text.encode(errors="backslashreplace"))  # file names may contain invalid Unicode
 
 
 def write_json(path: Path, value: Any, mode: int = 0o666) -> None:
+    """Replace a JSON file atomically."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", mode)
 
 
 class GrowingFile:
-    """A file to append to. What finds no room is kept in memory, and written before what comes next."""
+    """A file to append to. Content that does not fit on the disk is kept in memory, and written before the next."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -125,13 +140,14 @@ class GrowingFile:
         self._lock = threading.Lock()
 
     def write(self, content: bytes) -> None:
+        """Append content; an OSError if some of it does not fit."""
         with self._lock, _naming(self._path):
             self._unwritten += content
             while self._unwritten:
                 del self._unwritten[: self._file.write(self._unwritten)]
 
     def flush(self) -> None:
-        """Write what was kept."""
+        """Write what is kept in memory."""
         self.write(b"")
 
     def close(self) -> None:
@@ -143,6 +159,7 @@ class GrowingFile:
 
 
 def sha256(path: Path, advance: Callable[[int], object] = lambda _: None) -> str:
+    """Return the checksum of a file in hexadecimal; `advance` is called with the bytes of each block."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -152,7 +169,7 @@ def sha256(path: Path, advance: Callable[[int], object] = lambda _: None) -> str
 
 
 def size_text(count: int) -> str:
-    """Bytes as people write them."""
+    """Return a number of bytes in kB, MB or GB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:,.1f} {unit}"
@@ -160,7 +177,7 @@ def size_text(count: int) -> str:
 
 
 def ignoring_a_full_disk(action: Callable[[], None]) -> Callable[[], None]:
-    """The action, whose last words may find no room; what matters has been checked by then."""
+    """Return the action without its OSErrors, for cleanup after everything that matters is written."""
 
     def attempt() -> None:
         with suppress(OSError):
@@ -170,38 +187,38 @@ def ignoring_a_full_disk(action: Callable[[], None]) -> Callable[[], None]:
 
 
 def printable(text: str) -> str:
-    """Text for terminals and pages, whatever a file or folder was called: control characters are made visible."""
+    """Return text that is safe to print: control characters, e.g. of file names, are escaped."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def printable_lines(text: str) -> str:
-    """Of several lines, which stay lines."""
+    """Return text with control characters escaped, except line breaks."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def say(text: str, error: bool = False) -> None:
-    """Print text that may hold what strangers wrote."""
+    """Print text that may contain untrusted parts."""
     print(printable_lines(text), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def printable_tree(value: Any) -> Any:
-    """A value of JSON or YAML with every text in it made printable."""
+    """Return a JSON or YAML value with all strings made printable."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {printable_tree(key): printable_tree(own) for key, own in value.items()}
-    return [printable_tree(own) for own in value] if isinstance(value, list) else value
+        return {printable_tree(key): printable_tree(item) for key, item in value.items()}
+    return [printable_tree(item) for item in value] if isinstance(value, list) else value
 
 
 LOCK_NAME = ".lock"
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether some process of this machine holds the folder's lock; asking must not hold it, even for a moment.
+    """Whether a process on this host holds the folder's lock. Checks without taking the lock.
 
-    Of the place only the inode is compared: layered file systems tell another device number there than to stat.
+    Compares only the inode, because layered file systems report different device numbers in /proc/locks and stat.
     """
     try:
         inode = (folder / LOCK_NAME).stat().st_ino
@@ -212,23 +229,27 @@ def is_locked(folder: Path) -> bool:
 
 
 class FolderLock:
-    """At most one process writes to a folder; the kernel frees the lock however its holder ends."""
+    """Allows one process at a time to write to a folder. The kernel releases the lock however its holder ends."""
 
     def __init__(self, folder: Path, wait: Callable[[], object] | None = None, grace: float = 0.0):
-        """With `wait`, which is called before, other processes' end is waited for; else for `grace` seconds at most."""
+        """Wait for the lock: without limit if `wait` is given, which is called first, otherwise for `grace` seconds."""
         self._file = (folder / LOCK_NAME).open("a+")
         deadline = time.monotonic() + grace
-        while not self._take():
+        while not self._acquire():
             if wait:
                 wait()
                 fcntl.flock(self._file, fcntl.LOCK_EX)
                 return
             if time.monotonic() >= deadline:
                 self._file.close()
-                raise UserError(f"{folder} is in use by another process; wait for it, or choose another place")
+                raise UserError(
+                    "folder-in-use",
+                    f"{folder} is in use by another process. Wait until it ends, or choose another folder.",
+                    path=folder,
+                )
             time.sleep(0.05)
 
-    def _take(self) -> bool:
+    def _acquire(self) -> bool:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -1,8 +1,7 @@
-"""This machine: what it is called, its processor, which cores processes may use, and where their threads run.
+"""This host: its name, its processor, the cores that processes may use, and CPU affinity of threads.
 
-OpenMP's threads wait for each other many times in a step. Beside other busy processes the kernel puts two of them on
-one core, where one waits for the other to give way: benchmarks/shared_cpu.py shows how much that costs. So each has a
-core of its own.
+OpenMP's threads synchronize many times per step. Beside other busy processes the kernel schedules two of them on one
+core, where one blocks the other (benchmarks/shared_cpu.py measures it). Therefore each thread is bound to a core.
 """
 
 import importlib
@@ -17,11 +16,12 @@ _mask: frozenset[int] = frozenset()  # cores of this process before its main thr
 
 
 def host_name() -> str:
-    """As the launcher calls this machine, or as it calls itself."""
+    """Return the name that the launcher gave this host, or its own."""
     return os.environ.get("PACELINE_HOST") or socket.gethostname()
 
 
 def cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(_available()) or os.cpu_count() or 1
 
 
@@ -30,7 +30,7 @@ def _available() -> frozenset[int]:
 
 
 def cpu_name() -> str:
-    """Model of the processor, as far as the system tells."""
+    """Return the model of the processor, if the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -39,21 +39,21 @@ def cpu_name() -> str:
 
 
 def limit_openmp_spinning() -> None:
-    """Let OpenMP's threads sleep after a short wait; by default they spin, and keep others from their core.
+    """Let OpenMP's threads sleep after a short wait; by default they spin and occupy their core.
 
-    It is read when torch is loaded.
+    Call it before torch is imported, which reads the setting.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def bind_openmp() -> None:
-    """Load torch so that every compute thread has a core of its own, unless the user has said otherwise.
+    """Import torch so that every compute thread is bound to its own core, unless the user set another affinity.
 
-    For a process that uses all cores; the main thread is bound to the first of them.
+    For a process that uses all cores. The main thread is bound to the first of them.
     """
     global _mask
     if "torch" in sys.modules:
-        return  # too late: OpenMP has read its settings
+        return  # OpenMP has already read its settings
     _mask = _available()
     if {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "PACELINE_THREADS"} & os.environ.keys():
         return
@@ -63,13 +63,13 @@ def bind_openmp() -> None:
 
 
 def unbind() -> None:
-    """Let the calling thread run on all cores: one that the main thread starts would stay on its core."""
+    """Let the calling thread run on all cores; threads inherit the single core of the main thread."""
     if _mask:
         os.sched_setaffinity(0, _mask)
 
 
 def confine(number: int, processes: int) -> None:
-    """Give this process, one of several that share the machine out, cores of its own."""
+    """Restrict this process to its own cores, if the processes of this node divide them evenly."""
     mask = sorted(_available())
     each = len(mask) // processes
     if each and each * processes == len(mask):
@@ -77,7 +77,7 @@ def confine(number: int, processes: int) -> None:
 
 
 class BackgroundThread(threading.Thread):
-    """A daemon that runs where there is room."""
+    """A daemon thread that may run on any core."""
 
     def __init__(self, target: object, name: str, args: tuple[object, ...] = ()):
         super().__init__(target=target, name=name, args=args, daemon=True)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""No process outlives the one that started it, however and whenever that one ends.
+"""Makes processes end with their parent, however the parent ends.
 
-On Linux the kernel sees to it (PR_SET_PDEATHSIG), and also ends a process that is stopped or inside a long C call.
-Elsewhere a thread watches. Nothing heavy is imported here: whoever is tied must be so before anything else.
+On Linux the kernel does it (PR_SET_PDEATHSIG), also for a process that is suspended or inside a long C call.
+Elsewhere a thread polls. This module imports nothing heavy, because it must run first in a new process.
 """
 
 import ctypes
@@ -13,16 +13,16 @@ import time
 from collections.abc import Mapping
 
 PARENT = "PACELINE_PARENT"
-"""In the environment of a process that ends with its parent: the parent's process number."""
+"""Set in the environment of a process that ends with its parent: the parent's process ID."""
 
 
 def tied(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for a paceline process that ends with this one."""
+    """Return the environment for a Paceline process that ends with this one."""
     return {**environment, PARENT: str(os.getpid())}
 
 
 def end_with_parent() -> None:
-    """Kill this process when its parent ends, if the parent asked for it or is torchrun. Call it before all else."""
+    """Kill this process when its parent ends, if the parent requested it or is torchrun. Call it first."""
     parent = int(os.environ.pop(PARENT, "0"))
     if not parent and "TORCHELASTIC_RUN_ID" not in os.environ:
         return
@@ -30,9 +30,9 @@ def end_with_parent() -> None:
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     else:
-        # told its number: the parent may end before the thread first asks for it
+        # pass the ID, because the parent may end before the thread first reads it
         threading.Thread(target=_watch_parent, args=(os.getppid(),), name="parent", daemon=True).start()
-    if _is_orphan(parent):  # the parent ended before the kernel was asked
+    if _is_orphan(parent):  # the parent ended before prctl took effect
         _die()
 
 
@@ -40,14 +40,14 @@ def _is_orphan(parent: int) -> bool:
     now = os.getppid()
     if parent:
         return now != parent and parent not in _ancestors()
-    try:  # torchrun does not tell its number; in a container it may be process 1 itself
+    try:  # torchrun does not pass its ID; in a container it may be process 1 itself
         return now == 1 and os.readlink("/proc/1/exe") != os.readlink("/proc/self/exe")
     except OSError:
         return sys.platform == "linux"
 
 
 def _ancestors() -> set[int]:
-    """The interpreter may be a script that starts another one."""
+    """Return the IDs of all ancestors: the interpreter may be a script that starts another one."""
     import psutil
 
     return {ancestor.pid for ancestor in psutil.Process().parents()}
@@ -57,7 +57,7 @@ def _watch_parent(parent: int) -> None:
     import multiprocessing
 
     if launcher := multiprocessing.parent_process():
-        launcher.join()  # of a rank: its parent, the fork server, stays as long as there are ranks
+        launcher.join()  # in a rank: its parent, the fork server, lives as long as there are ranks
     else:
         while os.getppid() == parent:
             time.sleep(0.5)

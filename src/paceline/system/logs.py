@@ -1,4 +1,4 @@
-"""Log lines: the leader's to the terminal and to log.txt, the other ranks' only from warnings up."""
+"""Logging: rank 0 logs to the terminal and to log.txt; other ranks log only warnings and errors."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from paceline.system.files import printable_lines
 
 
 class Screen(Console):
-    """Makes control characters in texts visible, since names and messages may come from strangers."""
+    """A console that escapes control characters, because names and messages may be untrusted."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -29,21 +29,21 @@ class _Formatter(logging.Formatter):
 
 
 log = logging.getLogger("paceline")
-console = Screen(stderr=True, highlighter=NullHighlighter(), markup=False)  # names may hold brackets
+console = Screen(stderr=True, highlighter=NullHighlighter(), markup=False)  # names may contain brackets
 
 
-class _WithoutTraceback:
-    """A disk that is full gets no traceback for every line; training itself says what it cannot write."""
+class _NoDiskTraceback:
+    """Prints no traceback per line when the disk is full; training itself reports what it cannot write."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)  # type: ignore[misc]
 
 
-class _Lines(_WithoutTraceback, logging.StreamHandler): ...
+class _StreamHandler(_NoDiskTraceback, logging.StreamHandler): ...
 
 
-class _File(_WithoutTraceback, logging.FileHandler): ...
+class _FileHandler(_NoDiskTraceback, logging.FileHandler): ...
 
 
 def set_up(rank: int = 0, ranks: int = 1) -> None:
@@ -53,7 +53,7 @@ def set_up(rank: int = 0, ranks: int = 1) -> None:
         handler = RichHandler(console=console, show_path=False, show_level=False, highlighter=NullHighlighter())
         handler.setFormatter(_Formatter("%(message)s", "%H:%M:%S"))
     else:
-        handler = _Lines(sys.stderr)
+        handler = _StreamHandler(sys.stderr)
         prefix = f"[rank {rank}] " if ranks > 1 and rank else ""
         handler.setFormatter(_Formatter(f"%(asctime)s {prefix}%(message)s", "%H:%M:%S"))
     log.handlers = [handler]
@@ -62,21 +62,21 @@ def set_up(rank: int = 0, ranks: int = 1) -> None:
 
 
 def announce_stop(signum: int) -> None:
-    """Answer a signal at once. Not through the log: the signal may have come while a line is being written."""
-    text = f"\n{signal.Signals(signum).name} received: stopping; once more to leave at once\n"
+    """Acknowledge a signal at once. Bypasses the log, which the signal may have interrupted."""
+    text = f"\n{signal.Signals(signum).name} received: stopping. Send it again to exit immediately.\n"
     os.write(sys.stderr.fileno(), text.encode())
 
 
 def also_to(path: Path) -> logging.Handler:
-    """Copy log lines to a file, until the handler is removed."""
-    handler = _File(path, encoding="utf-8")
+    """Also write log lines to a file. Returns the handler, to be removed later."""
+    handler = _FileHandler(path, encoding="utf-8")
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     return handler
 
 
 def to_file_only(message: str) -> None:
-    """A line for the log file that the terminal gets in another way."""
+    """Write a message to the log file only; the terminal shows it in another way."""
     record = log.makeRecord(log.name, logging.ERROR, "", 0, message, (), None)
     for handler in log.handlers:
         if isinstance(handler, logging.FileHandler):

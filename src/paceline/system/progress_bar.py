@@ -11,14 +11,14 @@ from paceline.system.files import printable
 
 _GAP = "  "
 _WIDEST, _NARROW, _NARROWEST = 20, 10, 5  # columns of the bar itself
-_SPEED_SECONDS = 300.0  # rich's 30 s know no speed where a step takes longer
+_SPEED_SECONDS = 300.0  # with rich's default of 30 s there is no estimate if a step takes longer
 
 
 class OneLineProgress(Progress):
     """Each task on one line that never wraps.
 
-    On a narrow terminal the figures are dropped first, the last one before the others, then the elapsed time and the
-    description; then the bar shrinks. The count and the time left stay.
+    On a narrow terminal it drops the figures first, from the last one, then the elapsed time and the description; then
+    the bar shrinks. The count and the remaining time stay.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class OneLineProgress(Progress):
         figures: Callable[[Task], Sequence[str]] = lambda _: (),
         console: Console | None = None,
     ):
-        """`count` tells how far a task is, in full and in short; `figures` what else is known, most important first."""
+        """`count` returns the progress of a task in long and short form; `figures` other values, best first."""
         super().__init__(console=console, speed_estimate_period=_SPEED_SECONDS)
         self._count, self._figures = count, figures
 
@@ -49,17 +49,17 @@ class _Line:
         yield Text(after, no_wrap=True, overflow="crop")
 
     def _fitted(self, width: int) -> tuple[str, int, str]:
-        """The fullest form that fits: text before the bar, columns of the bar, text behind it."""
-        found = ("", 0, "")
-        for words, bar, more in self._forms():
-            before = words + _GAP if words else ""
-            found = before, bar, (_GAP if bar else "") + _GAP.join(more)
-            if len(before) + bar + len(found[2]) <= width:
+        """Return the longest form that fits: text before the bar, columns of the bar, text behind it."""
+        form = ("", 0, "")
+        for description, bar, more in self._forms():
+            before = description + _GAP if description else ""
+            form = before, bar, (_GAP if bar else "") + _GAP.join(more)
+            if len(before) + bar + len(form[2]) <= width:
                 break
-        return found
+        return form
 
     def _forms(self) -> Iterator[tuple[str, int, list[str]]]:
-        """From the fullest to the barest."""
+        """Yield all forms, from the longest to the shortest."""
         task, (count, short) = self._task, self._counts
         description = printable(task.description)
         elapsed = f"{clock(task.finished_time if task.finished else task.elapsed)} elapsed"
@@ -75,13 +75,13 @@ class _Line:
 
 
 def steps_of(task: Task) -> tuple[str, str]:
-    """How many of how many, in full and in short."""
+    """Return "completed/total" of a task, in long and short form."""
     total = f"{int(task.total or 0):,}"
     return f"{int(task.completed):>{len(total)},}/{total}", f"{compact(task.completed)}/{compact(task.total or 0)}"
 
 
 def compact(number: float) -> str:
-    """A count in at most six characters: 950, 1.2k, 35k, 1.2M."""
+    """Return a count in at most six characters: 950, 1.2k, 35k, 1.2M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.{1 if number < 10 * size else 0}f}{unit}"
@@ -89,7 +89,7 @@ def compact(number: float) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """A duration as h:mm:ss, in days from 100 hours on."""
+    """Return a duration as h:mm:ss, or in days from 100 hours on."""
     if seconds is None:
         return "-:--:--"
     minutes, second = divmod(int(seconds), 60)

@@ -1,4 +1,4 @@
-"""Files behind https:// and s3:// addresses, read forwards; a broken connection is taken up where it broke."""
+"""Files at https:// and s3:// URLs, read as streams that resume after a broken connection."""
 
 import contextlib
 import http.client
@@ -13,22 +13,24 @@ from typing import IO, Any
 from paceline.errors import UserError
 from paceline.system.files import printable
 
-_ATTEMPTS = 8  # a minute in all
-_PAUSE = 0.5  # seconds before the second attempt; each further one waits twice as long
-_SECONDS = 60  # without a byte before a connection counts as broken
+_ATTEMPTS = 8  # about a minute in total
+_PAUSE = 0.5  # seconds before the second attempt, doubled for each further one
+_TIMEOUT = 60  # seconds without data
 _BROKEN = (OSError, http.client.HTTPException)
 
 
 def is_remote(place: str) -> bool:
+    """Whether it is a URL rather than a path."""
     return place.startswith(("https://", "http://", "s3://"))
 
 
 def join(place: str, *names: str) -> str:
+    """Return the URL of a file below another URL."""
     return "/".join([place.rstrip("/"), *map(urllib.parse.quote, names)])
 
 
 def shown(place: str) -> str:
-    """An address without what may be secret: a password, or the signature of a presigned one."""
+    """Return a URL without its secrets: the password, or the signature of a presigned URL."""
     try:
         parts = urllib.parse.urlsplit(place)
     except ValueError:
@@ -37,32 +39,37 @@ def shown(place: str) -> str:
 
 
 def refuse_password(what: str, place: str) -> None:
-    """An address becomes part of command lines, which others can read."""
+    """Raise if a URL contains a password: URLs appear in command lines, which other users can read."""
     if "@" in place.partition("://")[2].partition("/")[0]:
-        raise UserError(f"{what} {shown(place)}: addresses cannot hold a password; keys of s3:// are AWS_* variables")
+        raise UserError(
+            "password-in-url",
+            f"{what} {shown(place)} contains a password, which other users could see. Remove it from the URL. "
+            "Set the keys for s3:// in AWS_* variables.",
+            url=shown(place),
+        )
 
 
 @contextlib.contextmanager
 def opened(place: str, offset: int = 0) -> Iterator[IO[bytes]]:
-    """A remote file as a stream of bytes from `offset` on."""
+    """Open a remote file as a stream of bytes from `offset` on."""
     raw = _S3(place, offset) if place.startswith("s3://") else _Http(place, offset)
     with raw, io.BufferedReader(raw, 1 << 20) as stream:
         yield stream
 
 
 def size(place: str) -> int:
-    """In bytes."""
+    """Return the size of a remote file in bytes."""
     with opened(place) as stream:
         return int(stream.raw.size)  # type: ignore[attr-defined]
 
 
 class _Http(io.RawIOBase):
     def __init__(self, place: str, offset: int):
-        refuse_password("address", place)
+        refuse_password("URL", place)
         self._place, self._position, self._failures = place, offset, 0
         self.size = 0
         self._version: str | None = None
-        self._answer: Any = self._ask()
+        self._response: Any = self._connect()
 
     def readable(self) -> bool:
         return True
@@ -70,70 +77,72 @@ class _Http(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while True:
             try:
-                count: int = self._answer.readinto(buffer)
+                count: int = self._response.readinto(buffer)
                 if count or self._position >= self.size:
                     self._position += count
                     self._failures = 0
                     return count
                 raise http.client.IncompleteRead(b"")
             except _BROKEN as error:
-                self._answer.close()
+                self._response.close()
                 self._wait(error)
-                self._answer = self._ask()
+                self._response = self._connect()
 
     def close(self) -> None:
-        if hasattr(self, "_answer"):
-            self._answer.close()
+        if hasattr(self, "_response"):
+            self._response.close()
         super().close()
 
-    def _ask(self) -> Any:
+    def _connect(self) -> Any:
         while True:
             try:
                 request = urllib.request.Request(self._place)
                 if self._position:
                     request.add_header("Range", f"bytes={self._position}-")
-                answer = urllib.request.urlopen(request, timeout=_SECONDS)
-                version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+                response = urllib.request.urlopen(request, timeout=_TIMEOUT)
+                version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
                 if self._version not in (None, version):
-                    raise _unreadable(self._place, ValueError("it changed while it was read"), "start again")
+                    message = f"{shown(self._place)} changed while it was read. Run the command again."
+                    raise UserError("url-changed", message, url=shown(self._place))
                 self._version = version
-                self.size = int(answer.headers.get("Content-Length") or 0)
-                if answer.status == 206:
+                self.size = int(response.headers.get("Content-Length") or 0)
+                if response.status == 206:
                     self.size += self._position
-                else:  # a server that knows no ranges sends all of it
-                    _skip(answer, self._position)
-                return answer
+                else:  # a server without range requests sends the whole file
+                    _skip(response, self._position)
+                return response
             except urllib.error.HTTPError as error:
                 if error.code < 500 and error.code not in (408, 429):
                     raise _unreadable(self._place, error) from None
                 self._wait(error)
             except _BROKEN as error:
                 self._wait(error)
-            except ValueError as error:  # an address or a header that makes no sense
+            except ValueError as error:  # an invalid URL or header
                 raise _unreadable(self._place, error) from None
 
     def _wait(self, error: Exception) -> None:
-        """Before the next attempt; after a few in a row the file counts as unreadable."""
+        """Wait before the next attempt. Raises after _ATTEMPTS failures in a row."""
         self._failures += 1
         if self._failures >= _ATTEMPTS:
             raise _unreadable(self._place, error) from None
         time.sleep(_PAUSE * 2 ** (self._failures - 1))
 
 
-def _skip(answer: Any, count: int) -> None:
-    while count > 0 and (block := answer.read(min(count, 1 << 20))):
+def _skip(response: Any, count: int) -> None:
+    while count > 0 and (block := response.read(min(count, 1 << 20))):
         count -= len(block)
 
 
 class _S3(io.RawIOBase):
-    """Through obstore, which finds credentials, region and endpoint in the AWS_* variables and repeats what fails."""
+    """Reads through obstore, which takes credentials, region and endpoint from AWS_* variables, and retries."""
 
     def __init__(self, place: str, offset: int):
         self._place = place
         try:
             import obstore
         except ImportError:
-            raise UserError(f"{place}: reading from S3 needs obstore; pip install 'paceline[s3]'") from None
+            message = f"reading {place} needs obstore, which is not installed. Run: pip install 'paceline[s3]'"
+            raise UserError("package-missing", message, package="obstore") from None
         bucket, _, key = place.removeprefix("s3://").partition("/")
         with self._errors():
             store = obstore.store.from_url(f"s3://{bucket}", client_options={"allow_http": True})
@@ -145,8 +154,8 @@ class _S3(io.RawIOBase):
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # obstore's own exceptions have no common base but this
-            raise _unreadable(self._place, error, "check the address and the AWS_* variables") from None
+        except Exception as error:  # obstore's exceptions have no other common base class
+            raise _unreadable(self._place, error, "Check the URL and the AWS_* variables.") from None
 
     def readable(self) -> bool:
         return True
@@ -159,6 +168,6 @@ class _S3(io.RawIOBase):
         return len(block)
 
 
-def _unreadable(place: str, error: Exception, cure: str = "check the address and the network") -> UserError:
+def _unreadable(place: str, error: Exception, fix: str = "Check the URL and the network.") -> UserError:
     reason = printable(" ".join(str(error).split())[:200]) or type(error).__name__
-    return UserError(f"{shown(place)} cannot be read ({reason}); {cure}")
+    return UserError("url-unreadable", f"{shown(place)} cannot be read ({reason}). {fix}", url=shown(place))

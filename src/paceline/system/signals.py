@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM in a process that has something to do before it ends, and in one that has not."""
+"""Handling of SIGINT and SIGTERM."""
 
 import os
 import select
@@ -12,38 +12,38 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interrupts_end() -> Iterator[None]:
-    """Let SIGINT end the process as SIGTERM does, silently: within imports KeyboardInterrupt comes up as any error."""
-    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # in the background it may be ignored
-    if raises:
+    """Let SIGINT end the process silently, as SIGTERM does: an import may turn KeyboardInterrupt into another error."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # background processes may ignore it
+    if is_default:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
-        if raises:
+        if is_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
-def answering(answer: Callable[[int], None], overdue: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Call `answer` with every signal, and `overdue` each time that so many seconds have passed since.
+def handling_signals(handle: Callable[[int], None], overdue: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Call `handle` with every signal, and after the first one `overdue` every time `seconds` pass without another.
 
-    From a thread: Python calls no handler while the main thread is inside a C call, such as waiting for other nodes.
+    Both run in a thread, because Python runs no signal handler while the main thread is inside a C call.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     previous = signal.set_wakeup_fd(writer)
     handlers = {signum: signal.signal(signum, lambda *_: None) for signum in STOPS}
-    threading.Thread(target=_listen, args=(reader, answer, overdue, seconds), name="signals", daemon=True).start()
+    threading.Thread(target=_listen, args=(reader, handle, overdue, seconds), name="signals", daemon=True).start()
     try:
         yield
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
         signal.set_wakeup_fd(previous)
-        os.close(writer)  # which ends the thread
+        os.close(writer)  # ends the thread
 
 
-def _listen(reader: int, answer: Callable[[int], None], overdue: Callable[[], None], seconds: float) -> None:
+def _listen(reader: int, handle: Callable[[int], None], overdue: Callable[[], None], seconds: float) -> None:
     poll, timeout = select.poll(), None
     poll.register(reader, select.POLLIN)
     while True:
@@ -55,5 +55,5 @@ def _listen(reader: int, answer: Callable[[int], None], overdue: Callable[[], No
             return
         for signum in received:
             if signum in STOPS:
-                answer(signum)
+                handle(signum)
                 timeout = 1000 * seconds

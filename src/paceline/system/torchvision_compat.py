@@ -1,10 +1,10 @@
-"""The one place that knows about torchvision's quirk.
+"""Makes torchvision importable beside a torch without CUDA.
 
 torchvision's wheel on PyPI is built for CUDA. Beside a torch without CUDA its compiled operators do not load, and
-`import torchvision` (so `import timm`) fails with "operator torchvision::nms does not exist", because it registers fake
-kernels for operators that nobody declared. Declaring them first cures it; what needs the real operators
-(nms, torchvision.io) still raises when it is called, and nothing here calls it. Where torchvision's own operators load,
-declaring them as well would abort the process.
+`import torchvision` (hence `import timm`) fails with "operator torchvision::nms does not exist", because it registers
+fake kernels for operators that are not declared. Declaring them first fixes the import. Functions that need the real
+operators (nms, torchvision.io) still raise when called; Paceline calls none of them. Where torchvision's own operators
+load, declaring them again would abort the process.
 """
 
 import re
@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-_library: Any = None  # kept alive: its operators vanish with it
+_library: Any = None  # kept alive, because its operators are removed with it
 
 
 def allow_torchvision() -> None:
-    """Make `import torchvision` work beside this torch; torch calls it when it is imported (an entry point)."""
+    """Make `import torchvision` work. torch calls this function on import, through an entry point."""
     global _library
     import torch  # not at the top: torch imports this module while it is being imported
 
@@ -30,12 +30,12 @@ def allow_torchvision() -> None:
 
 
 def _is_built_for_cuda() -> bool:
-    """Told from torchvision's version ("0.28.0+cu130"), without importing it."""
+    """Read torchvision's version ("0.28.0+cu130") without importing it."""
     try:
-        found = find_spec("torchvision")
-        if found is None or not found.origin:
+        spec = find_spec("torchvision")
+        if spec is None or not spec.origin:
             return False
-        version = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
-    except (OSError, ValueError, ImportError):  # a stub: this runs in every program that imports torch
+        version = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except (OSError, ValueError, ImportError):  # be tolerant: this runs in every program that imports torch
         return False
     return re.search(r"__version__ = .*\+cu\d", version) is not None

@@ -1,4 +1,4 @@
-"""Nested dictionaries and lists as flat tensors and a skeleton in JSON, and back: reading them can never run code."""
+"""Converts nested dicts and lists to a JSON skeleton and flat tensors, and back. Reading them cannot execute code."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ _TENSOR = "__tensor__"
 
 
 def flatten(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A JSON skeleton in which tensors are named, and the tensors by name."""
+    """Return a JSON skeleton that refers to tensors by name, and the tensors by name."""
     tensors: dict[str, torch.Tensor] = {}
 
     def walk(node: Any, path: str) -> Any:
@@ -16,7 +16,7 @@ def flatten(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
             tensors[path] = node
             return {_TENSOR: path}
         if isinstance(node, dict):
-            # pairs, because JSON turns the optimizer's whole-number keys into text
+            # pairs, because JSON turns the optimizer's integer keys into strings
             return {"pairs": [[key, walk(value, _join(path, key))] for key, value in node.items()]}
         if isinstance(node, list | tuple):
             return [walk(value, _join(path, index)) for index, value in enumerate(node)]
@@ -32,29 +32,29 @@ def _join(path: str, key: Any) -> str:
 
 
 def unflatten(skeleton: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """The tree again; ValueError for what `flatten` cannot have made. Each tensor has one place."""
-    left = dict(tensors)
+    """Return the tree; ValueError for what `flatten` cannot have produced. Each tensor is used once."""
+    unused = dict(tensors)
 
     def build(node: Any) -> Any:
         match node:
             case {"__tensor__": str(name), **more} if not more:
-                if name not in left:
-                    raise ValueError(f"there is no tensor {name!r}, or it is used twice")
-                return left.pop(name)
+                if name not in unused:
+                    raise ValueError(f"tensor {name!r} does not exist or is used twice")
+                return unused.pop(name)
             case {"pairs": list(pairs), **more} if not more:
                 tree = {key: build(value) for key, value in map(_pair, pairs)}
                 if len(tree) < len(pairs):
-                    raise ValueError("a key is given twice")
+                    raise ValueError("a key occurs twice")
                 return tree
             case dict():
-                raise ValueError(f"neither a tensor nor pairs of keys and values: {str(node)[:100]}")
+                raise ValueError(f"neither a tensor nor a list of key-value pairs: {str(node)[:100]}")
             case list():
                 return [build(value) for value in node]
         return node
 
     tree = build(skeleton)
-    if left:
-        raise ValueError(f"{len(left)} tensors have no place, e.g. {min(left)!r}")
+    if unused:
+        raise ValueError(f"{len(unused)} tensors are unused, e.g. {min(unused)!r}")
     return tree
 
 
@@ -62,4 +62,4 @@ def _pair(pair: Any) -> tuple[str | int, Any]:
     match pair:
         case [str(key) | int(key), value]:
             return key, value
-    raise ValueError(f"not a key and its value: {str(pair)[:100]}")
+    raise ValueError(f"not a key-value pair: {str(pair)[:100]}")

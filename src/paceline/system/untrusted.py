@@ -1,4 +1,4 @@
-"""Files and values that strangers may have made: what is opened, and what is computed with."""
+"""Safe handling of untrusted files and values: what is opened, and what is computed with."""
 
 import errno
 import os
@@ -8,14 +8,14 @@ from io import BufferedReader
 from pathlib import Path
 
 HUGE = 1e39
-"""More than float32 holds."""
-_DEEPEST = 50
+"""More than the maximum of float32."""
+_MAX_DEPTH = 50
 
 
 def check_regular(path: Path, inside: Path | None = None) -> None:
-    """Raise an OSError for a FIFO, a socket, a device, a folder, or a link that leads out of `inside`."""
+    """Raise an OSError for a FIFO, a socket, a device, a folder, or a link to outside of `inside`."""
     if inside is not None and leads_out(inside, path):
-        reason = f"it leads out of {inside}, to {os.path.realpath(path)}; replace the link by the file"
+        reason = f"it is a link that leads out of {inside}, to {os.path.realpath(path)}; replace the link by the file"
         raise OSError(errno.EINVAL, reason, str(path))
     _require_regular(path.stat(), path)
 
@@ -26,21 +26,21 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 
 def leads_out(folder: Path, path: Path) -> bool:
-    """Whether a path below a folder leaves it through symbolic links."""
+    """Whether a path below a folder leads out of it through symbolic links."""
     return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
-def open_regular(path: Path, most: int = sys.maxsize, inside: Path | None = None) -> BufferedReader:
-    """A file of at most `most` bytes, to read; anything else is an OSError, and neither blocks nor fills memory."""
+def open_regular(path: Path, max_bytes: int = sys.maxsize, inside: Path | None = None) -> BufferedReader:
+    """Open a regular file of at most `max_bytes` for reading. Raises an OSError for anything else, without blocking."""
     check_regular(path, inside)
-    # what takes its place in between must neither be followed nor waited for
+    # the file may be replaced by a link or a FIFO after the check
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.fdopen(os.open(os.path.realpath(path), flags), "rb")
     try:
         status = os.fstat(file.fileno())
         _require_regular(status, path)
-        if status.st_size > most:
-            reason = f"it is too large to be read: {status.st_size:,} bytes, at most {most:,} are expected"
+        if status.st_size > max_bytes:
+            reason = f"it is too large to be read: {status.st_size:,} bytes, more than the maximum of {max_bytes:,}"
             raise OSError(errno.EFBIG, reason, str(path))
     except OSError:
         file.close()
@@ -48,16 +48,17 @@ def open_regular(path: Path, most: int = sys.maxsize, inside: Path | None = None
     return file
 
 
-def read_regular(path: Path, most: int, inside: Path | None = None) -> bytes:
-    with open_regular(path, most, inside) as file:
+def read_regular(path: Path, max_bytes: int, inside: Path | None = None) -> bytes:
+    """Return the content of a regular file of at most `max_bytes`. Raises an OSError for anything else."""
+    with open_regular(path, max_bytes, inside) as file:
         return file.read()
 
 
 def is_plain(value: object, depth: int = 0) -> bool:
-    """Whether it is what JSON holds, not nested too deep, and its numbers can be computed with and printed."""
+    """Whether it is a JSON value that is not nested too deeply and has no NaN or huge numbers."""
     if isinstance(value, dict | list):
         inner = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-        return depth < _DEEPEST and all(is_plain(own, depth + 1) for own in inner)
+        return depth < _MAX_DEPTH and all(is_plain(item, depth + 1) for item in inner)
     if isinstance(value, int | float):
-        return -HUGE <= value <= HUGE  # not so NaN
+        return -HUGE <= value <= HUGE  # false for NaN
     return value is None or isinstance(value, str)

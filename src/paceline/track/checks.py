@@ -1,27 +1,27 @@
-"""What files of a run folder must look like to be believed: each record is checked once, where it is read."""
+"""Schemas for the files of a run folder, which may be untrusted. Each record is validated once, when it is read."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Required
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 from paceline.system.untrusted import HUGE, is_plain
 
-_FAR = 1e15
+_MAX_SECONDS = 1e15
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-HUGE, le=HUGE)]
 Percent = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1000)]
-Share = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
+Fraction = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=10**18)]
 Positive = Annotated[int, Field(ge=1, le=10**12)]
-NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0, le=_FAR)]
+NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0, le=_MAX_SECONDS)]
 Part = Annotated[str, Field(pattern=r"^\w{1,32}$")]
-"""Of a step: data, compute, sync, optimizer."""
+"""A part of a step: data, compute, sync, optimizer."""
 
 
-def _as_many_of_each(split: dict[str, list[float]]) -> dict[str, list[float]]:
+def _same_number_of_ranks(split: dict[str, list[float]]) -> dict[str, list[float]]:
     if "data" not in split or len({len(times) for times in split.values()}) > 1:
-        raise ValueError("not the same number of ranks in each part")
+        raise ValueError("the parts have different numbers of ranks")
     return split
 
 
@@ -35,20 +35,20 @@ class _Train(_Place, total=False):
     steps: Required[Positive]
     images: Required[Count]
     seconds: Required[dict[Part, NotNegative]]
-    seconds_per_rank: Annotated[dict[Part, list[NotNegative]], AfterValidator(_as_many_of_each)]
+    seconds_per_rank: Annotated[dict[Part, list[NotNegative]], AfterValidator(_same_number_of_ranks)]
     memory_per_rank: Annotated[list[Count], Field(min_length=1)]
     images_per_second: NotNegative
-    top1: Share
+    top1: Fraction
     lr: Finite
     loss: Finite | None
 
 
 class _Eval(_Place, total=False):
-    top1: Required[Share | None]
-    top5: Required[Share | None]
+    top1: Required[Fraction | None]
+    top5: Required[Fraction | None]
     loss: Required[Finite | None]
     samples: Count
-    chance: Share
+    chance: Fraction
     predicted: Count
     seconds: Required[NotNegative]
 
@@ -113,23 +113,23 @@ class Recipe(TypedDict, total=False):
     train: _Training
     evaluate: dict[str, Any]
     checkpoint: dict[str, Any]
-    exchange: dict[str, Any]
+    grad_sync: dict[str, Any]
 
 
-class _Gpu(TypedDict, total=False):
+class _GpuSample(TypedDict, total=False):
     use_percent: Percent | None
     memory_bytes: Count | None
     watts: NotNegative | None
     celsius: Finite | None
 
 
-class Sample(TypedDict, total=False):
+class TelemetrySample(TypedDict, total=False):
     time: Required[NotNegative]
     cpu_percent: Required[Percent]
     memory_bytes: Required[Count]
     other_cpu_percent: Percent
     other_gpu_processes: Count
-    gpus: list[_Gpu]
+    gpus: list[_GpuSample]
 
 
 class Imported(TypedDict, total=False):
@@ -142,33 +142,36 @@ class Imported(TypedDict, total=False):
     images: Count
     seconds: dict[Part, NotNegative]
     images_per_second: NotNegative
-    top1: Share | None
-    top5: Share | None
+    top1: Fraction | None
+    top5: Fraction | None
     loss: Finite | None
     lr: Finite
 
 
 _RECORDS: dict[str, type] = {"train": _Train, "eval": _Eval, "checkpoint": _Checkpoint, "resume": _Place}
 _CHECKS: dict[type, TypeAdapter[Any]] = {
-    kind: TypeAdapter(kind) for kind in (*_RECORDS.values(), Start, Summary, Recipe, Sample, Imported)
+    kind: TypeAdapter(kind) for kind in (*_RECORDS.values(), Start, Summary, Recipe, TelemetrySample, Imported)
 }
 
-_READ_AS_A_WHOLE = (Start, Summary, Recipe)
-"""Of the others only what is checked is read."""
+_READ_COMPLETELY = (Start, Summary, Recipe)
+"""Of other kinds only the fields above are read, so unknown fields need no check."""
 
 
 def is_sound(value: object, kind: type) -> bool:
+    """Return whether a value is valid for a schema."""
     try:
         _CHECKS[kind].validate_python(value, strict=True)
     except (ValidationError, RecursionError):
         return False
-    return kind not in _READ_AS_A_WHOLE or is_plain(value)
+    return kind not in _READ_COMPLETELY or is_plain(value)
 
 
-def is_sound_record(record: dict[str, Any]) -> bool:
+def is_valid_record(record: dict[str, Any]) -> bool:
+    """Return whether a line of metrics.jsonl is valid for its kind."""
     kind = record.get("kind")
     return isinstance(kind, str) and kind in _RECORDS and is_sound(record, _RECORDS[kind])
 
 
 def sound(values: Iterable[Any], kind: type) -> list[Any]:
+    """Return the values that are valid for a schema."""
     return [value for value in values if is_sound(value, kind)]

@@ -1,13 +1,13 @@
-"""The run folder: where everything a report says is read from. No torch here, so that readers start at once.
+"""The run folder and its records. This module does not import torch, so that readers start fast.
 
 recipe.yaml        the resolved recipe
 environment.json   one entry per start: versions, code, hardware, hosts, data
-metrics.jsonl      one record a line (kinds: train, eval, checkpoint, resume)
-telemetry/         use of each host, one file a host
-log.txt            what the terminal showed
+metrics.jsonl      one record per line (kinds: train, eval, checkpoint, resume)
+telemetry/         utilization, one file per host
+log.txt            the terminal output
 checkpoints/       checkpoints
 tensorboard/       event files
-summary.json       status and results; rewritten as the run goes on
+summary.json       status and results; rewritten during the run
 """
 
 import hashlib
@@ -26,18 +26,20 @@ from paceline.config import yamls
 from paceline.system.files import GrowingFile, is_locked, sync, write_text
 from paceline.system.host import host_name
 from paceline.system.untrusted import check_regular, is_plain, open_regular, read_regular
-from paceline.track.checks import Sample, Start, Summary, is_sound, is_sound_record, sound
+from paceline.track.checks import Start, Summary, TelemetrySample, is_sound, is_valid_record, sound
 from paceline.track.sealed import is_intact, seal, write_sealed
 
-_MOMENT = 60.0
-_MOST_JSON = 1 << 26
-_MOST_LINES = 1 << 30
-_LONGEST_LINE = 1 << 22  # the figures of tens of thousands of ranks
-# what is left of a line without them no longer has its checksum
+_RECENT = 60.0  # seconds
+_MAX_JSON = 1 << 26
+_MAX_LINES = 1 << 30
+_MAX_LINE = 1 << 22  # values of tens of thousands of ranks
+# the checksum is removed as well, because it does not match the rest of the line
 _PER_RANK = re.compile(rb', "(?:(?:seconds|memory)_per_rank": (?:\{[^}]*\}|\[[^]]*\])|crc": "[0-9a-f]{8}")')
 
 
 class RunFolder:
+    """Paths and content of a run folder, which may be untrusted."""
+
     def __init__(self, path: Path):
         self.path = path
         self.recipe = path / "recipe.yaml"
@@ -49,17 +51,17 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.summary = path / "summary.json"
         self.num_corrupt = 0
-        """Lines of the records that were read last which tell nothing."""
+        """The number of corrupt lines found by the last call of `records`."""
         self.cut_off = False
-        """Whether they end within a line, as those of a killed run may."""
+        """Whether the last line was incomplete, as in the records of a killed run."""
 
     @property
     def exists(self) -> bool:
         return self.recipe.is_file()
 
     @property
-    def is_taken(self) -> bool:
-        """Whether a run lives here, even one that lost its recipe."""
+    def contains_run(self) -> bool:
+        """Whether the folder contains a run, even one without recipe.yaml."""
         return any(map(os.path.lexists, (self.recipe, self.environment, self.metrics, self.checkpoints)))
 
     @property
@@ -68,13 +70,13 @@ class RunFolder:
         return not os.path.lexists(self.recipe) or (self.exists and not self.recipe.stat().st_size)
 
     def write_recipe(self, text: str) -> str:
-        """Its checksum, which the entry of this start keeps."""
+        """Write recipe.yaml and return its checksum for environment.json."""
         write_text(self.recipe, text)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def recipe_is_as_written(self) -> bool | None:
-        """Whether recipe.yaml is what the last start wrote; None if that is not known."""
+        """Whether recipe.yaml is unchanged since the last start; None if unknown."""
         checksum = next((start.get("recipe_sha256") for start in self.read_starts()[-1:]), None)
         try:
             text = read_regular(self.recipe, yamls.MOST_BYTES, self.path)
@@ -84,23 +86,24 @@ class RunFolder:
 
     @property
     def telemetry_files(self) -> list[Path]:
-        """One of each host; what file managers leave beside them is hidden."""
+        """One file per host. Hidden files, e.g. of file managers, are ignored."""
         return sorted(path for path in self.telemetry.glob("*.jsonl") if not path.name.startswith("."))
 
     def refused(self) -> Iterator[str]:
-        """Files that are not read, and why: FIFOs, devices, links that lead out of the folder, enormous files."""
-        most = {self.recipe: yamls.MOST_BYTES, self.environment: _MOST_JSON, self.summary: _MOST_JSON}
-        for path in (*most, self.metrics, self.log, *self.telemetry_files):
+        """Yield files that are not read, with the reason: FIFOs, devices, links out of the folder, huge files."""
+        limits = {self.recipe: yamls.MOST_BYTES, self.environment: _MAX_JSON, self.summary: _MAX_JSON}
+        for path in (*limits, self.metrics, self.log, *self.telemetry_files):
             try:
-                open_regular(path, most.get(path, _MOST_LINES), self.path).close()
+                open_regular(path, limits.get(path, _MAX_LINES), self.path).close()
             except FileNotFoundError:
                 continue
             except OSError as error:
                 yield f"{path.relative_to(self.path)}: {error.strerror}"
         if not Path(os.path.realpath(self.telemetry)).is_relative_to(os.path.realpath(self.path)):
-            yield f"telemetry leads out of {self.path}; replace the link by a folder"
+            yield f"telemetry is a link to a folder outside {self.path}; replace it with a folder"
 
     def read_summary(self) -> dict[str, Any]:
+        """Return summary.json, or {} if it is missing or invalid."""
         summary = _read_json(self.summary, self.path)
         return summary if is_sound(summary, Summary) else {}
 
@@ -109,12 +112,13 @@ class RunFolder:
         return self.read_summary().get("status") == "finished"
 
     def read_starts(self) -> list[dict[str, Any]]:
+        """Return the valid entries of environment.json, one per start."""
         starts = _read_json(self.environment, self.path).get("starts", [])
         return sound(starts, Start) if isinstance(starts, list) else []
 
     @property
     def in_use(self) -> bool:
-        """Whether a process of this machine holds the folder, or one of another machine wrote to it a moment ago."""
+        """Whether a process on this host locks the folder, or one on another host wrote to it recently."""
         if is_locked(self.path):
             return True
         hosts = {host for start in self.read_starts()[-1:] for host in start.get("hosts", {})}
@@ -122,19 +126,22 @@ class RunFolder:
             return False
         files = (self.metrics, self.summary, self.environment, self.recipe, *self.telemetry_files)
         written = [path.stat().st_mtime for path in files if path.exists()]
-        return bool(written) and time.time() - max(written) < _MOMENT
+        return bool(written) and time.time() - max(written) < _RECENT
 
     def append_environment(self, start: dict[str, Any]) -> None:
+        """Add a start to environment.json. A corrupt file is kept under another name."""
         starts = self.read_starts()
-        if not starts and self.environment.exists():  # what can still be read of it is not to be lost
+        if not starts and self.environment.exists():
             self.environment.rename(self.path / f"corrupt-{self.environment.name}")
         write_sealed(self.environment, {"starts": [*starts, start]})
 
     def sync(self) -> None:
-        """Bring all but the checkpoints to disk: a checkpoint that survives a power cut must find its records."""
+        """Sync all files but the checkpoints: a checkpoint that survives a power cut needs its records."""
         for path in (self.recipe, self.environment, self.metrics, self.log, self.telemetry, self.tensorboard):
             for file in path.glob("*.*") if path.is_dir() else ():
-                if not file.name.startswith(".") and file.is_file():  # hidden ones are being written; a FIFO blocks
+                if (
+                    not file.name.startswith(".") and file.is_file()
+                ):  # hidden files are temporary; opening a FIFO blocks
                     sync(file)
             if path.exists():
                 sync(path)
@@ -142,60 +149,60 @@ class RunFolder:
 
     @property
     def last_recorded_step(self) -> int:
-        """The step that the records reach; those that a resumed run marks as missing count."""
+        """The last step in the records, including those that a resumed run marked as missing."""
         steps = [record["step"] for record in self.records() if record["kind"] == "train" or "missing" in record]
         return max(steps, default=0)
 
     def records(self, per_rank: int = 0) -> list[dict[str, Any]]:
-        """Records that count: what a killed run wrote beyond the checkpoint it was resumed from is left out.
+        """Return the valid records, without those after the checkpoint that the run was resumed from.
 
-        Lines that were cut off or corrupt are left out as well, and counted. With `per_rank`, only about that many of
-        the records keep their figures of single ranks, evenly spread: those of a long run on many ranks take long to
-        read.
+        Corrupt lines are left out and counted. With `per_rank`, only about that many records, evenly spaced, keep
+        their per-rank values, which are slow to read for a long run on many ranks.
         """
         read = [line for line in lines_of(self.metrics, self.path) if line.strip()]
         self.cut_off = bool(read) and not read[-1].endswith(b"\n")
         lines = [line if is_intact(line) else b"?" for line in read]
-        telling = [number for number, line in enumerate(lines) if b"_per_rank" in line]
-        every = max(1, len(telling) // per_rank) if per_rank else 1
-        for number in set(telling) - set(telling[::-1][::every]):
+        detailed = [number for number, line in enumerate(lines) if b"_per_rank" in line]
+        every = max(1, len(detailed) // per_rank) if per_rank else 1
+        for number in set(detailed) - set(detailed[::-1][::every]):
             lines[number] = _PER_RANK.sub(b"", lines[number])
         found = [next(iter(records_of([line])), None) for line in lines]
         if self.cut_off and found[-1] is None:
-            found.pop()  # it was being written
-        counted = _without_undone(found)
-        self.num_corrupt = counted.count(None)
-        return [record for record in counted if record is not None]
+            found.pop()  # still being written
+        kept = _without_undone(found)
+        self.num_corrupt = kept.count(None)
+        return [record for record in kept if record is not None]
 
 
 def lines_of(path: Path, inside: Path) -> Iterator[bytes]:
-    """Lines of a file in a run folder; of one that is longer than any record the beginning, which is not a record."""
+    """Yield the lines of a file in a run folder. Lines longer than any record are truncated."""
     try:
-        with open_regular(path, _MOST_LINES, inside) as file:
-            while line := file.readline(_LONGEST_LINE):
+        with open_regular(path, _MAX_LINES, inside) as file:
+            while line := file.readline(_MAX_LINE):
                 yield line
-                while len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
-                    line = file.readline(_LONGEST_LINE)
+                while len(line) == _MAX_LINE and not line.endswith(b"\n"):
+                    line = file.readline(_MAX_LINE)
     except OSError:
         return
 
 
 def records_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    return [record for record in json_lines(lines) if is_sound_record(record)]
+    """Return the valid records of lines of metrics.jsonl."""
+    return [record for record in json_lines(lines) if is_valid_record(record)]
 
 
 def samples_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Of telemetry."""
-    return sound((line for line in json_lines(lines) if line.get("kind") == "sample"), Sample)
+    """Return the valid samples of lines of telemetry."""
+    return sound((line for line in json_lines(lines) if line.get("kind") == "sample"), TelemetrySample)
 
 
 def without_undone(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a resumed run did again is told once."""
+    """Return the records without those of steps that a resumed run repeated."""
     return [record for record in _without_undone(records) if record is not None]
 
 
 def _without_undone(records: Iterable[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
-    """The same; None is a corrupt line, of which a kill or a power cut may leave some before the run is resumed."""
+    """The same with None for corrupt lines. Those directly before a resume come from a kill and are left out."""
     kept: list[dict[str, Any] | None] = []
     for record in records:
         if record is not None and record["kind"] == "resume":
@@ -207,7 +214,7 @@ def _without_undone(records: Iterable[dict[str, Any] | None]) -> list[dict[str, 
 
 
 def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The objects of lines; one that was cut off by a kill, or is none, is left out."""
+    """Yield the JSON objects of lines. Incomplete and other lines are left out."""
     for line in lines:
         try:
             record = from_json(line, allow_inf_nan=False)
@@ -218,7 +225,7 @@ def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def split_seconds(trained: list[dict[str, Any]]) -> dict[str, float]:
-    """Times of training by part; what only some records could tell apart counts as computing."""
+    """Return training seconds by part. Parts that some records did not measure count as compute."""
     splits = [record["seconds"] for record in trained if record.get("seconds")]
     known = set.intersection(*map(set, splits)) if splits else set()
     found: dict[str, float] = {}
@@ -230,7 +237,7 @@ def split_seconds(trained: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def largest_batch(root: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    """What the newest `paceline find-batch` with this key, kept beside the runs, has found."""
+    """Return the result of the newest `paceline find-batch` with this key, which is stored next to the runs."""
     paths = sorted(root.glob("find-batch-*/find-batch.json"), key=lambda path: path.stat().st_mtime)
     found = [answer for path in paths if (answer := _read_json(path, root)).get("key") == key and is_plain(answer)]
     wanted = ("largest", "largest_global", "fastest", "memory_limit", "searched")
@@ -239,7 +246,7 @@ def largest_batch(root: Path, key: dict[str, Any]) -> dict[str, Any] | None:
 
 def _read_json(path: Path, inside: Path) -> dict[str, Any]:
     try:
-        text = read_regular(path, _MOST_JSON, inside)
+        text = read_regular(path, _MAX_JSON, inside)
         content = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return {}
@@ -247,14 +254,14 @@ def _read_json(path: Path, inside: Path) -> dict[str, Any]:
 
 
 class JsonLines:
-    """Appends records to a file, each with the time; see GrowingFile for a full disk."""
+    """Appends records with a time stamp to a file. GrowingFile handles a full disk."""
 
     def __init__(self, path: Path):
         if path.exists():
             check_regular(path, path.parent)
-        cut_off = _is_cut_off(path)
+        truncated = _is_truncated(path)
         self._file = GrowingFile(path)
-        if cut_off:
+        if truncated:
             self._file.write(b"\n")
 
     def write(self, record: dict[str, Any]) -> None:
@@ -267,18 +274,18 @@ class JsonLines:
         self._file.close()
 
 
-def _is_cut_off(path: Path) -> bool:
-    """Whether the last line was not written to its end."""
+def _is_truncated(path: Path) -> bool:
+    """Return whether the last line is incomplete."""
     try:
         with path.open("rb") as file:
             file.seek(-1, os.SEEK_END)
             return file.read() != b"\n"
-    except OSError:  # there is no file, or nothing in it
+    except OSError:  # no file, or an empty one
         return False
 
 
 def _rounded(value: Any) -> Any:
-    """Nine significant digits keep float32 exact and lines short; JSON has no NaN, so it becomes null."""
+    """Round to nine significant digits, which keep float32 exact. NaN becomes null, because JSON has no NaN."""
     if isinstance(value, float):
         return float(f"{value:.9g}") if math.isfinite(value) else None
     if isinstance(value, dict):

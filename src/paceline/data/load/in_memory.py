@@ -1,4 +1,4 @@
-"""The loader for data that lives on the device: uint8 there, whole batches augmented and normalized there."""
+"""Loaders for datasets that fit in device memory: uint8 there, augmented and normalized batch by batch."""
 
 from collections.abc import Iterator
 
@@ -10,14 +10,14 @@ from paceline.config.data import Augment, Data
 from paceline.data.load.augment import cut_out_, erase_, gather
 from paceline.data.load.batch import Batch
 from paceline.data.load.order import Plan
-from paceline.data.sets import ImageSet, Split
+from paceline.data.sets import ImageSet, TensorSplit
 from paceline.errors import UserError
 
 
 class _Pixels:
-    """One split on the device, stored as rows of pixels, and the way from there to normalized batches."""
+    """The pixels of one split on the device; makes normalized batches of them."""
 
-    def __init__(self, split: Split, mean: torch.Tensor, std: torch.Tensor, device: torch.device):
+    def __init__(self, split: TensorSplit, mean: torch.Tensor, std: torch.Tensor, device: torch.device):
         _, height, width, channels = split.images.shape
         self.shape = (height, width, channels)
         self.pixels = split.images.to(device).reshape(-1, channels)
@@ -27,7 +27,7 @@ class _Pixels:
         self.device = device
 
     def batch(self, keys: torch.Tensor, augment: Augment, seed: int, epoch: int, size: int) -> Batch:
-        """Images by key, augmented at their own size, then brought to `size` (0: left as they are)."""
+        """Return images by key, augmented at their original size, then resized to `size` (0: not resized)."""
         keys = keys.to(self.device, non_blocking=True)
         ids = keys % len(self.labels)
         images = gather(self.pixels, self.shape, ids, keys, augment, seed, epoch).to(torch.float32)
@@ -45,34 +45,36 @@ class ResidentLoader:
     """Training batches of one rank."""
 
     num_corrupt = 0
-    """Samples replaced because they were corrupt; in memory there are none."""
+    """Samples replaced because they were corrupt: none, since all files are verified when they are read."""
 
     def __init__(self, data: Data, images: ImageSet, plan: Plan, device: torch.device):
         check_samples(plan.timeline, len(images.train), images.name)
         if data.augment.translate >= min(images.shape[:2]):
             raise UserError(
-                f"data.augment.translate={data.augment.translate} is not less than the {images.shape[0]} px images"
+                "translate-too-large",
+                f"data.augment.translate={data.augment.translate} is too large for images of {images.shape[0]} x "
+                f"{images.shape[1]} pixels. Choose a smaller value.",
             )
         self.mean, self.std = statistics(data, images)
         self._pixels = _Pixels(images.train, self.mean, self.std, device)
         self._augment, self.plan = data.augment, plan
 
     def plain_images(self, count: int) -> torch.Tensor:
-        """The first training images as they are, normalized: what data-dependent initialization looks at."""
+        """Return the first training images, normalized but not augmented, for data-dependent initialization."""
         keys = torch.arange(min(count, self.plan.num_samples))
         return self._pixels.batch(keys, Augment(), seed=0, epoch=0, size=0).images
 
     @property
     def labels(self) -> torch.Tensor:
-        """Of all training images."""
+        """The labels of all training images."""
         return self._pixels.labels.cpu()
 
     def augmented(self, ids: torch.Tensor) -> Batch:
-        """These training images as the first epoch shows them."""
+        """Return training images augmented as in the first epoch."""
         return self._pixels.batch(ids, self._augment, self.plan.seed, 0, self.plan.timeline.phases[0].size)
 
     def steps(self, first_step: int = 0) -> Iterator[list[Batch]]:
-        """The micro-batches of every step from `first_step` on, epoch after epoch."""
+        """Yield the micro-batches of every step from `first_step` on, without end."""
         for phase, epoch, rows in self.plan.steps(first_step):
             yield [self._pixels.batch(keys, self._augment, self.plan.seed, epoch, phase.size) for keys in rows]
 
@@ -80,8 +82,7 @@ class ResidentLoader:
 class ResidentEvaluator:
     """Validation batches of one rank: every sample is in exactly one batch of exactly one rank.
 
-    Whole batches are dealt out rather than samples, so that a batch holds the same samples on any number of ranks and
-    its logits do not depend on it.
+    Whole batches are assigned to ranks, so a batch has the same samples, and the same logits, on any number of ranks.
     """
 
     def __init__(
@@ -100,16 +101,17 @@ class ResidentEvaluator:
 
 
 def statistics(data: Data, images: ImageSet) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation per channel: the recipe's, or those of the training set."""
+    """Return mean and standard deviation per channel: from the recipe, else of the training set."""
     channels = images.shape[2]
     if data.mean:
         if len(data.mean) != channels:
-            raise UserError(f"data.mean has {len(data.mean)} values, but {images.name} has {channels} channels")
+            message = f"data.mean has {len(data.mean)} values, but {images.name} has {channels} channels."
+            raise UserError("channels-mismatch", message, channels=channels)
         return torch.tensor(data.mean), torch.tensor(data.std)
     pixels = images.train.images.view(-1, channels)
     counts = torch.stack([torch.bincount(pixels[:, channel], minlength=256) for channel in range(channels)]).double()
     levels = torch.arange(256, dtype=torch.float64) / 255
-    share = counts / counts.sum(1, keepdim=True)
-    mean = share @ levels
-    std = (share @ levels.square() - mean.square()).clamp(min=1e-6).sqrt()
+    fractions = counts / counts.sum(1, keepdim=True)
+    mean = fractions @ levels
+    std = (fractions @ levels.square() - mean.square()).clamp(min=1e-6).sqrt()
     return mean.float(), std.float()

@@ -1,7 +1,7 @@
-"""Colors and shapes of decoded crops changed by chance: RandAugment, TrivialAugment, color jitter.
+"""RandAugment, TrivialAugment and color jitter on decoded crops.
 
-The operations are torchvision's; which of them, and how strong, is a function of seed, epoch and key, as with all
-augmentation here. They run in the threads that decode.
+The operations are torchvision's. Their choice and strength are pure functions of seed, epoch and key, like all
+augmentation here. They run in the decoding threads.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from paceline.system.torchvision_compat import allow_torchvision
 _FIRST_STREAM = 200
 _LEVELS = 31
 
-# strongest magnitude of each operation, and whether its sign is drawn; RandAugment's and TrivialAugment's spaces
+# the search spaces of both policies: maximum magnitude, and whether the sign is random
 _RAND = {
     "Identity": (0.0, False),
     "AutoContrast": (0.0, False),
@@ -43,7 +43,7 @@ _TRIVIAL = _RAND | {
 
 
 def policy(augment: Augment, seed: int, epoch: int) -> Change | None:
-    """What an epoch does to decoded crops; None for nothing."""
+    """Return the augmentation of decoded crops in an epoch, or None."""
     if augment.policy == "none" and not augment.color_jitter:
         return None
     allow_torchvision()
@@ -81,8 +81,8 @@ def _operate(
     names = list(space)
     for image, choice, level, sign in zip(pixels, choices, levels, signs, strict=True):
         name = names[int(choice * len(names))]
-        strongest, signed = space[name]
-        magnitude = level * strongest
+        maximum, signed = space[name]
+        magnitude = level * maximum
         if name.startswith("Translate"):
             magnitude *= image.shape[-1]
         elif name == "Posterize":
@@ -95,12 +95,12 @@ def _operate(
         view.copy_(_apply_op(view, name, magnitude, InterpolationMode.NEAREST, None))
 
 
-def _jitter(pixels: np.ndarray, most: float, draw: Callable[[int], list[float]]) -> None:
+def _jitter(pixels: np.ndarray, strength: float, draw: Callable[[int], list[float]]) -> None:
     from torchvision.transforms import functional as F
 
     changes = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation)
-    factors = [[max(0.0, 1 + (2 * number - 1) * most) for number in draw(stream)] for stream in range(3)]
-    for image, *strengths in zip(pixels, *factors, strict=True):
+    factors = [[max(0.0, 1 + (2 * number - 1) * strength) for number in draw(stream)] for stream in range(3)]
+    for image, *chosen in zip(pixels, *factors, strict=True):
         view = torch.from_numpy(image)
-        for change, factor in zip(changes, strengths, strict=True):
+        for change, factor in zip(changes, chosen, strict=True):
             view.copy_(change(view, factor))

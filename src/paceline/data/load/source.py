@@ -1,4 +1,4 @@
-"""A recipe's data, whether it lives in memory or in shards: what the engine asks of it."""
+"""The interface of the engine to the data of a recipe, in memory, in shards or in image files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Source(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it lies; empty for what is built in."""
+        """Its path or URL; empty for built-in datasets."""
 
     @property
     def classes(self) -> tuple[Class, ...]: ...
@@ -44,7 +44,7 @@ class Source(Protocol):
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Sizes of prepared images that are used."""
+        """The variants of prepared images that the recipe uses."""
 
     @property
     def num_train(self) -> int: ...
@@ -53,10 +53,10 @@ class Source(Protocol):
     def num_val(self) -> int: ...
 
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
-        """Height and width of every size of image that a model will see."""
+        """Return (height, width) of all images that the model will see."""
 
     def preprocessing(self, phase: ResolvedPhase) -> dict[str, Any]:
-        """How an image is brought to the size that is evaluated, in timm's words."""
+        """Return the preprocessing for evaluation, with timm's option names."""
 
     def loader(self, plan: Plan, device: torch.device) -> Loader: ...
 
@@ -64,7 +64,7 @@ class Source(Protocol):
 
 
 def open_source(recipe: Recipe, only_evaluate: bool = False) -> Source:
-    """The data of a recipe whose data.name is known (data/kinds.py); evaluation needs no training split of files."""
+    """Return the data of a recipe that data/kinds.py has resolved. `only_evaluate`: image files need no train split."""
     data = recipe.data
     if data.name in _PREPARED:
         return _shards(recipe)
@@ -74,18 +74,18 @@ def open_source(recipe: Recipe, only_evaluate: bool = False) -> Source:
 
 
 def fetch(recipe: Recipe) -> None:
-    """Bring data that lies elsewhere to this machine."""
+    """Download remote data to the local cache."""
     if recipe.data.name in _PREPARED:
         _local(recipe)
 
 
 def _variants(recipe: Recipe) -> list[str]:
-    """Sizes of prepared images that the phases of a recipe name."""
+    """Return the variants of prepared images that the phases of a recipe use."""
     return list(dict.fromkeys(phase.variant or recipe.data.variant for phase in recipe.all_phases()))
 
 
 def _local(recipe: Recipe) -> Path:
-    """The folder of prepared images on this machine, with every variant that the recipe names."""
+    """Return the local folder of prepared images, with every variant that the recipe uses."""
     place = recipe.data.path or str(default_folder(recipe.data.name))
     folders = {cache.local(place, variant) for variant in _variants(recipe)}
     return folders.pop()
@@ -103,14 +103,14 @@ def _shards(recipe: Recipe) -> "_ImageData":
 def _files(recipe: Recipe, root: Path, only_evaluate: bool) -> "_ImageData":
     files = all_for_validation(root) if only_evaluate else listing(root)
     log.info(
-        "%s: %d image files, which Pillow decodes anew at every use; prepared, they load many times faster: "
-        "paceline prepare folder %s --out DIR",
+        "%s: %d image files, which Pillow decodes on every use. Prepared images load many times faster: run "
+        '"paceline prepare folder %s --out DIR".',
         *(root, len(files.train) + len(files.val), root),
     )
-    print_of = fingerprint(files, root)
+    digest = fingerprint(files, root)
     splits = {split: dict.fromkeys(_variants(recipe), Files(root, entries)) for split, entries in files.splits.items()}
     classes = tuple(Class(id_, id_) for id_ in files.ids)
-    return _ImageData(recipe, recipe.data.name, str(root), classes, print_of, splits)
+    return _ImageData(recipe, recipe.data.name, str(root), classes, digest, splits)
 
 
 @dataclass(frozen=True)

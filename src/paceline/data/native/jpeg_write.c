@@ -1,4 +1,4 @@
-/* Quantised coefficients to a baseline JPEG with the standard Huffman tables: the way back out of a record. */
+/* Quantized coefficients to a baseline JPEG with the standard Huffman tables, for export. */
 #include "codec.h"
 
 /* Tables K.3 to K.6 of the JPEG standard: number of codes of each length, then the symbols. */
@@ -187,9 +187,9 @@ Status jpeg_write(const Coefficients *image, uint8_t *out, size_t capacity, size
                 const Component *part = &image->components[i];
                 for (int block = 0; block < part->h * part->v; block++) {
                     int column = x * part->h + block % part->h, row = y * part->v + block / part->h;
-                    /* beyond the image the previous DC is repeated, which costs the fewest bits */
-                    int16_t beyond[64] = {(int16_t)predictions[i]};
-                    const int16_t *coefficients = beyond;
+                    /* outside of the image the previous DC is repeated, which takes the fewest bits */
+                    int16_t padding[64] = {(int16_t)predictions[i]};
+                    const int16_t *coefficients = padding;
                     if (column < part->blocks_w && row < part->blocks_h)
                         coefficients = part->coefficients + ((size_t)row * (size_t)part->pitch + (size_t)column) * 64;
                     Status status = put_block(&output, &dc[i > 0], &ac[i > 0], coefficients, &predictions[i]);

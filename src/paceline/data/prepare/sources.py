@@ -1,4 +1,4 @@
-"""Where images come from: image folders, lists and ImageNet's archives, as one stream of samples for each split."""
+"""Sources of images to prepare: image folders, lists and archives, as one stream of samples per split."""
 
 import contextlib
 import hashlib
@@ -22,32 +22,32 @@ EXTENSIONS = frozenset(f".{ending}" for ending in _ENDINGS.split())
 
 @dataclass(frozen=True)
 class Sample:
-    """A file of one class; `read` is called once, in order for archives."""
+    """One image file. `read` is called once, and in order for archives."""
 
     label: int
     name: str
     size: int
-    """In bytes, for progress."""
+    """In bytes."""
     read: Callable[[], bytes]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that can be read again from the start, in the same order."""
+    """A dataset that can be read repeatedly, in the same order."""
 
     name: str
     classes: list[Class]
     splits: dict[str, Callable[[], Iterator[Sample]]]
     sizes: dict[str, int | None]
-    """Samples of each split, where that is known beforehand."""
+    """Number of samples per split, if known in advance."""
     bytes: dict[str, int | None]
     identity: dict[str, Any] = field(default_factory=dict)
-    """What tells this source from another, so that a resumed preparation does not mix two."""
+    """Identifies the source, so that a resumed preparation does not mix two."""
     parallel: bool = True
     """Whether samples can be read in any order, by several threads."""
 
 
-# ---- trees ----
+# ---- image folders ----
 
 
 Entry = tuple[int, Path]
@@ -55,7 +55,7 @@ Entry = tuple[int, Path]
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a tree by split, with their labels."""
+    """The files of an image folder by split, with their labels."""
 
     ids: list[str]
     train: list[Entry]
@@ -67,7 +67,7 @@ class Listing:
 
 
 def all_for_validation(root: Path) -> Listing:
-    """Images to evaluate only: the validation split where there is one, else all of them."""
+    """Return images for evaluation only: the validation split if there is one, else all images."""
     if root.is_file():
         rows = [row for row in read_list(root) if row[0] != "train"] or read_list(root)
         ids = sorted({label for _, label, _ in rows})
@@ -76,47 +76,55 @@ def all_for_validation(root: Path) -> Listing:
     folder = next((path for path in parts if path.is_dir()), root)
     ids = _class_names(folder)
     if not (files := _files(folder, ids, 0)):
-        raise UserError(f"{folder} holds no images; it should hold one folder for each class")
+        raise UserError("no-images", f"{folder} contains no images. It must contain one folder per class.", path=folder)
     return Listing(ids, [], files)
 
 
 def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> Listing:
-    """DIR/train/CLASS/* and DIR/val/CLASS/*, or DIR/CLASS/* of which a share is kept for validation; or a list."""
+    """Return the files of DIR/train/CLASS and DIR/val/CLASS, of DIR/CLASS split by `val_fraction`, or of a list."""
     if root.is_file():
         return _listed(root, val_fraction, limit_per_class)
     if not root.is_dir():
-        raise UserError(f"{root}: no such folder on this machine")
+        raise UserError("source-not-found", f"{root} does not exist on this machine.", path=root)
     has_splits = (root / "train").is_dir()
     train_root = root / "train" if has_splits else root
     candidates = (root / part for part in ("val", "validation", "test"))
     val_root = next((path for path in candidates if has_splits and path.is_dir()), None)
     ids = _class_names(train_root)
     if len(ids) < 2:
-        raise UserError(f"{train_root} holds {len(ids)} folders of classes; it should hold one folder for each class")
+        message = f"{train_root} contains {len(ids)} class folders. It must contain one folder per class, at least two."
+        raise UserError("too-few-classes", message, path=train_root)
     train = _files(train_root, ids, limit_per_class)
     if empty := [id_ for label, id_ in enumerate(ids) if label not in {label for label, _ in train}]:
         endings = ", ".join(sorted(EXTENSIONS))
         raise UserError(
-            f"{train_root}: {len(empty)} folders hold no images ({', '.join(empty[:5])}); remove them; images are "
-            f"files that end in {endings}"
+            "empty-classes",
+            f"{train_root}: {len(empty)} class folders contain no images ({', '.join(empty[:5])}). Remove them. "
+            f"Images are files that end in {endings}.",
+            path=train_root,
+            classes=empty,
         )
     if val_root:
         if val_fraction:
             raise _has_validation(root)
-        if strange := sorted(set(_class_names(val_root)) - set(ids)):
-            raise UserError(f"{val_root} has classes that train has not: {', '.join(strange[:5])}")
-        if lacking := sorted(set(ids) - set(_class_names(val_root))):
-            log.warning("%s has no folder for %s: these classes are not validated", val_root, ", ".join(lacking[:5]))
-        val = _files(val_root, [id_ for id_ in ids if id_ not in lacking], limit_per_class)
+        if unknown := sorted(set(_class_names(val_root)) - set(ids)):
+            names = ", ".join(unknown[:5])
+            message = f"{val_root} has classes that {train_root} does not have: {names}. Remove or rename them."
+            raise UserError("unknown-classes", message, path=val_root, classes=unknown)
+        if missing := sorted(set(ids) - set(_class_names(val_root))):
+            log.warning("%s has no folder for %s: these classes are not validated", val_root, ", ".join(missing[:5]))
+        val = _files(val_root, [id_ for id_ in ids if id_ not in missing], limit_per_class)
         val = [(ids.index(path.relative_to(val_root).parts[0]), path) for _, path in val]
     else:
         train, val = _divided(train, val_fraction, root)
     for split, files in (("train", train), ("val", val)):
         if not files:
-            why = (
-                "a larger --val-fraction, or more images" if val_fraction else f"a folder for each class in {val_root}"
+            fix = (
+                "Use another --val-fraction, or more images."
+                if val_fraction
+                else f"Add images to one folder per class in {val_root}."
             )
-            raise UserError(f"{root}: no images for {split}; it needs {why}")
+            raise UserError("empty-split", f"{root} has no images for {split}. {fix}", path=root, split=split)
     return Listing(ids, train, val)
 
 
@@ -124,7 +132,8 @@ def _listed(path: Path, val_fraction: float, limit_per_class: int) -> Listing:
     rows = read_list(path)
     ids = sorted({label for _, label, _ in rows})
     if len(ids) < 2:
-        raise UserError(f"{path} has {len(ids)} classes; a classifier needs at least two")
+        message = f"{path} has {len(ids)} class{'es' * (len(ids) != 1)}. A classifier needs at least two."
+        raise UserError("too-few-classes", message, path=path)
     numbers = {id_: number for number, id_ in enumerate(ids)}
     splits: dict[str, list[Entry]] = {"": [], "train": [], "val": []}
     seen: Counter[tuple[str, str]] = Counter()
@@ -138,14 +147,18 @@ def _listed(path: Path, val_fraction: float, limit_per_class: int) -> Listing:
     elif val_fraction:
         raise _has_validation(path)
     if empty := [id_ for number, id_ in enumerate(ids) if number not in {number for number, _ in train}]:
-        raise UserError(f"{path}: no training images of {', '.join(empty[:5])}; add some, or remove these classes")
+        names = ", ".join(empty[:5])
+        message = f"{path} has no training images of {names}. Add some, or remove these classes."
+        raise UserError("empty-classes", message, path=path, classes=empty)
     if not val:
-        raise UserError(f"{path}: no images for val; mark some rows as val in the split column")
+        message = f"{path} has no images for val. Set some rows of the split column to val."
+        raise UserError("empty-split", message, path=path, split="val")
     return Listing(ids, train, val)
 
 
 def _has_validation(place: Path) -> UserError:
-    return UserError(f"--val-fraction: {place} has a validation split of its own; leave it out")
+    message = f"--val-fraction does not apply: {place} already has a validation split. Omit the option."
+    return UserError("val-split-exists", message, path=place)
 
 
 def _class_names(root: Path) -> list[str]:
@@ -155,7 +168,7 @@ def _class_names(root: Path) -> list[str]:
 def tree(
     root: Path, name: str, val_fraction: float = 0.0, limit_per_class: int = 0, readable: dict[str, str] | None = None
 ) -> Source:
-    """A class-per-folder tree."""
+    """Return a source that reads an image folder or a list. `readable`: names of classes by id."""
     files = listing(root, val_fraction, limit_per_class)
     return Source(
         name=name,
@@ -182,14 +195,15 @@ def _files(root: Path, ids: list[str], limit: int) -> list[Entry]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """All files below a folder; one that cannot be looked into is an error, not empty."""
+    """Yield all files below a folder. Raises if a folder cannot be listed."""
 
-    def refuse(error: OSError) -> None:
-        raise UserError(f"{error.filename} cannot be read ({error.strerror}); change its permissions, or remove it")
+    def fail(error: OSError) -> None:
+        message = f"{error.filename} is not readable ({error.strerror}). Change its permissions, or remove it."
+        raise UserError("folder-unreadable", message, path=error.filename)
 
     seen = set()
-    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:  # links may go round in a circle
+    for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:  # links may form a cycle
             folders.clear()
             continue
         seen.add(real)
@@ -197,7 +211,7 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def fingerprint(files: Listing, root: Path) -> str:
-    """Of classes, names and sizes: reading every file would take longer than an epoch."""
+    """Return a digest of classes, file names and sizes. Reading all files would take longer than an epoch."""
     digest = hashlib.sha256(json.dumps(files.ids).encode())
     for split, entries in files.splits.items():
         for label, path in entries:
@@ -207,19 +221,21 @@ def fingerprint(files: Listing, root: Path) -> str:
 
 
 def _name(path: Path, root: Path) -> str:
-    """Of a file below a folder, or beside a list."""
+    """Return the path of a file relative to its folder or list."""
     return os.path.relpath(path, root if root.is_dir() else root.parent)
 
 
 def _divided(files: list[Entry], fraction: float, place: Path) -> tuple[list[Entry], list[Entry]]:
-    """Keep the same share of every class, spread evenly over its files."""
+    """Return (train, val), with the same fraction of every class in val, spread evenly over its files."""
     if not fraction:
         raise UserError(
-            f"{place} has no validation split; keep a share of the images for it: "
-            f"paceline prepare folder {place} --val-fraction 0.1 --out DIR"
+            "no-val-split",
+            f"{place} has no validation split. Use a fraction of the images: run "
+            f'"paceline prepare folder {place} --val-fraction 0.1 --out DIR".',
+            path=place,
         )
     if not 0 < fraction < 1:
-        raise UserError(f"--val-fraction {fraction:g} is not between 0 and 1; give e.g. 0.1")
+        raise UserError("invalid-val-fraction", f"--val-fraction {fraction:g} is not between 0 and 1. Use e.g. 0.1.")
     train: list[Entry] = []
     val: list[Entry] = []
     seen: dict[int, int] = {}
@@ -243,7 +259,7 @@ def _reader(files: list[Entry], root: Path) -> Callable[[], Iterator[Sample]]:
 
 @contextlib.contextmanager
 def opened(place: str) -> Iterator[IO[bytes]]:
-    """A local file, or an https:// or s3:// address, as a stream of bytes."""
+    """Open a local file, or an https:// or s3:// URL, as a stream of bytes."""
     if remote.is_remote(place):
         with remote.opened(place) as stream:
             yield stream
@@ -254,10 +270,10 @@ def opened(place: str) -> Iterator[IO[bytes]]:
 
 
 def size_of(place: str) -> int:
-    """Bytes of a file or address; a complaint if it is not there."""
+    """Return the size of a file or URL in bytes. Raises if it does not exist."""
     if remote.is_remote(place):
         return remote.size(place)
     path = Path(place)
     if not path.is_file():
-        raise UserError(f"{place}: no such file")
+        raise UserError("source-not-found", f"{place} does not exist.", path=place)
     return path.stat().st_size

@@ -4,10 +4,10 @@ let shown = new Set(data.runs.keys());
 const PARTS = { data: "#e8590c", compute: "#1c7ed6", sync: "#9c36b5", optimizer: "#2b8a3e" };
 const WORDS = { data: "input wait", compute: "forward and backward", sync: "gradient synchronization", optimizer: "optimizer" };
 const SVG = "http://www.w3.org/2000/svg";
-const across = document.getElementById("across");
+const xAxis = document.getElementById("x-axis");
 const training = document.querySelector("#thin input");
 const uncut = document.querySelector("#uncut input");
-const MOST_ROWS = 10, FEW_POINTS = 4;
+const MAX_ROWS = 10, MIN_POINTS = 4;
 
 function element(name, attributes = {}, ...children) {
   const svg = ["svg", "g", "path", "line", "text", "circle", "rect"].includes(name);
@@ -34,7 +34,7 @@ function ticks(low, high, count) {
   return found;
 }
 
-/* A line in the color and dashes of a run: the same in charts, legend, tips and tables. */
+/* A sample of a run's line, the same in charts, legend, tooltips and tables. */
 function mark(run, thin) {
   const line = element("line", { x1: 1, x2: 29, y1: 5, y2: 5, class: thin ? "curve thin" : "curve" });
   stroke(line, run);
@@ -46,7 +46,7 @@ function stroke(line, run) {
   if (run.dashes) line.setAttribute("stroke-dasharray", run.dashes);
 }
 
-/* What the y axis spans: the values and a margin; shares stay between 0 and 100 %. */
+/* Limits of the y axis: the values plus a margin; percentages stay between 0 and 100 %. */
 function valueRange(values, percent, fromZero, floor) {
   const least = Math.max(floor, values.reduce((a, b) => Math.min(a, b))), most = values.reduce((a, b) => Math.max(a, b));
   const margin = 0.05 * (most - least) || Math.abs(most) * 0.05 || 1;
@@ -54,22 +54,22 @@ function valueRange(values, percent, fromZero, floor) {
   return percent ? [Math.min(least, Math.max(0, low)), Math.max(most, Math.min(1, high))] : [low, high];
 }
 
-/* Where an axis of accuracies is cut, so that the later half of the lines that matter is not squeezed: of several runs
-   the bold ones; of a single one, its training is looked at as well. */
+/* Where an accuracy axis starts, so that the first epochs do not squeeze the later half. With several runs only
+   validation curves count; with one run its training curve counts as well. */
 function floorOf(lines) {
-  const alone = new Set(lines.map(line => line.run)).size === 1;
-  const matter = lines.filter(line => alone || !line.thin).map(line => line.points);
-  if (!matter.some(points => points.length >= FEW_POINTS)) return -Infinity;
+  const single = new Set(lines.map(line => line.run)).size === 1;
+  const curves = lines.filter(line => single || !line.thin).map(line => line.points);
+  if (!curves.some(points => points.length >= MIN_POINTS)) return -Infinity;
   const all = lines.flatMap(line => line.points.map(p => p[1]));
   const span = list => [list.reduce((a, b) => Math.min(a, b)), list.reduce((a, b) => Math.max(a, b))];
   const [least, most] = span(all);
   const late = points => points.filter(p => p[0] >= (points[0][0] + points[points.length - 1][0]) / 2);
-  const [low, high] = span(matter.flatMap(late).map(p => p[1]));
+  const [low, high] = span(curves.flatMap(late).map(p => p[1]));
   const floor = low - Math.max(high - low, 0.005);
   return most - least > 3 * (most - floor) ? floor : -Infinity;
 }
 
-/* Points are [epoch, step, images, minutes, value]; a chart of telemetry has minutes only. */
+/* Points are [epoch, step, images, minutes, value]; telemetry has minutes only. */
 class Chart {
   constructor(chart) {
     this.chart = chart;
@@ -87,7 +87,7 @@ class Chart {
 
   get cuttable() { return this.chart.percent && !this.chart.minutes; }
 
-  get axis() { return this.chart.minutes ? 3 : Number(across.value); }
+  get axis() { return this.chart.minutes ? 3 : Number(xAxis.value); }
 
   lines() {
     return this.chart.lines.filter(line => shown.has(line.run) && (!line.thin || training.checked)).map(line => ({
@@ -110,7 +110,7 @@ class Chart {
     const inside = all.filter(([x]) => x >= range[0] && x <= range[1]);
     const floor = this.zoom || uncut.checked || !this.cuttable ? -Infinity : floorOf(lines);
     const [low, high] = valueRange((inside.length ? inside : all).map(p => p[1]), this.chart.percent, this.chart.fromZero, floor);
-    this.note.textContent = [this.chart.note, floor > -Infinity ? `The axis begins at ${figure(Math.round(1000 * low) / 10)} %.` : ""].join(" ");
+    this.note.textContent = [this.chart.note, floor > -Infinity ? `The axis starts at ${figure(Math.round(1000 * low) / 10)} %.` : ""].join(" ");
     this.x = x => left + (range[1] > range[0] ? (x - range[0]) / (range[1] - range[0]) : 0.5) * (width - left - right);
     this.back = px => range[0] + (px - left) / (width - left - right) * (range[1] - range[0]);
     this.y = y => top + (1 - (y - low) / (high - low)) * (height - top - bottom);
@@ -122,7 +122,7 @@ class Chart {
     for (const x of ticks(range[0], range[1], Math.max(3, Math.floor(width / 110))))
       this.svg.append(element("text", { x: this.x(x), y: height - 24, "text-anchor": "middle" }, figure(x)));
     this.svg.append(element("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle", class: "axis" }, this.axisName));
-    // a document of its own cuts off what lies below the axis; dots at its edges have room
+    // the nested document clips curves below the axis; its margin leaves room for dots at the edges
     const [x, y, w, h] = [left - 4, top - 4, width - left - right + 8, height - top - bottom + 8];
     this.area = element("svg", { x, y, width: w, height: h, viewBox: `${x} ${y} ${w} ${h}` });
     this.svg.append(this.area);
@@ -144,7 +144,7 @@ class Chart {
     this.area.append(...drawn);
   }
 
-  /* One run before the others; all alike without a number. */
+  /* Bring one run to the front; null: show all alike. */
   emphasize(number) {
     this.svg.classList.toggle("one-run", number !== null);
     this.svg.querySelectorAll("[data-run]").forEach(each => each.classList.toggle("behind", Number(each.dataset.run) !== number));
@@ -166,35 +166,35 @@ class Chart {
 
   text(value) { return this.chart.percent ? `${figure(100 * value)} %` : figure(value); }
 
-  /* A line of a tip: of several runs, the run's name may be cut, what the line is of it may not. */
-  row(line, near, place) {
+  /* A row of the tooltip; the name of a run may be cut, the kind of line may not. */
+  row(line, near, position) {
     const run = data.runs[line.run], several = data.runs.length > 1;
-    const elsewhere = Math.abs(this.x(near[0]) - this.x(place)) > 3 ? ` at ${figure(near[0])}` : "";
+    const elsewhere = Math.abs(this.x(near[0]) - this.x(position)) > 3 ? ` at ${figure(near[0])}` : "";
     return element("div", {}, mark(run, line.thin), element("span", {}, several || !line.name ? run.name : line.name),
       several && line.name ? element("em", {}, line.name.split(" ")[0]) : "",
       element("b", {}, this.chart.percent ? `${(100 * near[1]).toFixed(2)} %` : figure(near[1])), element("small", {}, elsewhere));
   }
 
-  /* The values at a place; of many lines, those nearest to the pointer. */
+  /* Show the values at a position; of many lines, those nearest to the pointer. */
   point(px, py = null) {
     if (!this.drawn || !this.drawn.length) return;
     const at = this.back(px);
     let rows = this.drawn.map(line => [line, line.points.reduce((a, b) => Math.abs(b[0] - at) < Math.abs(a[0] - at) ? b : a)]);
-    const place = rows.reduce((a, b) => Math.abs(b[1][0] - at) < Math.abs(a[1][0] - at) ? b : a)[1][0];
-    this.cursor = place;
-    const more = rows.length - MOST_ROWS;
+    const position = rows.reduce((a, b) => Math.abs(b[1][0] - at) < Math.abs(a[1][0] - at) ? b : a)[1][0];
+    this.cursor = position;
+    const more = rows.length - MAX_ROWS;
     if (more > 0 && py !== null) rows.sort((a, b) => Math.abs(this.y(a[1][1]) - py) - Math.abs(this.y(b[1][1]) - py));
-    if (more > 0) rows = rows.slice(0, MOST_ROWS);
+    if (more > 0) rows = rows.slice(0, MAX_ROWS);
     rows.sort((a, b) => b[1][1] - a[1][1]);
     const rest = more > 0 ? [element("div", {}, `and ${more} more`)] : [];
-    this.tip.replaceChildren(`${this.axisName} ${figure(place)}`, ...rows.map(([line, near]) => this.row(line, near, place)), ...rest);
+    this.tip.replaceChildren(`${this.axisName} ${figure(position)}`, ...rows.map(([line, near]) => this.row(line, near, position)), ...rest);
     this.tip.hidden = false;
-    this.placeTip(this.x(place));
+    this.placeTip(this.x(position));
     this.svg.querySelector(".cursor")?.remove();
-    this.svg.append(element("line", { class: "cursor grid", x1: this.x(place), x2: this.x(place), y1: 8, y2: 220 }));
+    this.svg.append(element("line", { class: "cursor grid", x1: this.x(position), x2: this.x(position), y1: 8, y2: 220 }));
   }
 
-  /* Beside the cursor, within the figure and the window. */
+  /* Place the tooltip beside the cursor, within the figure and the window. */
   placeTip(x) {
     const box = this.box.getBoundingClientRect(), plot = this.svg.getBoundingClientRect();
     const offset = plot.left - box.left + x, [width, height] = [this.tip.offsetWidth, this.tip.offsetHeight];
@@ -206,7 +206,7 @@ class Chart {
 
   leave() { this.tip.hidden = true; this.svg.querySelector(".cursor")?.remove(); }
 
-  /* Zoom out as far as there is something to see. */
+  /* Zoom out, at most to the range of the data. */
   widen(middle, width) {
     const xs = this.drawn.flatMap(line => line.points.map(p => p[0]));
     const low = xs.reduce((a, b) => Math.min(a, b)), high = xs.reduce((a, b) => Math.max(a, b));
@@ -244,12 +244,12 @@ class Chart {
 
 const charts = data.charts.map(chart => new Chart(chart));
 const redraw = () => charts.forEach(chart => chart.setZoom(null));
-across.addEventListener("change", redraw);
+xAxis.addEventListener("change", redraw);
 training.addEventListener("change", redraw);
 uncut.addEventListener("change", redraw);
 document.getElementById("thin").hidden = !data.charts.some(chart => chart.lines.some(line => line.thin));
 document.getElementById("uncut").hidden = !charts.some(chart => chart.cuttable);
-document.querySelectorAll("i[data-run]").forEach(place => place.replaceWith(mark(data.runs[place.dataset.run])));
+document.querySelectorAll("i[data-run]").forEach(slot => slot.replaceWith(mark(data.runs[slot.dataset.run])));
 
 const buttons = data.runs.map((run, number) => {
   const button = element("button", { type: "button", title: run.name }, mark(run), element("span", {}, run.name));
@@ -258,13 +258,13 @@ const buttons = data.runs.map((run, number) => {
   button.addEventListener("pointerleave", () => charts.forEach(chart => chart.emphasize(null)));
   return button;
 });
-const whole = (word, numbers) => {
+const bulkButton = (word, numbers) => {
   const button = element("button", { type: "button" }, word);
   button.addEventListener("click", () => show(numbers));
   return button;
 };
 document.getElementById("runs").append(...buttons,
-  ...(data.runs.length > 3 ? [whole("all", [...data.runs.keys()]), whole("none", [])] : []));
+  ...(data.runs.length > 3 ? [bulkButton("all", [...data.runs.keys()]), bulkButton("none", [])] : []));
 
 function show(numbers) {
   shown = new Set(numbers);
@@ -281,7 +281,7 @@ function ranks() {
     mark.style.background = PARTS[part];
     return element("span", {}, mark, word);
   });
-  box.append(element("div", { class: "keys" }, ...keys, "at the right: peak memory"));
+  box.append(element("div", { class: "keys" }, ...keys, "right: peak memory"));
   const total = rank => Object.values(rank.seconds).reduce((a, b) => a + b, 0);
   const longest = Math.max(...data.runs.flatMap((run, number) => shown.has(number) ? run.ranks.map(total) : []));
   data.runs.forEach((run, number) => {

@@ -1,4 +1,4 @@
-"""Launching on EC2's stand-in, and what its machines' kernels would do."""
+"""Launch on moto's EC2, and provide the block devices that the kernels of instances would show."""
 
 import os
 import stat
@@ -12,7 +12,7 @@ from typing import Any
 
 import networks
 from conftest import command, environment
-from jobs import Launcher, cleared
+from jobs import Launcher, cleaned_up
 from machines import Cluster
 from networks import until
 
@@ -20,17 +20,17 @@ SMALL = ("--train.duration", "30ba", "--checkpoint.every", "10ba", "--log.every"
 
 
 def no_disks() -> str:
-    """Why devices cannot be made here."""
-    if lacking := networks.missing(**{"losetup": "mount", "mkfs.ext4": "e2fsprogs"}):
-        return lacking
-    found = subprocess.run(["losetup", "--find"], capture_output=True, text=True, check=False)
-    return f"needs loop devices: {found.stderr.strip()}" if found.returncode else ""
+    """Return why loop devices cannot be created here, or ""."""
+    if missing := networks.missing(**{"losetup": "mount", "mkfs.ext4": "e2fsprogs"}):
+        return missing
+    probe = subprocess.run(["losetup", "--find"], capture_output=True, text=True, check=False)
+    return f"needs loop devices: {probe.stderr.strip()}" if probe.returncode else ""
 
 
 @contextmanager
 def loop_device(image: Path) -> Iterator[Path]:
-    made = subprocess.run(["losetup", "--find", "--show", str(image)], check=True, capture_output=True, text=True)
-    device = Path(made.stdout.strip())
+    created = subprocess.run(["losetup", "--find", "--show", str(image)], check=True, capture_output=True, text=True)
+    device = Path(created.stdout.strip())
 
     def detached() -> bool:
         try:
@@ -47,61 +47,61 @@ def loop_device(image: Path) -> Iterator[Path]:
         until(detached, f"{device} for {image}", detach)
 
 
-class Volumes(threading.Thread):
-    """What a machine's kernel does: a device shows up for a volume that is attached, with a file system on it."""
+class VolumeDevices(threading.Thread):
+    """Creates a device with a file system on a host for each volume attached to its instance, as a kernel would."""
 
     def __init__(self, cluster: Cluster, client: Any, folder: Path, content: Path):
         super().__init__()
-        self._machines = {machine.address: machine for machine in cluster.machines.values()}
+        self._hosts = {host.address: host for host in cluster.machines.values()}
         self._client, self._folder, self._content = client, folder, content
-        self._shown: set[str] = set()
-        self._over = threading.Event()
+        self._known: set[str] = set()
+        self._stop = threading.Event()
         self.failure: Exception | None = None
 
     def run(self) -> None:
         with ExitStack() as stack:
             try:
-                while not self._over.wait(0.2):
-                    self._look(stack)
+                while not self._stop.wait(0.2):
+                    self._update(stack)
             except Exception as error:
                 self.failure = error
-                self._over.wait()
+                self._stop.wait()
 
-    def _look(self, stack: ExitStack) -> None:
+    def _update(self, stack: ExitStack) -> None:
         groups = self._client.describe_instances()["Reservations"]
-        addresses = {own["InstanceId"]: own.get("PrivateIpAddress") for group in groups for own in group["Instances"]}
+        addresses = {one["InstanceId"]: one.get("PrivateIpAddress") for group in groups for one in group["Instances"]}
         for volume in self._client.describe_volumes()["Volumes"]:
             name = volume["VolumeId"]
-            if volume["Attachments"] and volume.get("SnapshotId") and name not in self._shown:
-                self._shown.add(name)
+            if volume["Attachments"] and volume.get("SnapshotId") and name not in self._known:
+                self._known.add(name)
                 image = self._folder / f"{name}.img"
                 subprocess.run(["mkfs.ext4", "-q", "-d", str(self._content), str(image), "16M"], check=True)
                 device = stack.enter_context(loop_device(image))
-                machine = self._machines[addresses[volume["Attachments"][0]["InstanceId"]]]
+                host = self._hosts[addresses[volume["Attachments"][0]["InstanceId"]]]
                 node = f"dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_{name.replace('-', '')}"
-                os.mknod(f"/proc/{machine.pid}/root/{node}", stat.S_IFBLK | 0o600, device.stat().st_rdev)
-                unmount = ["nsenter", "--target", str(machine.pid), "--mount", "--pid", "umount", "--quiet", f"/{node}"]
+                os.mknod(f"/proc/{host.pid}/root/{node}", stat.S_IFBLK | 0o600, device.stat().st_rdev)
+                unmount = ["nsenter", "--target", str(host.pid), "--mount", "--pid", "umount", "--quiet", f"/{node}"]
                 stack.callback(subprocess.run, unmount, check=False, capture_output=True)
 
     def end(self) -> None:
-        self._over.set()
+        self._stop.set()
         self.join()
         if self.failure:
             raise self.failure
 
 
 @contextmanager
-def devices(cluster: Cluster, client: Any, folder: Path, content: Path) -> Iterator[None]:
-    volumes = Volumes(cluster, client, folder, content)
-    volumes.start()
+def volume_devices(cluster: Cluster, client: Any, folder: Path, content: Path) -> Iterator[None]:
+    thread = VolumeDevices(cluster, client, folder, content)
+    thread.start()
     try:
         yield
     finally:
-        volumes.end()
+        thread.end()
 
 
-def words_of(cluster: Cluster, aws: dict[str, Any], *more: object) -> list[str]:
-    addresses = ",".join(machine.address for machine in cluster.machines.values())
+def launch_command(cluster: Cluster, aws: dict[str, Any], *more: object) -> list[str]:
+    addresses = ",".join(host.address for host in cluster.machines.values())
     options = (
         *("--nodes", 2, "--instance-type", "g4dn.2xlarge", "--spot", "--subnet", aws["subnet"]),
         *("--image-id", aws["image"], "--private", "--addresses", addresses, "--user", "root"),
@@ -118,7 +118,7 @@ def from_snapshot(aws: dict[str, Any]) -> tuple[object, ...]:
 @contextmanager
 def launcher_of(cluster: Cluster, words: list[str], aws: dict[str, Any], tmp_path: Path) -> Iterator[Launcher]:
     names = ",".join(name for name in aws["variables"] if name.startswith("AWS_"))
-    with cleared(cluster, tmp_path):
+    with cleaned_up(cluster, tmp_path):
         job = Launcher([*words, "--pass", names], tmp_path, environment() | aws["variables"])
         try:
             yield job
@@ -126,11 +126,14 @@ def launcher_of(cluster: Cluster, words: list[str], aws: dict[str, Any], tmp_pat
             job.kill()
 
 
-def what_is_left(client: Any) -> list[str]:
-    groups = client.describe_instances()["Reservations"]
-    alive = [own for group in groups for own in group["Instances"] if own["State"]["Name"] != "terminated"]
-    found = [own["InstanceId"] for own in alive]
-    found += [own["VolumeId"] for own in client.describe_volumes()["Volumes"]]
-    found += [own["KeyName"] for own in client.describe_key_pairs()["KeyPairs"]]
+def all_instances(client: Any) -> list[dict[str, Any]]:
+    return [one for group in client.describe_instances()["Reservations"] for one in group["Instances"]]
+
+
+def resources_in_use(client: Any) -> list[str]:
+    """Return the names of all resources that are not released."""
+    found = [one["InstanceId"] for one in all_instances(client) if one["State"]["Name"] != "terminated"]
+    found += [one["VolumeId"] for one in client.describe_volumes()["Volumes"]]
+    found += [one["KeyName"] for one in client.describe_key_pairs()["KeyPairs"]]
     groups = client.describe_security_groups()["SecurityGroups"]
-    return found + [own["GroupName"] for own in groups if own["GroupName"] != "default"]
+    return found + [one["GroupName"] for one in groups if one["GroupName"] != "default"]

@@ -1,4 +1,4 @@
-"""Sharding on a lone rank: what belongs to no other rank can be looked at without one."""
+"""FSDP on a single rank, which is enough for everything that does not depend on the others."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import raises
 from torch.distributed.tensor import DTensor
 
 from paceline.config.recipe import Fsdp, Model, Recipe
 from paceline.distributed.fsdp import Sharded, repeated_blocks
 from paceline.distributed.world import World
-from paceline.errors import UserError
 from paceline.models.airbench import AirbenchNet
 
 
@@ -23,7 +23,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("reshard", [True, False])
-def test_an_evaluation_leaves_resharding_as_it_was(group: None, reshard: bool) -> None:
+def test_an_evaluation_does_not_change_resharding(group: None, reshard: bool) -> None:
     model = AirbenchNet(widths=(8, 16), norm="group")
     replica = Sharded(model, World(), Recipe("any", fsdp=Fsdp(reshard_after_forward=reshard)), "fp32")
     images = torch.randn(2, 3, 16, 16)
@@ -42,5 +42,6 @@ def test_an_evaluation_leaves_resharding_as_it_was(group: None, reshard: bool) -
 def test_a_model_without_repeated_blocks_is_refused(group: None) -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
     assert not list(repeated_blocks(model))
-    with pytest.raises(UserError, match=r"model.name=plain has no repeated blocks to shard one by one; use ddp"):
+    with raises("fsdp-no-blocks") as caught:
         Sharded(model, World(), Recipe("any", model=Model(name="plain")), "fp32")
+    assert caught.value.fields == {"model": "plain"}
