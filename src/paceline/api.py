@@ -26,7 +26,7 @@ from paceline.logbook import read as _reading
 from paceline.logbook.curves import charts_of
 from paceline.logbook.tables import markdown
 from paceline.logbook.verdict import verdict
-from paceline.system.lifetime import tied
+from paceline.system.lifetime import child_env
 
 # variables of a launcher, and colors that notebooks enable: progress bars would flood a cell
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
@@ -82,7 +82,7 @@ def train(
     # a notebook kernel may itself have been started by a launcher, whose variables must not apply here
     environment = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
     with subprocess.Popen(
-        [sys.executable, "-m", "paceline", *words], stderr=subprocess.PIPE, text=True, env=tied(environment)
+        [sys.executable, "-m", "paceline", *words], stderr=subprocess.PIPE, text=True, env=child_env(environment)
     ) as process:
         assert process.stderr
         lines = []

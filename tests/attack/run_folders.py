@@ -1,5 +1,6 @@
 """Run folders as the engine writes them, every command that reads them, and what its output must not contain."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ def sealed(folder: Path) -> Path:
         lines = (folder / name).read_text().splitlines()
         (folder / name).write_bytes(b"".join(seal(json.loads(line)) + b"\n" for line in lines))
     run = RunFolder(folder)
-    checksum = run.write_recipe(run.recipe.read_text())
+    checksum = hashlib.sha256(run.recipe.read_bytes()).hexdigest()
     start = json.loads(run.environment.read_text())["starts"][0]
     write_sealed(run.environment, {"starts": [start | {"recipe_sha256": checksum}]})
     summary = {"train_seconds": 4.0, "images_per_second": 1280.0, "ranks": 2, "total_steps": 40, "step": 40}

@@ -107,7 +107,7 @@ def test_evaluation_has_its_own_line(screen: Screen) -> None:
     bar = _realistic(screen)
 
     class Work:
-        num_samples, own_samples = 50_000, 25_000
+        num_samples, rank_samples = 50_000, 25_000
 
     with bar.evaluating(Work()) as advance:
         advance(500)

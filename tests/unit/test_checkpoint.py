@@ -134,7 +134,7 @@ def test_training_does_not_start_over_if_every_checkpoint_is_corrupt(tmp_path: P
     with raises("all-checkpoints-corrupt") as caught:
         store.last(tmp_path)
     assert caught.value.fields == {"path": tmp_path, "count": 2}
-    assert len(list(tmp_path.glob("corrupt-*"))) == 2
+    assert len(list(store.committed(tmp_path))) == 2  # a refused start moves nothing
 
 
 def test_later_checkpoints_are_set_aside_including_corrupt_ones(tmp_path: Path) -> None:
@@ -170,10 +170,27 @@ def test_second_corrupt_checkpoint_of_the_same_step_is_set_aside(tmp_path: Path)
         found = store.last(tmp_path)
         assert found
         assert found[0].step == 1
+        store.set_aside_from(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.glob("corrupt-*")) == [
         "corrupt-step-00000002",
         "corrupt-step-00000002-2",
     ]
+
+
+def test_checkpoint_that_cannot_be_replaced_is_kept(tmp_path: Path, monkeypatch) -> None:
+    path = _write(tmp_path, 2, top1=0.5)
+
+    def rename(self: Path, target: Path, rename=Path.rename) -> Path:
+        if self.name.startswith(".writing"):
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError, match="Input/output"):
+        _write(tmp_path, 2, top1=0.75)
+    monkeypatch.undo()
+    store.clean_up(tmp_path)
+    assert store.describe(path).metrics == {"top1": 0.5}
 
 
 def test_failed_write_leaves_no_checkpoint(tmp_path: Path, monkeypatch) -> None:

@@ -85,9 +85,11 @@ def test_numbers_are_read_as_people_mean_them(tmp_path: Path) -> None:
 
 def test_merge_keys_work(tmp_path: Path) -> None:
     path = tmp_path / "merged.yaml"
-    text = "name: a\ndata: {name: digits}\noptim: &base {lr: 0.5}\nmodel: {options: {<<: *base, widths: [8]}}\n"
+    text = (
+        "name: a\ndata: {name: digits}\noptim: &base {lr: 0.5}\nmodel: {options: {<<: *base, lr: 0.25, widths: [8]}}\n"
+    )
     path.write_text(text)
-    assert load_recipe(str(path)).model.options == {"lr": 0.5, "widths": [8]}
+    assert load_recipe(str(path)).model.options == {"lr": 0.25, "widths": [8]}
 
 
 def test_a_yaml_error_shows_line_and_column(tmp_path: Path) -> None:

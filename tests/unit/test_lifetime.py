@@ -24,8 +24,8 @@ print("outlived", flush=True)
 """
 _PARENT = """
 import subprocess, sys
-from paceline.system.lifetime import tied
-subprocess.run({command!r}, env=tied())
+from paceline.system.lifetime import child_env
+subprocess.run({command!r}, env=child_env())
 """
 
 

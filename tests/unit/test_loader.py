@@ -130,7 +130,7 @@ def test_evaluation_has_every_sample_once_on_any_number_of_ranks(dataset: Datase
 
     def batches(ranks: int) -> dict[tuple[int, ...], torch.Tensor]:
         evaluators = [ImageEvaluator(DATA, evaluate, phase, split, rank, ranks, CPU, 2) for rank in range(ranks)]
-        assert sum(evaluator.own_samples for evaluator in evaluators) == evaluators[0].num_samples == len(split) == 27
+        assert sum(evaluator.rank_samples for evaluator in evaluators) == evaluators[0].num_samples == len(split) == 27
         return {tuple(batch.ids.tolist()): batch.images for evaluator in evaluators for batch in evaluator}
 
     alone = batches(1)
@@ -178,7 +178,7 @@ def test_corrupt_sample_is_replaced_and_counted_up_to_max_corrupt(tmp_path: Path
     for number in (5, 8, 11):
         corrupt(number)
     several_corrupt = loader(Dataset.open(tmp_path / "out"))
-    with raises("too-many-corrupt-images") as caught:
+    with raises("too-many-corrupt-samples") as caught:
         list(one_epoch(several_corrupt, 0))
     assert (caught.value.fields["corrupt"], caught.value.fields["samples"]) == (2, 60)
     assert "data.max_corrupt=0.001" in str(caught.value)

@@ -210,7 +210,7 @@ def _first_start(environment: bytes) -> object:
         return None
 
 
-def bring(place: str, runs: Path) -> Path:
+def download(place: str, runs: Path) -> Path:
     """Download a run folder from an object store to resume it, and return its path."""
     import obstore
 
@@ -237,7 +237,9 @@ def bring(place: str, runs: Path) -> Path:
         if ".." in path.parts or not path.is_relative_to(target):
             message = f"{shown(place)}: {entry['path']!r} is outside the run folder. Remove it from the store."
             raise UserError("results-path-unsafe", message, path=entry["path"])
-        if entry["path"].startswith(_BEST) or (path.is_file() and path.stat().st_size == entry["size"]):
+        is_local = path.is_file() and path.stat().st_size == entry["size"]
+        # files that are rewritten may keep their size
+        if entry["path"].startswith(_BEST) or (is_local and path.suffix not in (".json", ".yaml")):
             continue
         make_folder(path.parent)
         with replacing(path) as file:

@@ -56,7 +56,7 @@ def write(
     `before_commit` writes to disk what must survive a power cut if the checkpoint does.
     """
     temporary = folder.with_name(f".writing-{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    _remove(temporary)
     try:
         make_folder(temporary)
         skeletons = {}
@@ -73,7 +73,12 @@ def write(
         before_commit()
         write_text(temporary / COMMIT, digest(temporary / MANIFEST))
         replaced = _hide(folder)
-        temporary.rename(folder)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if replaced:
+                replaced.rename(folder)
+            raise
         sync(folder.parent)
         if replaced:
             shutil.rmtree(replaced)
@@ -91,12 +96,20 @@ def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
         raise
 
 
+def _remove(folder: Path) -> None:
+    """Remove what a killed process left, but nothing that a link points to."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _hide(folder: Path) -> Path | None:
     """Rename a checkpoint before its files are deleted, so that a kill leaves no partial checkpoint."""
     if not folder.exists():
         return None
     hidden = folder.with_name(f".deleting-{folder.name}")
-    shutil.rmtree(hidden, ignore_errors=True)
+    _remove(hidden)
     return folder.rename(hidden)
 
 
@@ -117,7 +130,7 @@ def clean_up(folder: Path) -> None:
             path.rename(place)
             sync(folder)
     for partial in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
 
 
 def _set_aside(folder: Path) -> None:
@@ -162,7 +175,7 @@ def export_weights(folder: Path, target: Path, raw: bool) -> str:
 
 
 def last(folder: Path) -> tuple[CheckpointInfo, dict[str, Any]] | None:
-    """Return the newest valid checkpoint, or None. Corrupt ones are renamed to corrupt-* with a warning and skipped."""
+    """Return the newest valid checkpoint, or None. Corrupt ones are skipped with a warning."""
     clean_up(folder)
     corrupt = 0
     for path in committed(folder):
@@ -170,7 +183,6 @@ def last(folder: Path) -> tuple[CheckpointInfo, dict[str, Any]] | None:
             return read(path)
         except CorruptCheckpoint as error:
             log.warning("corrupt checkpoint: %s Trying the previous one.", error)
-            _set_aside(path)
             corrupt += 1
     if corrupt:
         raise UserError(

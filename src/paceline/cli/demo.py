@@ -10,7 +10,7 @@ from rich.console import Console
 
 from paceline.cli.options import make_parser
 from paceline.errors import UserError
-from paceline.system.lifetime import tied
+from paceline.system.lifetime import child_env
 
 _EXPLANATION = (
     "Two processes see the same batches as one and reach the same result. "
@@ -59,7 +59,7 @@ def _train(runs: Path, procs: int) -> Path:
     words = ["train", "digits", "--procs", str(procs), "--device", "cpu", "--precision", "fp32"]
     words += ["--runs", str(runs), "--name", name]
     print(f"$ paceline {shlex.join(words)}", flush=True)
-    status = subprocess.run([sys.executable, "-m", "paceline", *words], env=tied(), check=False).returncode
+    status = subprocess.run([sys.executable, "-m", "paceline", *words], env=child_env(), check=False).returncode
     if status:
         message = f"the training ended with exit status {status}. See {runs / name / 'log.txt'}."
         raise UserError("training-failed", message, status=status)

@@ -112,9 +112,9 @@ def test_allreduce(arguments: list[str]) -> int:
 
         join = JoinSpec(options.nodes, options.rendezvous, options.node_rank, join_timeout=30)
         return start_ranks(["test-allreduce", *arguments], options.procs, join)
-    from paceline.distributed.allreduce_test import exchange
+    from paceline.distributed.allreduce_test import measure_allreduce
 
-    if (rate := exchange(options.seconds)) is not None:
+    if (rate := measure_allreduce(options.seconds)) is not None:
         print(json.dumps({"bytes_per_second": rate}), flush=True)
     return 0
 

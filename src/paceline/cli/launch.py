@@ -12,7 +12,7 @@ from paceline.cli.ec2 import ec2_spec
 from paceline.cli.hosts import hosts_from
 from paceline.cli.jobs import backend_of, follow_to_end
 from paceline.cli.launch_options import BACKENDS, find_source, launch_parser, refuse_options_of_other_backends
-from paceline.cli.options import check_words, plain_name, results_place, split_source
+from paceline.cli.options import check_words, plain_name, results_place, split_source, warn_of_readers
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ def launch(arguments: list[str]) -> int:
         from paceline.launch.manifests import manifest
 
         print(manifest(job, options.engine, options.image, int(options.gpus_per_node or 0)), end="")
+        if len(job.hosts) > 1:
+            warn_of_readers("the token of the job")
         return 0
     from paceline.launch import job as jobs
 
@@ -154,6 +156,7 @@ def _recipe_of_results(backend: str, source: str, overrides: Sequence[str], opti
     """Return the recipe of the results to resume from, and set their name and URL as options."""
     import yaml
 
+    from paceline.config import yamls
     from paceline.config.io import recipe_from_tree
     from paceline.system import remote
     from paceline.system.files import printable
@@ -169,7 +172,7 @@ def _recipe_of_results(backend: str, source: str, overrides: Sequence[str], opti
         raise UserError("conflicting-options", message, option="--resume")
     try:
         with remote.opened(remote.join(url, "recipe.yaml")) as stream:
-            tree = dict(yaml.safe_load(stream.read(_MAX_BYTES)))
+            tree = dict(yamls.parse(stream.read(yamls.MAX_BYTES).decode()))
         with remote.opened(remote.join(url, "summary.json")) as stream:
             summary = dict(json.loads(stream.read(_MAX_BYTES)))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:

@@ -2,7 +2,11 @@
 
 import argparse
 import math
+import os
 import re
+import stat
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -110,3 +114,14 @@ def add_scaling(parser: argparse.ArgumentParser) -> None:
         choices=["linear", "sqrt"],
         help="multiply the global batch by the number of ranks, and the learning rate by that or its square root",
     )
+
+
+def warn_of_readers(what: str) -> None:
+    """Warn if standard output is a file that other users can read."""
+    with suppress(OSError, ValueError):  # it has no file descriptor
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+        if stat.S_ISREG(mode) and mode & 0o077:
+            print(
+                f"paceline: warning: the file contains {what} and other users can read it. Run chmod 600 on it.",
+                file=sys.stderr,
+            )

@@ -124,7 +124,7 @@ def _recipe_of(run: Path, overrides: list[str]) -> "Recipe":
     from paceline.track.records import RunFolder
 
     folder = RunFolder(run)
-    if not folder.recipe_is_lost:
+    if not folder.recipe_is_missing:
         try:
             load_recipe(str(folder.recipe))
         except ConfigError as error:
@@ -149,9 +149,9 @@ def _local_run(place: str, runs: Path) -> Path:
         return Path(place)
     if under_launcher(os.environ):
         return runs / place.rstrip("/").rpartition("/")[2]
-    from paceline.checkpoint.results import bring
+    from paceline.checkpoint.results import download
 
-    return bring(place, runs)
+    return download(place, runs)
 
 
 def export(arguments: list[str]) -> int:

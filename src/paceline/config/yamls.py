@@ -12,7 +12,7 @@ import yaml
 
 from paceline.system.untrusted import read_regular
 
-MOST_BYTES = 1 << 18
+MAX_BYTES = 1 << 18
 _MAX_CHARACTERS = 1 << 20
 """With every alias expanded: nested aliases turn a kilobyte into gigabytes."""
 _MAX_DEPTH = 50
@@ -36,15 +36,17 @@ class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
 
 
 def _mapping(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)  # merge keys
     seen = set()
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, Hashable):
             continue  # construct_mapping reports it
         if key in seen:
             raise RefusedYaml("yaml-duplicate-key", f"key {key!r} is given twice", key_node.start_mark)
         seen.add(key)
+    loader.flatten_mapping(node)  # merge keys, whose values those of the mapping itself replace
     made: dict[Any, Any] = loader.construct_mapping(node, deep=True)
     return made
 
@@ -72,7 +74,7 @@ def parse(text: str, fast: bool = False) -> Any:
 
 def read(path: Path, inside: Path | None = None, fast: bool = False) -> Any:
     """The value of a YAML file; OSError or yaml.YAMLError if it cannot be read."""
-    content = read_regular(path, MOST_BYTES, inside)
+    content = read_regular(path, MAX_BYTES, inside)
     try:
         return parse(content.decode("utf-8-sig"), fast)
     except UnicodeDecodeError as error:

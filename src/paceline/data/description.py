@@ -19,7 +19,7 @@ from paceline.system.untrusted import read_regular
 
 DESCRIPTION = "dataset.json"
 FORMAT = 2
-PREPARE_AGAIN = "Remove the folder and prepare the data again."
+PREPARE_AGAIN = "Restore the files from a copy, or prepare the data again into another folder."
 MAX_DESCRIPTION_BYTES = 64 << 20
 """Three times the dataset.json of ImageNet-21k in three variants."""
 MAX_CLASSES = (1 << 16) - 1

@@ -54,7 +54,7 @@ def _digits() -> ImageSet:
     package = find_spec("sklearn")
     if package is None or not package.origin:
         raise UserError(
-            "package-missing",
+            "missing-package",
             "data.name=digits needs scikit-learn, which is not installed. Run: pip install scikit-learn",
             package="scikit-learn",
         )

@@ -9,7 +9,7 @@ from paceline.distributed.world import World
 _NUMBERS = 1 << 20
 
 
-def exchange(seconds: float) -> float | None:
+def measure_allreduce(seconds: float) -> float | None:
     """All-reduce tensors over all ranks for about `seconds`. Returns bytes per second on rank 0, None elsewhere."""
     world = World.from_env()
     with world.connected():

@@ -15,6 +15,7 @@ import json
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -116,6 +117,20 @@ def _number(value: int) -> bytes:
     return value.to_bytes(8)
 
 
+def connect(host: str, port: int, token: bytes, timeout: float = 30.0) -> "Channel":
+    """Return a channel, retrying while the server is busy or not there yet."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return Channel(host, port, token)
+        except WrongPeerError:
+            raise
+        except ChannelError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
 class Channel:
     """The client side of a connection."""
 
@@ -138,15 +153,12 @@ class Channel:
         server_nonce, client_nonce = self._read(NONCE), secrets.token_bytes(NONCE)
         session = Session(token, server_nonce, client_nonce, is_server=False)
         self._write(client_nonce + session.client_proof)
-        mismatch = TokenMismatch(
-            f"{host}:{port} belongs to another job: {TOKEN} differs between this node and that one"
-        )
         try:
             proof = self._read(PROOF)
-        except ChannelError:
-            raise mismatch from None
+        except ChannelError as error:  # a client with another token gets an invalid proof instead
+            raise ChannelError(f"{host}:{port} has too many connections ({error})") from None
         if not hmac.compare_digest(proof, session.server_proof):
-            raise mismatch
+            raise TokenMismatch(f"{host}:{port} belongs to another job: {TOKEN} differs between this node and that one")
         return session
 
     def call(self, message: Any, timeout: float) -> Any:

@@ -57,7 +57,7 @@ class Replica:
             forward = self._ddp
         self.forward: Callable[[torch.Tensor], torch.Tensor] = torch.compile(forward) if recipe.compile else forward
 
-    def exchanging(self, last: bool) -> AbstractContextManager[object]:
+    def sync_gradients(self, last: bool) -> AbstractContextManager[object]:
         """Context for a micro-batch: only the last one of a step synchronizes gradients."""
         return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
 

@@ -6,11 +6,13 @@ Ctrl-C in a terminal, or stopping a service, signals every process. Only the lau
 import os
 import signal
 import sys
+import tempfile
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 
 import psutil
 
+from paceline.errors import UserError
 from paceline.system.lifetime import PARENT, end_with_parent
 from paceline.system.signals import STOPS
 
@@ -22,6 +24,12 @@ def start_server() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         forkserver.ensure_running()
+    except OSError as error:
+        if "AF_UNIX" not in str(error):
+            raise
+        folder = tempfile.gettempdir()
+        message = f"TMPDIR={folder} is too long for the path of a Unix socket. Set TMPDIR to a shorter path."
+        raise UserError("tmpdir-too-long", message, path=folder) from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -30,7 +30,7 @@ class Sharded:
         self.module, self._reshard = model, recipe.fsdp.reshard_after_forward
         self.forward: Callable[[torch.Tensor], torch.Tensor] = torch.compile(model) if recipe.compile else model
 
-    def exchanging(self, last: bool) -> AbstractContextManager[object]:
+    def sync_gradients(self, last: bool) -> AbstractContextManager[object]:
         """Context for a micro-batch: only the last one of a step synchronizes gradients."""
         cast(FSDPModule, self.module).set_requires_gradient_sync(last)
         return nullcontext()
@@ -118,6 +118,6 @@ def _gathered(tree: Any) -> Any:
     return tree
 
 
-def load_whole(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
+def load_full_state(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
     """Load full weights into a sharded model."""
     set_model_state_dict(model, dict[str, Any](weights), options=StateDictOptions(full_state_dict=True))

@@ -61,7 +61,7 @@ def plan(command: list[str], procs: int, join: JoinSpec) -> AgentPlan:
         interface = interface_of("127.0.0.1")
     else:
         token_of(os.environ)
-        host, port = _endpoint(join.rendezvous)
+        host, port = endpoint(join.rendezvous)
         address = _wait_for_route(host, port, join.join_timeout)
         interface = interface_of(address)
         # otherwise a thread of NCCL polls the store, which is written in Python, every second
@@ -71,13 +71,17 @@ def plan(command: list[str], procs: int, join: JoinSpec) -> AgentPlan:
             listen = address
         else:
             _wait_for_rendezvous(host, port, join)
-    environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = interface
-    kept = {name: value for name, value in environment.items() if name not in os.environ}
+    interfaces = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    kept = {name: value for name, value in (environment | interfaces).items() if name not in os.environ}
+    if join.is_alone:  # a single node must not listen on the interface of multi-node jobs
+        kept |= interfaces
     return AgentPlan(command, procs, join, listen, kept)
 
 
-def _endpoint(text: str) -> tuple[str, int]:
+def endpoint(text: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT; brackets around an IPv6 address are allowed."""
     host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UserError("invalid-rendezvous", f"--rendezvous {text!r} is not HOST:PORT of node 0, e.g. 10.0.0.5:29400")
     return host, int(port)

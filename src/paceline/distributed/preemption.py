@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import urllib.request
+from contextlib import suppress
 
 SPOT = "PACELINE_SPOT"
 """Set in the environment of agents on spot instances."""
@@ -34,7 +35,8 @@ def watch() -> None:
 def _poll() -> None:
     while not (notice := _ask()):
         time.sleep(_INTERVAL)
-    print(f"EC2 spot interruption notice ({notice}): checkpointing and exiting", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # stderr may be closed
+        print(f"EC2 spot interruption notice ({notice}): checkpointing and exiting", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from paceline.distributed.channel import Channel, ChannelError
+from paceline.distributed.channel import Channel, ChannelError, connect
 from paceline.distributed.membership import CLOSED, LOST
 from paceline.distributed.store import network_store
 from paceline.system.logs import log
@@ -85,14 +85,14 @@ class MultiNode(RendezvousHandler):
         self._round = 0
         self._seen = {"round": 0, "waiting": 0}
         self._is_connected, self._is_over = Event(), Event()
-        Thread(target=self._send_heartbeats, args=(self._arrive(),), daemon=True, name="heartbeat").start()
+        Thread(target=self._send_heartbeats, args=(self._arrive(terms.timeout),), daemon=True, name="heartbeat").start()
 
-    def _connect(self) -> Channel:
+    def _connect(self, timeout: float = _RESPONSE_TIMEOUT) -> Channel:
         host, _, port = self._address.rpartition(":")
-        return Channel(host, int(port), self._token)
+        return connect(host, int(port), self._token, timeout)
 
-    def _arrive(self) -> Channel:
-        channel = self._connect()
+    def _arrive(self, timeout: float = 0.0) -> Channel:
+        channel = self._connect(timeout)
         channel.call({"do": "arrive", "node": self._node}, _RESPONSE_TIMEOUT)
         self._is_connected.set()
         return channel

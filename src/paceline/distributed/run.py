@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from torch.distributed import DistError
@@ -22,7 +23,7 @@ from paceline.distributed.elastic_agent import Agent, Entry
 from paceline.distributed.env import AGENT
 from paceline.distributed.failures import KILLED, first_failure, is_own_error
 from paceline.distributed.forkserver import end_stopped_children
-from paceline.distributed.plan import AgentPlan
+from paceline.distributed.plan import AgentPlan, endpoint
 from paceline.distributed.rendezvous import JoinTerms, MultiNode, SingleNode
 from paceline.distributed.server import Server, port_unavailable
 from paceline.distributed.world import rank_timeout
@@ -91,12 +92,12 @@ def _rendezvous(plan: AgentPlan, scratch: Path) -> SingleNode | MultiNode:
     if join.is_alone:
         return SingleNode(scratch)
     token = token_of(os.environ)
-    host, _, port = join.rendezvous.rpartition(":")
+    host, port = endpoint(join.rendezvous)
     if plan.listen:
         try:
-            Server(plan.listen, int(port), token).start()
+            Server(plan.listen, port, token).start()
         except OSError as error:
-            raise port_unavailable(plan.listen, int(port), error, "choose another port in --rendezvous") from None
+            raise port_unavailable(plan.listen, port, error, "choose another port in --rendezvous") from None
     terms = JoinTerms(plan.procs, join.min_nodes or join.nodes, join.nodes, join.node_rank, join.join_timeout)
     try:
         return MultiNode(f"{plan.listen or host}:{port}", token, terms, join.job or "paceline")
@@ -106,7 +107,8 @@ def _rendezvous(plan: AgentPlan, scratch: Path) -> SingleNode | MultiNode:
 
 def report_stop(signum: int) -> None:
     """Called in a rank: let the agent exit with the status of this signal, which may have reached only one rank."""
-    (Path(os.environ[AGENT]) / "stopped").write_text(str(signum))
+    with suppress(OSError):  # the disk may be full; then only the exit status differs
+        (Path(os.environ[AGENT]) / "stopped").write_text(str(signum))
 
 
 def report(text: str) -> bool:
@@ -119,6 +121,8 @@ def report(text: str) -> bool:
         return False
     printed = _PRINTED.fullmatch(text)
     message, code = printed.groups("") if printed else (text, "")
-    # written atomically, because the agent may stop this rank and read the file at any moment
-    write_json(Path(path), {"message": message, "code": code, "timestamp": int(time.time())})
+    try:  # written atomically, because the agent may stop this rank and read the file at any moment
+        write_json(Path(path), {"message": message, "code": code, "timestamp": int(time.time())})
+    except OSError:
+        return False
     return True

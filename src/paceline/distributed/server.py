@@ -59,14 +59,16 @@ class Server:
         self._unauthenticated[writer] = None
         if len(self._unauthenticated) > _MAX_UNAUTHENTICATED:
             # drop the oldest, because a client that knows the token authenticates at once
-            next(iter(self._unauthenticated)).transport.abort()
+            oldest = next(iter(self._unauthenticated))
+            del self._unauthenticated[oldest]
+            oldest.transport.abort()
         # an invalid request ends only the connection that it came from
         with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, TimeoutError):
             try:
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT):
                     session = await self._authenticate(reader, writer)
             finally:
-                del self._unauthenticated[writer]
+                self._unauthenticated.pop(writer, None)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             await self._respond(session, reader, writer)
         writer.transport.abort()
@@ -77,6 +79,9 @@ class Server:
         answer = await reader.readexactly(NONCE + PROOF)
         session = Session(self._token, server_nonce, answer[:NONCE], is_server=True)
         if not hmac.compare_digest(answer[NONCE:], session.client_proof):
+            writer.write(secrets.token_bytes(PROOF))  # tells a wrong token from a connection that was dropped
+            await writer.drain()
+            writer.close()
             raise ChannelError("wrong token")
         writer.write(session.server_proof)
         return session

@@ -2,13 +2,12 @@
 
 import os
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from torch._C._distributed_c10d import FileStore, Store
 
-from paceline.distributed.channel import ChannelError, WrongPeerError, token_of
+from paceline.distributed.channel import ChannelError, token_of
 from paceline.distributed.env import RankEnv, last_host
 from paceline.distributed.plan import interface_of, is_loopback, own_address_towards
 from paceline.distributed.server import Server, port_unavailable
@@ -39,19 +38,18 @@ def store(ranks: RankEnv, environ: Mapping[str, str]) -> Store:
 
 
 def _connected(address: str, token: bytes) -> Store:
-    deadline = time.monotonic() + _JOIN_TIMEOUT
-    while True:
-        try:
-            return network_store(address, "0/ranks", token)
-        except ChannelError as error:
-            if isinstance(error, WrongPeerError) or time.monotonic() > deadline:
-                raise UserError(error.code, f"the rendezvous at rank 0 failed: {error}") from None
-            time.sleep(0.2)
+    try:
+        return network_store(address, "0/ranks", token, _JOIN_TIMEOUT)
+    except ChannelError as error:
+        raise UserError(error.code, f"the rendezvous at rank 0 failed: {error}") from None
 
 
 def _use_interface_of(address: str) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(name, interface_of(address))
+        if is_loopback(address):  # a single node must not listen on the interface of multi-node jobs
+            os.environ[name] = interface_of(address)
+        else:
+            os.environ.setdefault(name, interface_of(address))
 
 
 def _private_folder() -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed import DistStoreError
 
-from paceline.distributed.channel import Channel, ChannelError, token_of
+from paceline.distributed.channel import ChannelError, connect, token_of
 
 _MARGIN = 10.0  # seconds that a response may take beyond the requested timeout
 _kept: list[Store] = []  # C++ calls the Python object of a store, but does not keep it alive
@@ -21,10 +21,10 @@ class RendezvousStore(Store):
     Thread-safe: torch calls it from C++, where clones in other threads use the same connection.
     """
 
-    def __init__(self, host: str, port: int, token: bytes):
+    def __init__(self, host: str, port: int, token: bytes, timeout: float = 30.0):
         super().__init__()
         self._lock = Lock()
-        self._channel = Channel(host, port, token)
+        self._channel = connect(host, port, token, timeout)
 
     def _ask(self, action: str, timeout_seconds: float = 0.0, **request: Any) -> Any:
         with self._lock:
@@ -91,8 +91,8 @@ def store_at(location: str, size: int, environ: Mapping[str, str]) -> Store:
     return network_store(address, prefix, token_of(environ))
 
 
-def network_store(address: str, prefix: str, token: bytes) -> Store:
+def network_store(address: str, prefix: str, token: bytes, timeout: float = 30.0) -> Store:
     """Return the store at the rendezvous, with all keys under a prefix."""
     host, _, port = address.rpartition(":")
-    _kept.append(store := RendezvousStore(host, int(port), token))
+    _kept.append(store := RendezvousStore(host, int(port), token, timeout))
     return PrefixStore(prefix, store)

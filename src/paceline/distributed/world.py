@@ -21,6 +21,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from paceline.distributed import env
 from paceline.distributed import slurm as srun
 from paceline.distributed.objects import all_gather_object, broadcast_object
+from paceline.distributed.process_group import join
 from paceline.distributed.sockets import refuse_new_connections
 from paceline.distributed.store import store_at
 from paceline.errors import UserError
@@ -75,14 +76,11 @@ class World:
             yield self
             return
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        store = _store(self.size)
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=self.rank,
-            world_size=self.size,
-            timeout=max(rank_timeout(), _STARTUP_TIMEOUT),
-        )
+        timeout = max(rank_timeout(), _STARTUP_TIMEOUT)
+        if store := _store(self.size):
+            join(backend, store, self.rank, self.size, timeout)
+        else:
+            dist.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=timeout)
         if store:  # torch's own store needs further connections; NCCL opens its ports later
             refuse_new_connections()
         try:

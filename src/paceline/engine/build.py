@@ -250,9 +250,9 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], origin: str
                 tensor=name,
             )
     if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
-        from paceline.distributed.fsdp import load_whole
+        from paceline.distributed.fsdp import load_full_state
 
-        load_whole(model, weights)
+        load_full_state(model, weights)
     else:
         model.load_state_dict(weights)
 

@@ -17,7 +17,7 @@ def newest_covered(folder: RunFolder) -> tuple[CheckpointInfo, dict[str, Any]] |
     end = folder.last_recorded_step
     if saved is None or saved[0].step <= end:
         return saved
-    lost = f"{folder.metrics} ends at step {end}, before the checkpoint of step {saved[0].step}"
+    lost = f"{folder.metrics} has no records from step {end} to the checkpoint of step {saved[0].step}"
     for path in store.committed(folder.checkpoints):
         try:
             if describe(path).step > end:

@@ -1,6 +1,6 @@
 """Chooses the run folder of a start, and checks that a resumed run still trains the same recipe."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,21 @@ def choose_folder(recipe: Recipe, root: Path, name: str, again: bool) -> Path:
     free = next(number for number, path in enumerate(numbered) if not RunFolder(path).contains_run)
     for path in reversed(numbered[:free]):
         folder = RunFolder(path)
-        if not folder.finished and _fingerprint_of(folder) == fingerprint(recipe):
+        if not folder.finished and fingerprint(recipe) in _fingerprints_of(folder):
             return path
     return numbered[free]
 
 
-def _fingerprint_of(folder: RunFolder) -> str:
-    """Return the fingerprint of the run's recipe: from recipe.yaml, its last start, or its newest checkpoint."""
-    if folder.recipe_is_as_written is not False:
+def _fingerprints_of(folder: RunFolder) -> Iterator[str]:
+    """Yield the fingerprint of recipe.yaml and, unless that is known to be unchanged, of the other copies."""
+    as_written = folder.recipe_is_unchanged
+    if as_written is not False:
         with suppress(UserError, OSError):  # missing, corrupt, or written by another version
-            return fingerprint(load_recipe(str(folder.recipe)))
-    if started := [str(start["recipe"]) for start in folder.read_starts()[-1:] if "recipe" in start]:
-        return started[0]
-    saved = saved_recipe(folder)
-    return fingerprint(saved[0]) if saved else ""
+            yield fingerprint(load_recipe(str(folder.recipe)))
+    if not as_written:
+        yield from (str(start["recipe"]) for start in folder.read_starts()[-1:] if "recipe" in start)
+        if saved := saved_recipe(folder):
+            yield fingerprint(saved[0])
 
 
 def saved_recipe(folder: RunFolder) -> tuple[Recipe, Path] | None:
@@ -61,10 +62,10 @@ def check_recipe_file(folder: RunFolder, saved: CheckpointInfo | None, overrides
 
     A flipped bit could change the learning rate.
     """
-    if folder.recipe_is_lost or folder.recipe_is_as_written:
+    if folder.recipe_is_missing or folder.recipe_is_unchanged:
         return  # the copy in the checkpoint is used, or an earlier resume was killed before its first checkpoint
     if saved is None:
-        if folder.recipe_is_as_written is False:
+        if folder.recipe_is_unchanged is False:
             raise UserError(
                 "recipe-file-changed",
                 f"{folder.recipe} has changed since the run was started, and there is no checkpoint with a copy of "

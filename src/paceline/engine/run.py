@@ -239,10 +239,10 @@ class Run:
         error = self._world.broadcast_object(str(self.writer.error or ""))
         if error:
             newest = next(store.committed(self.folder.checkpoints), None)
-            message = (
-                f"the checkpoint of step {step} was not written: {error}. "
-                f"{f'The newest checkpoint is {newest}' if newest else 'There is no checkpoint yet'}. Resume with: "
-                f"paceline train --resume {self.folder.path}"
+            message = f"the checkpoint of step {step} was not written: {error}. " + (
+                f"The newest checkpoint is {newest}. Resume with: paceline train --resume {self.folder.path}"
+                if newest
+                else "There is no checkpoint yet. Run the same command again."
             )
             self._summarize("failed", step, message=message)
             self.close()

@@ -10,7 +10,7 @@ import torch
 
 from paceline.checkpoint import store
 from paceline.checkpoint.shared import read_on_rank_zero
-from paceline.checkpoint.verified import describe, read
+from paceline.checkpoint.verified import read
 from paceline.config.io import recipe_from_tree, split_overrides
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
@@ -22,6 +22,7 @@ from paceline.distributed.world import World
 from paceline.engine import precision
 from paceline.engine.build import build_model, load_weights
 from paceline.engine.evaluate import check_corrupt_fraction, evaluate
+from paceline.engine.resume import saved_recipe
 from paceline.engine.session import display_of
 from paceline.errors import UserError
 from paceline.models import factory
@@ -51,7 +52,8 @@ def find_checkpoint(path: Path, which: str) -> Path:
     if which == "last":
         return newest
     # the metric comes from the checkpoint, because recipe.yaml has no checksum
-    best = store.best(folder.checkpoints, str(describe(newest).recipe["checkpoint"].get("best")))
+    recipe = saved_recipe(folder)
+    best = store.best(folder.checkpoints, recipe[0].checkpoint.best) if recipe else None
     return best.folder if best else newest
 
 

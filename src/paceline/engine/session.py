@@ -1,5 +1,6 @@
 """One training session: chooses the run folder, builds the setup, trains or resumes."""
 
+import hashlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from paceline.errors import UserError
 from paceline.logbook.read import read
 from paceline.logbook.verdict import verdict
 from paceline.system import logs
-from paceline.system.files import LOCK_NAME, FolderLock, ignoring_a_full_disk, make_folder
+from paceline.system.files import LOCK_NAME, FolderLock, disk_error, ignoring_a_full_disk, make_folder, write_text
 from paceline.system.logs import console, log
 from paceline.track import environment
 from paceline.track.progress import Bar, Display, Lines
@@ -120,8 +121,6 @@ def _checkpoint_to_resume(
         check_recipe_file(folder, kept, overrides)
     if kept:
         check_same_experiment(folder, recipe, kept)
-        # only after all checks, because a refused start must not change anything
-        store.set_aside_from(folder.checkpoints, kept.step + 1)
     return saved
 
 
@@ -188,7 +187,7 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
     """Lock the folder and log to it until the cleanup."""
     folder = RunFolder(path)
     new = not path.exists()
-    if refused := list(folder.refused()):
+    if refused := list(folder.unwritable()):
         raise UserError("run-folder-unsafe", f"{path}: {'; '.join(refused)}", path=path)
     try:
         make_folder(path)
@@ -197,7 +196,7 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
             cleanup.callback(_remove_if_unused, folder)
         handler = logs.also_to(folder.log)
     except OSError as error:
-        message = f"{path} cannot be written ({error.strerror}). Choose another folder with --runs."
+        message = f"{disk_error(error)} Or choose another folder with --runs."
         raise UserError("run-folder-not-writable", message, path=path) from None
     cleanup.callback(ignoring_a_full_disk(handler.close))
     cleanup.callback(log.removeHandler, handler)
@@ -229,8 +228,11 @@ def _open_run(
         log.info("resuming from step %d (%s)", first_step, saved[0].folder)
     hosts = world.hosts()
     start = environment.collect(hosts, world.device)
-    if world.is_rank_zero:
-        checksum = folder.write_recipe(dump_recipe(recipe))  # only after all checks: a refused start changes nothing
+    if world.is_rank_zero:  # only after all checks: a refused start changes nothing
+        if saved:
+            store.set_aside_from(folder.checkpoints, first_step + 1)
+        text = dump_recipe(recipe)
+        checksum = hashlib.sha256(text.encode()).hexdigest()
         folder.append_environment(
             start
             | {"ranks": world.size, "host_of_rank": hosts, "precision": setup.precision, "first_step": first_step}
@@ -238,6 +240,7 @@ def _open_run(
             | {"strategy": strategy(recipe, world.size), "threads_chosen": "PACELINE_THREADS" in os.environ}
             | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
         )
+        write_text(folder.recipe, text)
     metric = recipe.checkpoint.best
     best = world.on_rank_zero(lambda: _best_value(folder, metric))
     disk = DiskWarning()

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from paceline.distributed.env import AGENT
 from paceline.distributed.world import World
 from paceline.system.logs import announce_stop
+from paceline.system.signals import STOPS
 
 
 class Signals:
@@ -24,7 +25,9 @@ class Signals:
         self._duplicate_seconds = 2.0 if world.size > 1 else 0.0
 
     def __enter__(self) -> "Signals":
-        self._previous = {signum: signal.signal(signum, self._handle) for signum in (signal.SIGINT, signal.SIGTERM)}
+        # an ignored signal stays ignored, except in ranks, which ignore SIGINT only until they can checkpoint
+        handled = [signum for signum in STOPS if AGENT in os.environ or signal.getsignal(signum) != signal.SIG_IGN]
+        self._previous = {signum: signal.signal(signum, self._handle) for signum in handled}
         return self
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:

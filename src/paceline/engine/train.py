@@ -98,7 +98,7 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
     recipe, replica, scaler = setup.recipe, setup.replica, setup.scaler
     loss_sum, correct = torch.zeros((), device=setup.world.device), torch.zeros((), device=setup.world.device)
     for number, batch in enumerate(micro_batches, start=1):
-        with replica.exchanging(last=number == len(micro_batches)):
+        with replica.sync_gradients(last=number == len(micro_batches)):
             images, targets = setup.objective.prepare(batch, step)
             with setup.autocast():
                 logits = replica.forward(images)

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from paceline.errors import UserError
-from paceline.system.lifetime import tied
+from paceline.system.lifetime import child_env
 
 _PIPE = subprocess.PIPE
 _TRIAL_TIMEOUT = 900  # seconds
@@ -85,7 +85,7 @@ def _kill_tree(process: subprocess.Popen[str]) -> None:
 
 def _environment() -> dict[str, str]:
     # glibc reserves addresses for an arena per thread, which would count towards RLIMIT_AS
-    return tied() | {"MALLOC_ARENA_MAX": "2"}
+    return child_env() | {"MALLOC_ARENA_MAX": "2"}
 
 
 _OUT_OF_MEMORY = (

@@ -23,6 +23,7 @@ from paceline.system.files import printable
 _FREE_PORT = "import socket; s = socket.socket(); s.bind((str(), 0)); print(s.getsockname()[1])"
 _MAX_OUTPUT = 16 << 20  # bytes
 _MAX_PADDING = 1 << 20
+_MAX_SOCKET_FOLDER = 40  # characters; a socket path has at most 107, of which ssh adds 58
 _MAX_LINE = 500  # characters of a line that is shown
 
 # every folder from ~/.paceline down to the job's: in one that others may write to, they could replace scripts
@@ -171,6 +172,9 @@ class SshHost(Host):
 def _control_folder() -> Path:
     """Return a private folder for ssh control sockets, removed when this process ends."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-"))
+    if len(str(folder)) > _MAX_SOCKET_FOLDER:  # TMPDIR may be long
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="paceline-", dir="/tmp"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from paceline.system.lifetime import tied
+from paceline.system.lifetime import child_env
 
 PACKAGES = ("torch", "torchvision", "timm")
 DEVICES, CODEC = "devices", "codec"
@@ -38,7 +38,7 @@ def import_all() -> dict[str, dict[str, Any]]:
     """Return by part what a child process could import; the first missing part is where it ended."""
     words = [sys.executable, "-m", "paceline", "installation"]
     try:
-        done = subprocess.run(words, env=tied(), capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        done = subprocess.run(words, env=child_env(), capture_output=True, text=True, timeout=_TIMEOUT, check=False)
         out, ended = done.stdout, f"the process ended with status {done.returncode}"
     except subprocess.TimeoutExpired as error:
         out, ended = _text(error.stdout), f"no result within {_TIMEOUT:.0f} s"
@@ -160,7 +160,9 @@ def all_reduce(parts: dict[str, dict[str, Any]]) -> Iterator[Finding]:
     hidden = {} if parts[DEVICES]["gpus"] > 1 else {"CUDA_VISIBLE_DEVICES": ""}  # two ranks cannot share a GPU
     fix = "check the firewall of the loopback interface and the variables GLOO_*, NCCL_* and TORCH_*"
     try:
-        done = subprocess.run(words, env=tied() | hidden, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        done = subprocess.run(
+            words, env=child_env() | hidden, capture_output=True, text=True, timeout=_TIMEOUT, check=False
+        )
     except subprocess.TimeoutExpired:
         yield Finding("problem", "all-reduce", f"two processes got no result within {_TIMEOUT:.0f} s; {fix}")
         return

@@ -219,10 +219,12 @@ def execute(
                 raise UserError("job-stopped", "the job was stopped while it was starting")
             with ThreadPoolExecutor(len(group)) as pool:
                 futures = [pool.submit(_execute_step, step, hosts[step.host], secrets) for step in group]
-                for done in as_completed(futures):
-                    if done.exception():
-                        _terminate_children()  # the steps of other hosts may take hours, and are useless now
-                    done.result()
+                try:
+                    for done in as_completed(futures):
+                        done.result()
+                except BaseException:
+                    _terminate_children()  # the steps of other hosts may take hours, and are useless now
+                    raise
         except BaseException:
             for name in {step.host for step in steps}:
                 with suppress(HostError):

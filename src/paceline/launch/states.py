@@ -15,7 +15,7 @@ from paceline.launch.hosts import Host, HostError
 from paceline.launch.job import Job
 from paceline.logbook.live import Snapshot, of_records, snapshot
 from paceline.system.files import printable
-from paceline.track.checks import Summary, is_sound
+from paceline.track.checks import Summary, is_valid
 from paceline.track.records import RunFolder
 
 PENDING, RUNNING, FINISHED, FAILED, STOPPED = "pending", "running", "finished", "failed", "stopped"
@@ -143,7 +143,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
         summary = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return summary if isinstance(summary, dict) and is_sound(summary, Summary) else {}
+    return summary if isinstance(summary, dict) and is_valid(summary, Summary) else {}
 
 
 def advice(job: Job, state: str, resume: str) -> str:

@@ -11,7 +11,7 @@ from paceline.config import yamls
 from paceline.config.io import leaves
 from paceline.logbook.read import Run
 from paceline.system.files import printable, printable_tree
-from paceline.track.checks import Recipe, is_sound
+from paceline.track.checks import Recipe, is_valid
 from paceline.track.records import RunFolder
 
 _PER_RANK_RECORDS = 2000
@@ -23,7 +23,7 @@ def read_folder(path: Path) -> Run:
     name = printable(path.resolve().name)
     starts, summary = printable_tree(folder.read_starts()), printable_tree(folder.read_summary())
     run = Run(name, path, starts=starts, summary=summary, folder=folder)
-    run.notes += (f"not read: {reason}" for reason in folder.refused())
+    run.notes += (f"not read: {reason}" for reason in folder.unreadable())
     run.recipe = _recipe(folder, run.notes)
     run.records = folder.records(_PER_RANK_RECORDS)
     run.status = run.summary.get("status", "unknown")
@@ -51,8 +51,8 @@ def _recipe(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
         recipe = printable_tree(yamls.read(folder.recipe, folder.path, fast=True))
     except (OSError, yaml.YAMLError):
         recipe = None
-    if recipe and is_sound(recipe, Recipe):
-        if folder.recipe_is_as_written is False:
+    if recipe and is_valid(recipe, Recipe):
+        if folder.recipe_is_unchanged is False:
             notes.append("recipe.yaml was changed after the run started: its values may be wrong")
         return dict(recipe)
     notes.append("recipe.yaml is corrupt: model, data and hyperparameters are unknown")

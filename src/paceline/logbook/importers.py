@@ -18,7 +18,7 @@ from paceline.logbook import example_log
 from paceline.logbook.read import NotARun, Run
 from paceline.system.files import printable
 from paceline.system.untrusted import check_regular, open_regular, read_regular
-from paceline.track.checks import Imported, sound
+from paceline.track.checks import Imported, valid
 
 _MAX_BYTES = 1 << 28
 _MAX_LINE = 10_000
@@ -38,7 +38,7 @@ def read_foreign(path: Path) -> Run:
                 convert(chosen, run)
             except (csv.Error, OSError) as error:
                 raise UserError("log-unreadable", f"cannot read {chosen} as {name}: {error}", path=chosen) from None
-            records, run.records = run.records, sound(run.records, Imported)
+            records, run.records = run.records, valid(run.records, Imported)
             if invalid := len(records) - len(run.records):
                 run.notes.append(f"{invalid} record{'s' * (invalid > 1)} with invalid values left out")
             run.notes.append(f"imported from {chosen} ({name})")

@@ -80,7 +80,7 @@ def _recipe(run: RunFolder) -> dict[str, Any]:
         tree = yamls.read(run.recipe, run.path, fast=True)
     except (OSError, yaml.YAMLError):
         return {}
-    valid = isinstance(tree, dict) and is_plain(tree) and run.recipe_is_as_written is not False
+    valid = isinstance(tree, dict) and is_plain(tree) and run.recipe_is_unchanged is not False
     return {key: value for key, value in tree.items() if isinstance(value, dict)} if valid else {}
 
 

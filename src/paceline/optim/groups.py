@@ -128,7 +128,8 @@ def _mismatches(optimizer: optim.Optimizer, state: dict[str, Any], step: int) ->
 def _is_count(value: Any, largest: int) -> bool:
     if not isinstance(value, torch.Tensor) or value.ndim or value.dtype != torch.float32:
         return False
-    return value.item() in range(largest + 1)
+    count = value.item()
+    return 0 <= count <= largest and count == int(count)
 
 
 def _mismatch(parameter: torch.Tensor, name: str, value: Any, step: int) -> str:

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import stat
 import sys
@@ -105,10 +106,12 @@ def private_folder(folder: Path) -> None:
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Yield a file to write to, which replaces `path` once everything is on disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # unpredictable, because an untrusted folder may contain a link with that name
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    only_new = os.O_EXCL | os.O_NOFOLLOW
     try:
         with _naming(path, temporary):
-            with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags | only_new, mode)) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -233,7 +236,8 @@ class FolderLock:
 
     def __init__(self, folder: Path, wait: Callable[[], object] | None = None, grace: float = 0.0):
         """Wait for the lock: without limit if `wait` is given, which is called first, otherwise for `grace` seconds."""
-        self._file = (folder / LOCK_NAME).open("a+")
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(folder / LOCK_NAME, flags, 0o666), "a+")
         deadline = time.monotonic() + grace
         while not self._acquire():
             if wait:

@@ -16,7 +16,7 @@ PARENT = "PACELINE_PARENT"
 """Set in the environment of a process that ends with its parent: the parent's process ID."""
 
 
-def tied(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def child_env(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment for a Paceline process that ends with this one."""
     return {**environment, PARENT: str(os.getpid())}
 

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -64,7 +65,8 @@ def set_up(rank: int = 0, ranks: int = 1) -> None:
 def announce_stop(signum: int) -> None:
     """Acknowledge a signal at once. Bypasses the log, which the signal may have interrupted."""
     text = f"\n{signal.Signals(signum).name} received: stopping. Send it again to exit immediately.\n"
-    os.write(sys.stderr.fileno(), text.encode())
+    with suppress(OSError, ValueError):  # a closed terminal must not prevent the stop
+        os.write(sys.stderr.fileno(), text.encode())
 
 
 def also_to(path: Path) -> logging.Handler:

@@ -142,7 +142,7 @@ class _S3(io.RawIOBase):
             import obstore
         except ImportError:
             message = f"reading {place} needs obstore, which is not installed. Run: pip install 'paceline[s3]'"
-            raise UserError("package-missing", message, package="obstore") from None
+            raise UserError("missing-package", message, package="obstore") from None
         bucket, _, key = place.removeprefix("s3://").partition("/")
         with self._errors():
             store = obstore.store.from_url(f"s3://{bucket}", client_options={"allow_http": True})

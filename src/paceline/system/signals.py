@@ -32,7 +32,9 @@ def handling_signals(handle: Callable[[int], None], overdue: Callable[[], None],
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     previous = signal.set_wakeup_fd(writer)
-    handlers = {signum: signal.signal(signum, lambda *_: None) for signum in STOPS}
+    # an ignored signal stays ignored: Ctrl-C in a script must not stop its background jobs
+    handled = [signum for signum in STOPS if signal.getsignal(signum) != signal.SIG_IGN]
+    handlers = {signum: signal.signal(signum, lambda *_: None) for signum in handled}
     threading.Thread(target=_listen, args=(reader, handle, overdue, seconds), name="signals", daemon=True).start()
     try:
         yield

@@ -157,7 +157,7 @@ _READ_COMPLETELY = (Start, Summary, Recipe)
 """Of other kinds only the fields above are read, so unknown fields need no check."""
 
 
-def is_sound(value: object, kind: type) -> bool:
+def is_valid(value: object, kind: type) -> bool:
     """Return whether a value is valid for a schema."""
     try:
         _CHECKS[kind].validate_python(value, strict=True)
@@ -169,9 +169,9 @@ def is_sound(value: object, kind: type) -> bool:
 def is_valid_record(record: dict[str, Any]) -> bool:
     """Return whether a line of metrics.jsonl is valid for its kind."""
     kind = record.get("kind")
-    return isinstance(kind, str) and kind in _RECORDS and is_sound(record, _RECORDS[kind])
+    return isinstance(kind, str) and kind in _RECORDS and is_valid(record, _RECORDS[kind])
 
 
-def sound(values: Iterable[Any], kind: type) -> list[Any]:
+def valid(values: Iterable[Any], kind: type) -> list[Any]:
     """Return the values that are valid for a schema."""
-    return [value for value in values if is_sound(value, kind)]
+    return [value for value in values if is_valid(value, kind)]

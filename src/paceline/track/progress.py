@@ -13,7 +13,7 @@ class Evaluation(Protocol):
     """The number of samples to evaluate: on all ranks, and on this rank."""
 
     num_samples: int
-    own_samples: int
+    rank_samples: int
 
 
 class Display:
@@ -56,7 +56,7 @@ class Lines(Display):
             nonlocal seen
             seen += samples
             if time.monotonic() - self._last_line > self.quiet_seconds:
-                self._log(f"evaluating: {seen / work.own_samples:.0%}")
+                self._log(f"evaluating: {seen / work.rank_samples:.0%}")
 
         yield advance
 
@@ -98,7 +98,7 @@ class Bar(Lines):
     @contextmanager
     def evaluating(self, work: Evaluation) -> Iterator[Callable[[int], object]]:
         task = self._progress.add_task("evaluating", total=work.num_samples, figures=())
-        factor = work.num_samples / max(1, work.own_samples)  # assumes that the other ranks are as far as this one
+        factor = work.num_samples / max(1, work.rank_samples)  # assumes that the other ranks are as far as this one
         try:
             yield lambda samples: self._progress.advance(task, samples * factor)
         finally:

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,10 +24,10 @@ from typing import Any
 from pydantic_core import from_json
 
 from paceline.config import yamls
-from paceline.system.files import GrowingFile, is_locked, sync, write_text
+from paceline.system.files import LOCK_NAME, GrowingFile, is_locked, sync
 from paceline.system.host import host_name
-from paceline.system.untrusted import check_regular, is_plain, open_regular, read_regular
-from paceline.track.checks import Start, Summary, TelemetrySample, is_sound, is_valid_record, sound
+from paceline.system.untrusted import check_regular, is_plain, leads_out, open_regular, read_regular
+from paceline.track.checks import Start, Summary, TelemetrySample, is_valid, is_valid_record, valid
 from paceline.track.sealed import is_intact, seal, write_sealed
 
 _RECENT = 60.0  # seconds
@@ -65,47 +66,54 @@ class RunFolder:
         return any(map(os.path.lexists, (self.recipe, self.environment, self.metrics, self.checkpoints)))
 
     @property
-    def recipe_is_lost(self) -> bool:
+    def recipe_is_missing(self) -> bool:
         """Whether recipe.yaml is missing or empty."""
         return not os.path.lexists(self.recipe) or (self.exists and not self.recipe.stat().st_size)
 
-    def write_recipe(self, text: str) -> str:
-        """Write recipe.yaml and return its checksum for environment.json."""
-        write_text(self.recipe, text)
-        return hashlib.sha256(text.encode()).hexdigest()
-
     @property
-    def recipe_is_as_written(self) -> bool | None:
+    def recipe_is_unchanged(self) -> bool | None:
         """Whether recipe.yaml is unchanged since the last start; None if unknown."""
-        checksum = next((start.get("recipe_sha256") for start in self.read_starts()[-1:]), None)
+        # of the last two starts, because a start may have been killed between its entry and its recipe.yaml
+        known = {start["recipe_sha256"] for start in self.read_starts()[-2:] if start.get("recipe_sha256")}
         try:
-            text = read_regular(self.recipe, yamls.MOST_BYTES, self.path)
+            text = read_regular(self.recipe, yamls.MAX_BYTES, self.path)
         except OSError:
             return None
-        return hashlib.sha256(text).hexdigest() == checksum if checksum else None
+        return hashlib.sha256(text).hexdigest() in known if known else None
 
     @property
     def telemetry_files(self) -> list[Path]:
         """One file per host. Hidden files, e.g. of file managers, are ignored."""
         return sorted(path for path in self.telemetry.glob("*.jsonl") if not path.name.startswith("."))
 
-    def refused(self) -> Iterator[str]:
+    def unreadable(self, max_telemetry: int = _MAX_LINES) -> Iterator[str]:
         """Yield files that are not read, with the reason: FIFOs, devices, links out of the folder, huge files."""
-        limits = {self.recipe: yamls.MOST_BYTES, self.environment: _MAX_JSON, self.summary: _MAX_JSON}
-        for path in (*limits, self.metrics, self.log, *self.telemetry_files):
+        limits = {self.recipe: yamls.MAX_BYTES, self.environment: _MAX_JSON, self.summary: _MAX_JSON}
+        limits |= {self.metrics: _MAX_LINES} | dict.fromkeys((self.log, *self.telemetry_files), max_telemetry)
+        for path, limit in limits.items():
             try:
-                open_regular(path, limits.get(path, _MAX_LINES), self.path).close()
+                open_regular(path, limit, self.path).close()
             except FileNotFoundError:
-                continue
+                if path.is_symlink():
+                    yield f"{path.relative_to(self.path)} is a dangling link; remove it"
             except OSError as error:
                 yield f"{path.relative_to(self.path)}: {error.strerror}"
-        if not Path(os.path.realpath(self.telemetry)).is_relative_to(os.path.realpath(self.path)):
-            yield f"telemetry is a link to a folder outside {self.path}; replace it with a folder"
+
+    def unwritable(self) -> Iterator[str]:
+        """Yield why training must not write here: unreadable files, and links that redirect what it writes."""
+        yield from self.unreadable(max_telemetry=sys.maxsize)
+        if (self.path / LOCK_NAME).is_symlink():
+            yield f"{LOCK_NAME} is a link; remove it"
+        for folder in (self.telemetry, self.checkpoints, self.tensorboard):
+            if leads_out(self.path, folder):
+                yield f"{folder.name} is a link to a folder outside {self.path}; replace it with a folder"
+            elif links := [path.name for path in folder.glob("*") if path.is_symlink()]:
+                yield f"{folder.name} contains links ({', '.join(links[:3])}); replace them with their targets"
 
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json, or {} if it is missing or invalid."""
         summary = _read_json(self.summary, self.path)
-        return summary if is_sound(summary, Summary) else {}
+        return summary if is_valid(summary, Summary) else {}
 
     @property
     def finished(self) -> bool:
@@ -114,7 +122,7 @@ class RunFolder:
     def read_starts(self) -> list[dict[str, Any]]:
         """Return the valid entries of environment.json, one per start."""
         starts = _read_json(self.environment, self.path).get("starts", [])
-        return sound(starts, Start) if isinstance(starts, list) else []
+        return valid(starts, Start) if isinstance(starts, list) else []
 
     @property
     def in_use(self) -> bool:
@@ -149,9 +157,12 @@ class RunFolder:
 
     @property
     def last_recorded_step(self) -> int:
-        """The last step in the records, including those that a resumed run marked as missing."""
-        steps = [record["step"] for record in self.records() if record["kind"] == "train" or "missing" in record]
-        return max(steps, default=0)
+        """The last step before the first gap in the records. Steps that a resumed run marked as missing count."""
+        end = 0
+        for record in self.records():
+            if "missing" in record or (record["kind"] == "train" and record["step"] - record["steps"] <= end):
+                end = max(end, record["step"])
+        return end
 
     def records(self, per_rank: int = 0) -> list[dict[str, Any]]:
         """Return the valid records, without those after the checkpoint that the run was resumed from.
@@ -193,7 +204,7 @@ def records_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
 
 def samples_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     """Return the valid samples of lines of telemetry."""
-    return sound((line for line in json_lines(lines) if line.get("kind") == "sample"), TelemetrySample)
+    return valid((line for line in json_lines(lines) if line.get("kind") == "sample"), TelemetrySample)
 
 
 def without_undone(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -144,7 +144,7 @@ class BatchDecoder:
         corrupt = len(self._reported)
         if corrupt > self._max_corrupt * max(samples, 1 / (self._max_corrupt or 1)):
             raise UserError(
-                "too-many-corrupt-images",
+                "too-many-corrupt-samples",
                 f"{split.folder}: {corrupt} of {samples} samples are corrupt, more than "
                 f"data.max_corrupt={self._max_corrupt} allows. {split.fix} Or increase data.max_corrupt.",
                 path=split.folder,

@@ -92,7 +92,7 @@ class ResidentEvaluator:
         self._size = size
         self._starts = range(rank * batch, len(images.val), ranks * batch)
         self._batch, self.num_samples = batch, len(images.val)
-        self.own_samples = sum(min(batch, self.num_samples - start) for start in self._starts)
+        self.rank_samples = sum(min(batch, self.num_samples - start) for start in self._starts)
 
     def __iter__(self) -> Iterator[Batch]:
         for start in self._starts:

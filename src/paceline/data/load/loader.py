@@ -140,7 +140,7 @@ class ImageEvaluator:
         batch = evaluate.per_rank_batch
         self._batches = [order[begin : begin + batch] for begin in range(rank * batch, len(order), ranks * batch)]
         self.num_samples = len(order)
-        self.own_samples = sum(len(ids) for ids in self._batches)
+        self.rank_samples = sum(len(ids) for ids in self._batches)
         # engine/evaluate.py applies data.max_corrupt to the sum over all ranks
         self._decoder = BatchDecoder(threads, device.type == "cuda", max_corrupt=1.0, replace=False)
 

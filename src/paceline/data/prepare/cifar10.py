@@ -194,8 +194,8 @@ def _pickled(content: bytes) -> tuple[np.ndarray, np.ndarray]:
     images, labels = batch["data"], batch["labels"]
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
         raise ValueError("data is not an array of bytes")
-    if isinstance(labels, list) and any(type(label) is not int for label in labels):
-        raise ValueError("labels are not numbers from 0 to 9")  # NumPy would call methods of arbitrary objects
+    if not isinstance(labels, list) or any(type(label) is not int for label in labels):
+        raise ValueError("labels are not a list of integers")  # NumPy would expand nested objects
     return _planes(images), _labels(labels)
 
 
