@@ -194,7 +194,8 @@ def _pickled(content: bytes) -> tuple[np.ndarray, np.ndarray]:
     images, labels = batch["data"], batch["labels"]
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
         raise ValueError("data is not an array of bytes")
-    if not isinstance(labels, list) or any(type(label) is not int for label in labels):
+    is_array = isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu"
+    if not is_array and not (isinstance(labels, list) and all(type(label) is int for label in labels)):
         raise ValueError("labels are not a list of integers")  # NumPy would expand nested objects
     return _planes(images), _labels(labels)
 
