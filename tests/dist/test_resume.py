@@ -254,7 +254,7 @@ def test_records_that_end_before_a_checkpoint(here, tmp_path: Path, kept: int, b
     run.metrics.write_bytes(b"".join(line for line in lines if json.loads(line)["step"] <= kept))
     answer = here("train", "--resume", "runs/digits", "--train.duration", "40ba")
     assert answer.returncode == 0, answer.stderr
-    assert answer.stderr.count(f"metrics.jsonl ends at step {kept}, before the checkpoint of step 30") == 1
+    assert answer.stderr.count(f"metrics.jsonl has no records from step {kept} to the checkpoint of step 30") == 1
     (resumed,) = [record for record in run.records() if record["kind"] == "resume"]
     assert (resumed["step"], resumed.get("missing")) == (begin, missing)
     steps = [record["step"] for record in run.records() if record["kind"] == "train"]
