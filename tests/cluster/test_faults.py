@@ -129,7 +129,7 @@ def test_a_mistake_of_the_user_ends_the_job_at_once(cluster: Cluster, tmp_path: 
 def test_a_full_disk_of_one_machine_is_told_with_its_name(cluster: Cluster, tmp_path: Path) -> None:
     place = cluster.machines["n2"].root / ".paceline"
     inside = cluster.machines["n2"].pid
-    for words in (["mkdir", "-p", str(place)], ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)]):
+    for words in (["mkdir", "-p", str(place)], ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", str(place)]):
         subprocess.run(["nsenter", "--target", str(inside), "--mount", *words], check=True)
     with launch(cluster, tmp_path, "n1,n2", "--train.duration", "60ba", *WORDS) as job:
         output = job.wait()
