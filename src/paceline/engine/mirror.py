@@ -19,6 +19,7 @@ from paceline.track.records import RunFolder
 
 _CHUNK = 16 << 20
 _REWRITTEN = (".json", ".yaml")  # other files only grow
+_PARTIAL = ".copy-"
 _OF_A_MACHINE = ("telemetry/", "log.txt", ".", "checkpoints/")  # the last are sent save by save
 
 
@@ -86,11 +87,15 @@ class Mirror:
         files: list[tuple[str, int, int]]
         kept: list[str]
         files, kept = world.from_rank((to_send, sorted(saves)), giver)
-        written = []
+        written: list[Path] = []
         for name, begin, end in files:
+            path = self._folder.path / name
+            # a whole file replaces the old one later, one that grows is continued
+            written.append(path.with_name(f"{_PARTIAL}{path.name}") if begin == 0 else path)
             try:
-                written.append(self._copy_file(giver, self._folder.path / name, begin, end, writes))
+                self._copy_file(giver, path, written[-1], begin, end, writes)
             except OSError as error:
+                _remove_partial(written)  # a full disk needs room for the log, too
                 raise UserError(self._refused(name, error)) from None
         if writes:
             old = [checkpoints / name for name in saves - set(kept)]
@@ -115,9 +120,7 @@ class Mirror:
                 for path in store.files_of(save):
                     yield path.relative_to(root).as_posix(), 0, path.stat().st_size
 
-    def _copy_file(self, giver: int, path: Path, begin: int, end: int, writes: bool) -> Path:
-        """Where the copy was written to: a whole file replaces the old one later, one that grows is continued."""
-        partial = path.with_name(f".copy-{path.name}") if begin == 0 else path
+    def _copy_file(self, giver: int, path: Path, partial: Path, begin: int, end: int, writes: bool) -> None:
         if writes:
             path.parent.mkdir(parents=True, exist_ok=True)
         source = path.open("rb") if self._world.rank == giver else None
@@ -136,7 +139,6 @@ class Mirror:
         for file in (source, target):
             if file:
                 file.close()
-        return partial
 
     def _commit(self, names: Sequence[str], written: Sequence[Path], old: Sequence[Path]) -> None:
         """In the background: bring copies to disk, in order, before they get their names; then old saves go."""
@@ -168,6 +170,12 @@ class Mirror:
     def _refused(self, name: str, error: OSError) -> str:
         path = self._folder.path / name
         return f"{host_name()}: the copy of {path} failed ({error.strerror}); make room there"
+
+
+def _remove_partial(written: Sequence[Path]) -> None:
+    for path in written:
+        if path.name.startswith(_PARTIAL):
+            path.unlink(missing_ok=True)
 
 
 def newest_step(checkpoints: Path) -> int:
