@@ -1,17 +1,20 @@
 """Starting the command line as processes, and meddling with them."""
 
+import faulthandler
 import multiprocessing
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
 from conftest import HANG, command, environment
-from torch.distributed import distributed_c10d
+from torch.distributed import TCPStore, distributed_c10d
 
 from paceline.cli.main import main
 from paceline.track.records import RunFolder
@@ -32,26 +35,35 @@ def run_ranks(
 
     `before`, a function of a test module, is called in each rank first, and may meddle with it.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1], "GLOO_SOCKET_IFNAME": "lo"}
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # where torchrun has it: not in a rank
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "GLOO_SOCKET_IFNAME": "lo"}
+    meeting |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     processes = []
     for rank in range(procs):
-        place = {"RANK": rank, "WORLD_SIZE": procs, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": procs} if procs > 1 else {}
-        variables = environment() | {key: str(value) for key, value in (meeting | place).items()}
+        place = {"RANK": rank, "WORLD_SIZE": procs, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": procs} | meeting
+        variables = environment() | {key: str(value) for key, value in place.items() if procs > 1}
         target = (list(map(str, words)), folder, variables, folder / f"rank-{rank}", before)
         processes.append(_ready.Process(target=_rank, args=target))
         processes[-1].start()
-    for process in processes:
-        process.join(HANG)
-        assert process.exitcode is not None, f"{words}: a rank does not end"
+    _wait(processes)
     written = [
         "".join(path.read_text() for path in sorted(folder.glob(f"rank-*.{kind}"))) for kind in ("stdout", "stderr")
     ]
     for path in folder.glob("rank-*.std*"):
         path.unlink()
-    assert not any(process.exitcode for process in processes), written[1]
+    assert not any(process.exitcode for process in processes), f"{words}: {written[1]}"
     return subprocess.CompletedProcess([*words], 0, *written)
+
+
+def _wait(ranks: list[multiprocessing.process.BaseProcess]) -> None:
+    """For all of them, or a moment longer than for the first that fails: those left may wait for it in vain."""
+    deadline = time.monotonic() + HANG
+    while running := [rank for rank in ranks if rank.exitcode is None]:
+        if not wait([rank.sentinel for rank in running], max(0.0, deadline - time.monotonic())):
+            for rank in running:
+                rank.kill()
+        elif any(rank.exitcode for rank in ranks):
+            deadline = min(deadline, time.monotonic() + 60)
 
 
 def _rank(
@@ -62,10 +74,22 @@ def _rank(
     os.environ.update(variables)
     for number, kind in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(output.with_suffix(f".{kind}"), os.O_WRONLY | os.O_CREAT), number)
+    faulthandler.dump_traceback_later(HANG - 60)  # shows where a rank hangs
     distributed_c10d._tensor_to_object = _refuse_pickle
     if before:
         before(int(variables.get("RANK", 0)))
     sys.exit(main(words))
+
+
+def free_port() -> int:
+    """Below those that the kernel gives to whoever asks for any, so that nobody else is given it in the meantime."""
+    while True:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port := random.randrange(10000, 32000)))
+            except OSError:
+                continue
+            return port
 
 
 def _refuse_pickle(*_: object) -> None:

@@ -5,7 +5,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from conftest import TINY, complaint
+from conftest import TINY, complaint, environment
+from processes import free_port
 
 from paceline.base.files import LOCK_NAME, FolderLock
 from paceline.checkpoint import store
@@ -73,11 +74,18 @@ def test_the_port_is_in_use(paceline) -> None:
     assert f"port {port} of 127.0.0.1 cannot be used" in complaint(answer)
 
 
+def test_the_port_of_another_launcher_is_in_use(paceline) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        given = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+        given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        answer = paceline("train", "digits", env=environment() | given)
+    assert f"rank 0 of 2 cannot use MASTER_ADDR=127.0.0.1 MASTER_PORT={port}" in complaint(answer)
+
+
 @pytest.mark.parametrize("node_rank", [0, 1])
 def test_the_other_machine_never_comes(paceline, node_rank: int) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{probe.getsockname()[1]}"
+    place = f"127.0.0.1:{free_port()}"
     words = ("--nodes", 2, "--node-rank", node_rank, "--rendezvous", place, "--meet-within", 2)
     text = complaint(paceline("train", "digits", *words))
     assert f"node {node_rank} of 2, meeting at {place}: starting 1 process" in text

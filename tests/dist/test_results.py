@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import TINY
+from processes import free_port
 
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
@@ -23,9 +23,7 @@ def bucket(monkeypatch) -> Iterator["object"]:
     """A bucket of moto's server, which the test may switch off and on."""
     from moto.server import ThreadedMotoServer
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()  # stays the same when the server is started again
     server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
     server.start()
     variables = {"AWS_ACCESS_KEY_ID": "canary-key", "AWS_SECRET_ACCESS_KEY": "canary-secret", "AWS_REGION": "us-east-1"}

@@ -1,6 +1,5 @@
 """Training from prepared photographs: the same promises as from memory."""
 
-import socket
 import subprocess
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import psutil
 import pytest
 from conftest import HANG, PRECISIONS, command, environment
 from photographs import tree
-from processes import ranks, run_ranks, start, wait_for_step
+from processes import free_port, ranks, run_ranks, start, wait_for_step
 
 from paceline.checkpoint import store
 from paceline.data.prepare.convert import Variant
@@ -37,9 +36,7 @@ def _train(folder: Path, procs: int, photographs: Path, *more: object) -> None:
 def test_machines_with_different_data_are_refused(tmp_path: Path, photographs: Path) -> None:
     other = tmp_path / "other"
     prepare(source(tree(tmp_path / "in", classes=4, images=19), "folder"), other, [Variant()], 2)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{probe.getsockname()[1]}")
+    place = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{free_port()}")
     nodes = [
         start(tmp_path, "train", "digits", *WORDS, path, *MORE, *place, "--node-rank", rank)
         for rank, path in enumerate((photographs, other))

@@ -1,14 +1,13 @@
 """Every way to start ranks, and every precision."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import HANG, PRECISIONS, TINY, command, environment
-from processes import run_ranks
+from processes import free_port, run_ranks
 
 from paceline.track.records import RunFolder
 
@@ -37,9 +36,7 @@ def test_two_machines_by_hand(tmp_path: Path, precision: str, distance: float) -
     slow = ("--optim.lr", "0.01", "--precision", precision, "--model.options.widths", "[32, 64]")
     words = ("train", "digits", "--train.duration", "1ep", *slow, "--nodes", 2)
     for dtype in ("fp32", "bf16"):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            place = ("--rendezvous", f"127.0.0.1:{probe.getsockname()[1]}")
+        place = ("--rendezvous", f"127.0.0.1:{free_port()}")
         nodes = [
             subprocess.Popen(
                 command(*words, *place, "--node-rank", rank, "--exchange.dtype", dtype, "--name", dtype),
@@ -59,9 +56,7 @@ def test_two_machines_by_hand(tmp_path: Path, precision: str, distance: float) -
 
 
 def test_machines_with_different_options_are_refused(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{probe.getsockname()[1]}")
+    place = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{free_port()}")
     nodes = [
         subprocess.Popen(
             command("train", "digits", *TINY, *place, "--node-rank", rank, "--seed", rank),

@@ -77,7 +77,7 @@ class World:
         if store := _store(self.size):
             join(backend, store, self.rank, self.size, timeout)
         else:
-            dist.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=timeout)
+            _join_at_master(backend, self.rank, self.size, timeout)
         if store:  # torch's own would be asked for further connections; NCCL's ports, which it needs, open later
             refuse_new_connections()
         try:
@@ -171,6 +171,18 @@ class World:
         own = str(torch.cuda.get_device_properties(self.device).uuid) if cuda else ""
         host = host_name()
         return [gpu for there, gpu in self.from_all((host, own)) if there == host and gpu]
+
+
+def _join_at_master(backend: str, rank: int, size: int, timeout: timedelta) -> None:
+    """As torch does it by itself, at the address that another launcher gave."""
+    try:
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
+    except dist.DistNetworkError as error:
+        place = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')} MASTER_PORT={os.environ.get('MASTER_PORT')}"
+        raise UserError(
+            f"rank {rank} of {size} cannot use {place} ({str(error).splitlines()[0][:200]}); set them to an address of "
+            "rank 0's machine and a port that is free there"
+        ) from None
 
 
 def _store(size: int) -> Store | None:

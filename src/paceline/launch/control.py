@@ -63,7 +63,7 @@ def with_meeting_place(job: Job, where: str) -> Job:
     `where` is "auto", "here", or one of the hosts.
     """
     if job.backend == "local":
-        return replace(job, meeting=f"127.0.0.1:{_free_port_here()}")
+        return replace(job, meeting=f"127.0.0.1:{_free_port_here(job)}")
     if where not in ("auto", "here", *job.hosts):
         raise UserError(f"--meet {where}: say auto, here, or one of the hosts ({', '.join(job.hosts)})")
     hosts = [host for name, host in hosts_of(job).items() if name != HERE]
@@ -71,7 +71,7 @@ def with_meeting_place(job: Job, where: str) -> Job:
     if where in ("auto", "here"):
         ours = {addresses(host)[0] for host in hosts}
         if len(ours) == 1 and all(_can_reach(host, python, *ours) for host in hosts):
-            return replace(job, meeting=f"{ours.pop()}:{_free_port_here()}", meeting_host="", within=Job.within)
+            return replace(job, meeting=f"{ours.pop()}:{_free_port_here(job)}", meeting_host="", within=Job.within)
         if where == "here":
             raise UserError(
                 f"--meet here: not all hosts can connect to this machine ({', '.join(ours)}); say --meet HOST"
@@ -81,11 +81,8 @@ def with_meeting_place(job: Job, where: str) -> Job:
     return replace(job, meeting=place, meeting_host=keeper.name, within=Job.within)
 
 
-def _free_port_here() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _free_port_here(job: Job) -> int:
+    return free_port(hosts_of(job)[HERE], sys.executable)
 
 
 def _can_reach(host: Host, python: str, address: str) -> bool:

@@ -20,7 +20,16 @@ from paceline.errors import UserError
 from paceline.launch.answers import TooMuch, communicate, unpack
 from paceline.launch.values import in_ssh_option, quoted
 
-_FREE_PORT = "import socket; s = socket.socket(); s.bind((str(), 0)); print(s.getsockname()[1])"
+# below those that a kernel gives to whoever asks for any: nobody else is given it before it is used
+_FREE_PORT = """import random, socket
+while True:
+    port = random.randrange(10000, 32000)
+    try:
+        socket.create_server((str(), port)).close()
+    except OSError:
+        continue
+    print(port)
+    break"""
 _MOST = 16 << 20  # bytes of an answer
 _MOST_PADDING = 1 << 20
 _LONGEST_SOCKET_FOLDER = 40  # a socket has 107 bytes; ssh adds 41 for its name and 17 while it makes it
