@@ -1,6 +1,7 @@
 """Helpers that every folder of tests uses."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +22,9 @@ settings.load_profile("any machine")
 
 # tests are of the CPU, whatever a machine has; those of GPUs stub them
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
+# a shell lets what it starts in the background ignore SIGINT, and processes of tests would inherit that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # small enough for seconds, with batch norm, whose statistics are the hardest part of an exact resume
 TINY = (

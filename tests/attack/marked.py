@@ -1,11 +1,9 @@
 """Jobs whose processes are known by a mark in their environment, whoever has become their parent."""
 
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -27,10 +25,7 @@ class Job:
         self._mark = uuid4().hex
         own = environment() | variables | {_MARK: self._mark}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        # a shell lets what it starts in the background ignore SIGINT, and that is passed on to these tests' processes
-        heeded = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
-        options = {"start_new_session": True, "preexec_fn": heeded}
-        self.launcher = subprocess.Popen(words, cwd=folder, env=own, **options, **pipes)
+        self.launcher = subprocess.Popen(words, cwd=folder, env=own, start_new_session=True, **pipes)
 
     def processes(self, folder: str = "", words: str = "") -> list[psutil.Process]:
         """Those that live; only those that work in a folder of that name, and have these words in their command."""
