@@ -125,7 +125,7 @@ def test_user_error_ends_the_job_without_retries(cluster: Cluster, tmp_path: Pat
 
 def test_full_disk_of_a_node_is_reported_with_its_name(cluster: Cluster, tmp_path: Path) -> None:
     folder, pid = str(cluster.machines["n2"].root / ".paceline"), cluster.machines["n2"].pid
-    for words in (["mkdir", "-p", folder], ["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder]):
+    for words in (["mkdir", "-p", folder], ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", folder]):
         subprocess.run(["nsenter", "--target", str(pid), "--mount", *words], check=True)
     with launch(cluster, tmp_path, "n1,n2", "--train.duration", "60ba", *WORDS) as job:
         output = job.wait()
