@@ -18,6 +18,7 @@ from paceline.system.host import BackgroundThread, host_name
 from paceline.track.records import RunFolder
 
 _CHUNK = 16 << 20
+_PARTIAL = ".copy-"
 _REWRITTEN = (".json", ".yaml")  # other files only grow
 _LOCAL = ("telemetry/", "log.txt", ".", "checkpoints/")  # differ per node; checkpoints are sent one by one
 
@@ -89,11 +90,15 @@ class Mirror:
         files: list[tuple[str, int, int]]
         kept: list[str]
         files, kept = world.broadcast_object((to_send, sorted(names)), src)
-        written = []
+        written: list[Path] = []
         for name, begin, end in files:
+            path = self._folder.path / name
+            # a whole file replaces the old one later, a range is appended to the file itself
+            written.append(path.with_name(f"{_PARTIAL}{path.name}") if begin == 0 else path)
             try:
-                written.append(self._copy_file(src, self._folder.path / name, begin, end, writes))
+                self._copy_file(src, path, written[-1], begin, end, writes)
             except OSError as error:
+                _remove_partial(written)  # the log of this node may be on the same full disk
                 raise self._copy_error(name, error) from None
         if writes:
             old = [checkpoints / name for name in names - set(kept)]
@@ -118,9 +123,7 @@ class Mirror:
                 for path in store.files_of(checkpoint):
                     yield path.relative_to(root).as_posix(), 0, path.stat().st_size
 
-    def _copy_file(self, src: int, path: Path, begin: int, end: int, writes: bool) -> Path:
-        """Copy a range of a file and return the path written: a temporary file if it is a whole file."""
-        partial = path.with_name(f".copy-{path.name}") if begin == 0 else path
+    def _copy_file(self, src: int, path: Path, partial: Path, begin: int, end: int, writes: bool) -> None:
         if writes:
             path.parent.mkdir(parents=True, exist_ok=True)
         source = path.open("rb") if self._world.rank == src else None
@@ -139,7 +142,6 @@ class Mirror:
         for file in (source, target):
             if file:
                 file.close()
-        return partial
 
     def _commit(self, names: Sequence[str], written: Sequence[Path], old: Sequence[Path]) -> None:
         """Sync copies to disk in order, rename them, then delete old checkpoints. Runs in the background."""
@@ -172,6 +174,12 @@ class Mirror:
         path = self._folder.path / name
         message = f"{path} cannot be written on {host_name()} ({error.strerror}). Free some space there."
         return UserError("replica-not-written", message, path=path, host=host_name())
+
+
+def _remove_partial(written: Sequence[Path]) -> None:
+    for path in written:
+        if path.name.startswith(_PARTIAL):
+            path.unlink(missing_ok=True)
 
 
 def newest_step(checkpoints: Path) -> int:
