@@ -1,17 +1,20 @@
 """Runs the command line in subprocesses and ranks."""
 
+import faulthandler
 import multiprocessing
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
 from conftest import HANG, command, environment
-from torch.distributed import distributed_c10d
+from torch.distributed import TCPStore, distributed_c10d
 
 from paceline.cli.main import main
 from paceline.track.records import RunFolder
@@ -33,26 +36,35 @@ def run_ranks(
 
     `before`, a function of a test module, is called first in each rank, e.g. to patch something.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1], "GLOO_SOCKET_IFNAME": "lo"}
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # outside the ranks, as with torchrun
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "GLOO_SOCKET_IFNAME": "lo"}
+    master |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     processes = []
     for rank in range(procs):
-        ranks = {"RANK": rank, "WORLD_SIZE": procs, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": procs} if procs > 1 else {}
-        variables = environment() | {key: str(value) for key, value in (master | ranks).items()}
+        ranks = {"RANK": rank, "WORLD_SIZE": procs, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": procs} | master
+        variables = environment() | {key: str(value) for key, value in ranks.items() if procs > 1}
         target = (list(map(str, words)), folder, variables, folder / f"rank-{rank}", before)
         processes.append(_context.Process(target=_rank, args=target))
         processes[-1].start()
-    for process in processes:
-        process.join(HANG)
-        assert process.exitcode is not None, f"{words}: a rank hangs"
+    _wait(processes)
     output = [
         "".join(path.read_text() for path in sorted(folder.glob(f"rank-*.{kind}"))) for kind in ("stdout", "stderr")
     ]
     for path in folder.glob("rank-*.std*"):
         path.unlink()
-    assert not any(process.exitcode for process in processes), output[1]
+    assert not any(process.exitcode for process in processes), f"{words}: {output[1]}"
     return subprocess.CompletedProcess([*words], 0, *output)
+
+
+def _wait(ranks: list[multiprocessing.process.BaseProcess]) -> None:
+    """Wait for all ranks, or a minute after the first failure: the others may wait for the failed rank."""
+    deadline = time.monotonic() + HANG
+    while running := [rank for rank in ranks if rank.exitcode is None]:
+        if not wait([rank.sentinel for rank in running], max(0.0, deadline - time.monotonic())):
+            for rank in running:
+                rank.kill()
+        elif any(rank.exitcode for rank in ranks):
+            deadline = min(deadline, time.monotonic() + 60)
 
 
 def _rank(
@@ -63,10 +75,22 @@ def _rank(
     os.environ.update(variables)
     for number, kind in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(output.with_suffix(f".{kind}"), os.O_WRONLY | os.O_CREAT), number)
+    faulthandler.dump_traceback_later(HANG - 60)  # shows where a rank hangs
     distributed_c10d._tensor_to_object = _refuse_pickle
     if before:
         before(int(variables.get("RANK", 0)))
     sys.exit(main(words))
+
+
+def free_port() -> int:
+    """Return a free port below the ephemeral ones, which the kernel could give to another process meanwhile."""
+    while True:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port := random.randrange(10000, 32000)))
+            except OSError:
+                continue
+            return port
 
 
 def _refuse_pickle(*_: object) -> None:

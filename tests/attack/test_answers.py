@@ -57,7 +57,7 @@ def programs(tmp_path: Path, monkeypatch) -> Stubs:
     (tmp_path / "facts.json").write_text(json.dumps(facts()))
     link = json.dumps({"seconds": 0.001, "bytes_per_second": 1e9})
     replies = {"facts": f"cat {tmp_path}/facts.json", "--call": f"echo '{link}'", "test-allreduce": f"echo '{link}'"}
-    replies |= {"--serve": "echo 29400", "bind": "echo 29400"}
+    replies |= {"--serve": "echo 29400", "create_server": "echo 29400"}
     cases = " ".join(f"*{word}*) {reply} ;;" for word, reply in replies.items())
     made.add(made.folder / "python", f'case "$*" in {cases} esac')
     for name, value in made.variables(SSH_CONNECTION="127.0.0.1 1 127.0.0.1 22").items():
@@ -66,7 +66,7 @@ def programs(tmp_path: Path, monkeypatch) -> Stubs:
 
 
 def _hosts(folder: Path, **outputs: bytes) -> tuple[HostileHost, HostileHost]:
-    commands = {"connection": "SSH_CONNECTION", "serve": "--serve", "port": "bind", "facts": "facts"}
+    commands = {"connection": "SSH_CONNECTION", "serve": "--serve", "port": "create_server", "facts": "facts"}
     forged = {commands[name]: output for name, output in outputs.items()}
     return HostileHost("attacker", str(folder), forged), HostileHost("victim", str(folder))
 

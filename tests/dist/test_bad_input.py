@@ -5,7 +5,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from conftest import TINY, complaint
+from conftest import TINY, complaint, environment
+from processes import free_port
 
 from paceline.checkpoint import store
 from paceline.system.files import LOCK_NAME, FolderLock
@@ -83,11 +84,20 @@ def test_a_rendezvous_port_in_use_is_reported(paceline) -> None:
     assert "[port-unavailable]" in text
 
 
+def test_a_master_port_in_use_is_reported(paceline) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        given = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+        given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        answer = paceline("train", "digits", env=environment() | given)
+    text = complaint(answer)
+    assert f"MASTER_PORT={port}" in text
+    assert "[master-unavailable]" in text
+
+
 @pytest.mark.parametrize("node_rank", [0, 1])
 def test_a_missing_node_times_out(paceline, node_rank: int) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{probe.getsockname()[1]}"
+    place = f"127.0.0.1:{free_port()}"
     words = ("--nodes", 2, "--node-rank", node_rank, "--rendezvous", place, "--join-timeout", 2)
     text = complaint(paceline("train", "digits", *words))
     assert f"node {node_rank} of 2, rendezvous at {place}: " in text

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import TINY, raises
+from processes import free_port
 
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
@@ -22,9 +22,7 @@ def bucket(monkeypatch) -> Iterator["object"]:
     """A bucket of a moto server, which the test can stop and start."""
     from moto.server import ThreadedMotoServer
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()  # the same when the server is restarted
     server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
     server.start()
     variables = {"AWS_ACCESS_KEY_ID": "canary-key", "AWS_SECRET_ACCESS_KEY": "canary-secret", "AWS_REGION": "us-east-1"}

@@ -1,12 +1,11 @@
 """Training from prepared images is as exact as training from memory."""
 
-import socket
 from pathlib import Path
 
 import psutil
 import pytest
 from conftest import HANG, PRECISIONS
-from processes import ranks, run_ranks, start, wait_for_step
+from processes import free_port, ranks, run_ranks, start, wait_for_step
 from sample_images import tree
 
 from paceline.checkpoint import store
@@ -36,9 +35,7 @@ def _train(folder: Path, procs: int, prepared: Path, *more: object) -> None:
 def test_nodes_with_different_data_are_rejected(tmp_path: Path, prepared: Path) -> None:
     other = tmp_path / "other"
     prepare(source(tree(tmp_path / "in", classes=4, images=19), "folder"), other, [Variant()], 2)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        rendezvous = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{probe.getsockname()[1]}")
+    rendezvous = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{free_port()}")
     nodes = [
         start(tmp_path, "train", "digits", *WORDS, path, *MORE, *rendezvous, "--node-rank", rank)
         for rank, path in enumerate((prepared, other))

@@ -1,14 +1,13 @@
 """All ways to start ranks, and all precisions."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import HANG, PRECISIONS, TINY, command, environment
-from processes import run_ranks
+from processes import free_port, run_ranks
 
 from paceline.track.records import RunFolder
 
@@ -38,9 +37,7 @@ def test_two_nodes_started_by_hand(tmp_path: Path, precision: str, distance: flo
     slow = ("--optim.lr", "0.01", "--precision", precision, "--model.options.widths", "[32, 64]")
     words = ("train", "digits", "--train.duration", "1ep", *slow, "--nodes", 2)
     for dtype in ("fp32", "bf16"):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            place = ("--rendezvous", f"127.0.0.1:{probe.getsockname()[1]}")
+        place = ("--rendezvous", f"127.0.0.1:{free_port()}")
         nodes = [
             subprocess.Popen(
                 command(*words, *place, "--node-rank", rank, "--grad_sync.dtype", dtype, "--name", dtype),
@@ -60,9 +57,7 @@ def test_two_nodes_started_by_hand(tmp_path: Path, precision: str, distance: flo
 
 
 def test_nodes_with_different_options_are_refused(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{probe.getsockname()[1]}")
+    place = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{free_port()}")
     nodes = [
         subprocess.Popen(
             command("train", "digits", *TINY, *place, "--node-rank", rank, "--seed", rank),

@@ -80,7 +80,7 @@ class World:
         if store := _store(self.size):
             join(backend, store, self.rank, self.size, timeout)
         else:
-            dist.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=timeout)
+            _join_at_master(backend, self.rank, self.size, timeout)
         if store:  # torch's own store needs further connections; NCCL opens its ports later
             refuse_new_connections()
         try:
@@ -174,6 +174,19 @@ class World:
         uuid = str(torch.cuda.get_device_properties(self.device).uuid) if cuda else ""
         host = host_name()
         return [gpu for there, gpu in self.all_gather_object((host, uuid)) if there == host and gpu]
+
+
+def _join_at_master(backend: str, rank: int, size: int, timeout: timedelta) -> None:
+    """Initialize the process group at the address that another launcher, such as torchrun, gave."""
+    try:
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
+    except dist.DistNetworkError as error:
+        master = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')} MASTER_PORT={os.environ.get('MASTER_PORT')}"
+        message = (
+            f"Rank {rank} of {size} cannot use {master} ({str(error).splitlines()[0][:200]}). "
+            "Set them to an address of the node of rank 0 and a free port there."
+        )
+        raise UserError("master-unavailable", message, rank=rank) from None
 
 
 def _store(size: int) -> Store | None:

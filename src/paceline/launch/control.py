@@ -63,7 +63,7 @@ def choose_rendezvous(job: Job, where: str) -> Job:
     `where` is "auto", "here", or one of the hosts.
     """
     if job.backend == "local":
-        return replace(job, rendezvous=f"127.0.0.1:{_free_local_port()}")
+        return replace(job, rendezvous=f"127.0.0.1:{_free_local_port(job)}")
     if where not in ("auto", "here", *job.hosts):
         message = f"--rendezvous-host {where} is unknown. Use auto, here, or one of the hosts ({', '.join(job.hosts)})."
         raise UserError("unknown-rendezvous-host", message, host=where)
@@ -72,7 +72,7 @@ def choose_rendezvous(job: Job, where: str) -> Job:
     if where in ("auto", "here"):
         local = {addresses(host)[0] for host in hosts}
         if len(local) == 1 and all(_can_reach(host, python, *local) for host in hosts):
-            endpoint = f"{local.pop()}:{_free_local_port()}"
+            endpoint = f"{local.pop()}:{_free_local_port(job)}"
             return replace(job, rendezvous=endpoint, rendezvous_host="", join_timeout=Job.join_timeout)
         if where == "here":
             message = (
@@ -85,11 +85,8 @@ def choose_rendezvous(job: Job, where: str) -> Job:
     return replace(job, rendezvous=endpoint, rendezvous_host=rendezvous_host.name, join_timeout=Job.join_timeout)
 
 
-def _free_local_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _free_local_port(job: Job) -> int:
+    return free_port(hosts_of(job)[HERE], sys.executable)
 
 
 def _can_reach(host: Host, python: str, address: str) -> bool:

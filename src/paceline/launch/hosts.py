@@ -20,7 +20,16 @@ from paceline.launch.host_output import OutputTooLarge, communicate, unpack
 from paceline.launch.values import in_ssh_option, quoted
 from paceline.system.files import printable
 
-_FREE_PORT = "import socket; s = socket.socket(); s.bind((str(), 0)); print(s.getsockname()[1])"
+# below the ephemeral ports, one of which the kernel could give to another process before it is used
+_FREE_PORT = """import random, socket
+while True:
+    port = random.randrange(10000, 32000)
+    try:
+        socket.create_server((str(), port)).close()
+    except OSError:
+        continue
+    print(port)
+    break"""
 _MAX_OUTPUT = 16 << 20  # bytes
 _MAX_PADDING = 1 << 20
 _MAX_SOCKET_FOLDER = 40  # characters; a socket path has at most 107, of which ssh adds 58
