@@ -17,7 +17,7 @@ import pytest
 from conftest import HANG, TINY, TOKEN, command, environment
 from networks import network
 
-from paceline.distributed.channel import GREETING, Channel
+from paceline.distributed.channel import GREETING, NONCE, PROOF, Channel
 from paceline.distributed.server import Server
 from paceline.track.records import RunFolder
 
@@ -54,9 +54,10 @@ def attack(address: tuple[str, int], folder: Path, prefix: Sequence[str] = ()) -
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     count, *answers = done.stdout.splitlines()
-    for answer in map(bytes.fromhex, answers):  # only the greeting and random bytes
+    for answer in map(bytes.fromhex, answers):  # only the greeting and random bytes, more of them for a wrong token
         assert answer.startswith(GREETING)
-        assert len(answer) == len(GREETING) + 32
+        assert len(answer) - len(GREETING) in (NONCE, NONCE + PROOF)
+    assert len({answer[-NONCE:] for answer in answers}) == len(answers)
     assert not canary.exists()
     return int(count)
 
