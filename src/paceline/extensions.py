@@ -1,0 +1,231 @@
+"""Extension points: models, datasets, augmentations, losses, optimizers, schedules and callbacks of users.
+
+    # my_package/nets.py
+    import paceline as pl
+
+    @pl.register_model("my-net")
+    def my_net(num_classes: int, in_chans: int, width: int = 32) -> nn.Module: ...
+
+    paceline train digits --import my_package.nets --model.name my-net --model.options '{width: 64}'
+
+`imports: [my_package.nets]` in a recipe does the same. Importing the module registers its extensions.
+"""
+
+import difflib
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline.errors import UserError
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+SIGNATURES = {
+    "model": "(num_classes, in_chans, **options) -> nn.Module",
+    "dataset": '(split="train"|"val"|"test", **options) -> an object with __len__, classes, and __getitem__ -> '
+    "(PIL image or uint8 array, label)",
+    "augmentation": "(image, rng, **options) -> uint8 array (height, width, channels) of the same shape",
+    "loss": "(logits, targets, **options) -> the mean over the batch, a scalar tensor",
+    "optimizer": "(params, lr, **options) -> torch.optim.Optimizer",
+    "schedule": "(step, total_steps, **options) -> factor on optim.lr",
+    "callback": "(**options) -> paceline.Callback",
+}
+"""How an extension of each kind is called, and what it returns."""
+
+
+@dataclass(frozen=True)
+class Extension:
+    kind: str
+    name: str
+    call: Callable[..., Any]
+
+    @property
+    def where(self) -> str:
+        """The module and function, for messages."""
+        return f"{self.call.__module__}.{self.call.__qualname__}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it; an exception in it becomes an error that names it."""
+        try:
+            return self.call(*args, **kwargs)
+        except UserError:
+            raise
+        except Exception as error:
+            raise self.error(f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+
+    def error(self, problem: str) -> UserError:
+        """Return an error that names the function, the problem and what is expected."""
+        message = f"{self.where}, registered as {self.kind} {self.name!r}, {problem}. It is called as {SIGNATURES[self.kind]}."
+        return UserError("extension-failed", message, kind=self.kind, name=self.name, where=self.where)
+
+
+_registered: dict[tuple[str, str], Extension] = {}
+
+
+def register(kind: str, name: str) -> Callable[[T], T]:
+    """Return a decorator that registers a function or class under a name."""
+    if not isinstance(name, str) or not name or not name.isprintable():
+        message = f"register_{kind}({name!r}): the name is not a non-empty printable string."
+        raise UserError("invalid-extension-name", message, kind=kind)
+
+    def decorate(call: T) -> T:
+        if not callable(call):
+            message = f"register_{kind}({name!r}) is used on {call!r}. Use it on a function {SIGNATURES[kind]}."
+            raise UserError("invalid-extension", message, kind=kind, name=name)
+        new, old = Extension(kind, name, call), _registered.get((kind, name))
+        if old and old.where != new.where:  # equal: a notebook cell that ran again
+            message = f"{kind} {name!r} is registered by both {old.where} and {new.where}. Rename one."
+            raise UserError("extension-name-taken", message, kind=kind, name=name)
+        _registered[kind, name] = new
+        return call
+
+    return decorate
+
+
+def register_model(name: str) -> Callable[[T], T]:
+    """Register a model: `(num_classes, in_chans, **options) -> nn.Module`; options are `model.options`."""
+    return register("model", name)
+
+
+def register_dataset(name: str) -> Callable[[T], T]:
+    """Register a dataset: `(split, **options)` returns a map-style dataset with `classes`; options: `data.options`.
+
+    Items are (PIL image or uint8 array, label) and must not depend on the order or the number of reads. Several threads
+    read at once; set `data.decode_threads: 1` if that is not safe.
+    """
+    return register("dataset", name)
+
+
+def register_augmentation(name: str) -> Callable[[T], T]:
+    """Register an augmentation: `(image, rng, **options)` returns an array like `image`, uint8 (height, width, channels).
+
+    All randomness must come from `rng`, a numpy Generator that depends only on seed, epoch and sample. A recipe lists
+    augmentations with their options in `data.augment.custom`, in the order in which they are applied.
+    """
+    return register("augmentation", name)
+
+
+def register_loss(name: str) -> Callable[[T], T]:
+    """Register a loss: `(logits, targets, **options)` returns the mean over the batch; options: `train.loss_options`.
+
+    Targets are labels (int64), or class probabilities with mixup or cutmix.
+    """
+    return register("loss", name)
+
+
+def register_optimizer(name: str) -> Callable[[T], T]:
+    """Register an optimizer: `(params, lr, **options)`; params are parameter groups, options `optim.options`."""
+    return register("optimizer", name)
+
+
+def register_schedule(name: str) -> Callable[[T], T]:
+    """Register a schedule: `(step, total_steps, **options)` returns the factor on `optim.lr`.
+
+    Options are `optim.schedule.options`. It must be a pure function: a resumed run calls it for later steps only.
+    """
+    return register("schedule", name)
+
+
+def register_callback(name: str) -> Callable[[T], T]:
+    """Register a class derived from `paceline.Callback`; a recipe lists callbacks with their options in `callbacks`."""
+    return register("callback", name)
+
+
+def find(kind: str, name: str) -> Extension | None:
+    """Return a registered extension."""
+    return _registered.get((kind, name))
+
+
+def names(kind: str) -> list[str]:
+    """Return the names of all extensions of a kind."""
+    return [name for found, name in _registered if found == kind]
+
+
+def unknown(kind: str, key: str, name: str, built_in: Iterable[str]) -> UserError:
+    """Return the error for a name that is neither built in nor registered."""
+    close = difflib.get_close_matches(name, [*built_in, *names(kind)], n=3)
+    hint = f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join([*built_in, *names(kind)])}."
+    message = (
+        f"{key}={name!r} is not a {kind}. {hint} If a module of yours registers it, load that with --import MODULE or "
+        "`imports: [MODULE]`."
+    )
+    return UserError(f"unknown-{kind}", message, name=name, close=close)
+
+
+def load(modules: Sequence[str], trusted: Sequence[str] = ()) -> None:
+    """Import modules so that their extensions are registered.
+
+    Modules that the user named on the command line or imported (`trusted`) are also searched in the current folder.
+    Others come from a recipe, which may be a stranger's: a module beside it is not imported, since that runs its code.
+    """
+    for name in (*trusted, *modules):
+        if name in sys.modules:
+            continue
+        if name in trusted and os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        spec = _spec(name)
+        if name not in trusted and _in_current_folder(spec):
+            message = (
+                f"imports: {name} is in the current folder, {spec.origin}. If you trust it, name it on the command "
+                f"line too: --import {name}. Or install it, or set PYTHONPATH."
+            )
+            raise UserError("import-not-trusted", message, module=name)
+        try:
+            import_module(name)
+        except UserError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            message = f"importing {name} ({spec.origin}) failed: {reason}. Fix the module."
+            raise UserError("import-failed", message, module=name) from error
+
+
+def _spec(name: str) -> ModuleSpec:
+    try:
+        spec = find_spec(name) if all(part.isidentifier() for part in name.split(".")) else None
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        message = (
+            f"module {name!r} is not found. Install its package, or set PYTHONPATH to the folder that contains it; "
+            "modules in the current folder are found if --import names them."
+        )
+        raise UserError("import-not-found", message, module=name)
+    return spec
+
+
+def _in_current_folder(spec: ModuleSpec) -> bool:
+    here, chosen = Path.cwd(), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(here) in chosen or not spec.origin:
+        return False
+    parts = len(spec.name.split(".")) + (spec.submodule_search_locations is not None)
+    origin = Path(spec.origin).absolute()
+    return len(origin.parents) >= parts and origin.parents[parts - 1] == here
+
+
+def sources(modules: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return file and SHA-256 of each imported module; of a package, the hash covers all of its Python files."""
+    return {name: {"file": str(path := source_of(name)), "sha256": _digest(path)} for name in modules}
+
+
+def source_of(module: str) -> Path:
+    """Return the file of a top-level module, or the folder of the top-level package that contains a module."""
+    spec = _spec(module.partition(".")[0])
+    if not spec.origin or not Path(spec.origin).exists():
+        raise UserError("import-without-source", f"module {module!r} has no source file.", module=module)
+    path = Path(spec.origin)
+    return path.parent if spec.submodule_search_locations is not None else path
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        digest.update(file.relative_to(path.parent).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
