@@ -1,6 +1,7 @@
 """Helpers for all tests."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -23,6 +24,9 @@ settings.load_profile("any machine")
 
 # tests run on the CPU even where there are GPUs; tests about GPUs use stubs
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
+# a shell makes background jobs ignore SIGINT, which the processes of tests would inherit
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # trains in seconds; batch norm, because its statistics are the hardest part of an exact resume
 TINY = (

@@ -1,11 +1,9 @@
 """Jobs whose processes are found by an environment variable, even if another process has adopted them."""
 
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -27,10 +25,7 @@ class Job:
         self._mark = uuid4().hex
         marked = environment() | variables | {_MARK: self._mark}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        # a shell makes background processes ignore SIGINT, which the processes of these tests would inherit
-        restore_sigint = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
-        options = {"start_new_session": True, "preexec_fn": restore_sigint}
-        self.launcher = subprocess.Popen(words, cwd=folder, env=marked, **options, **pipes)
+        self.launcher = subprocess.Popen(words, cwd=folder, env=marked, start_new_session=True, **pipes)
 
     def processes(self, folder: str = "", words: str = "") -> list[psutil.Process]:
         """Return the live processes in a folder with this name and with these words in their command line."""
