@@ -25,6 +25,7 @@ from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.distributed.world import World, keep_freed_memory, threads_per_process
 from paceline.engine.build import Setup, build
+from paceline.engine.callbacks import Callbacks
 from paceline.engine.replicas import Mirror
 from paceline.engine.run import Run
 from paceline.engine.train import train
@@ -70,9 +71,9 @@ def engine_seconds(setup: Setup, folder: Path) -> float:
     watch = Stopwatch()
     run_folder = RunFolder(folder)
     folder.mkdir(parents=True)
-    train(
-        setup, Run(run_folder, setup, JsonLines(run_folder.metrics), NoWriter(), watch, Mirror(setup.world, run_folder))
-    )
+    callbacks = Callbacks.create(setup.recipe, setup.world, run_folder, setup.total_steps, 0)
+    sink, mirror = JsonLines(run_folder.metrics), Mirror(setup.world, run_folder)
+    train(setup, Run(run_folder, setup, sink, NoWriter(), watch, mirror, callbacks))
     return watch.times[-1] - watch.times[0]
 
 

@@ -1,45 +1,83 @@
-"""The Python API, also for notebooks, where results are displayed as tables and charts.
+"""The Python API. Everything that the command line does is a function here.
 
-import paceline
+import paceline as pl
 
-run = paceline.train("digits", procs=2)           # trains in separate processes, as `paceline train` does
-paceline.compare("runs/one", run)                 # comparability, speed-up, accuracy
-paceline.Run("runs/one").curve("top1")            # points of a curve
+recipe = pl.load_recipe("cifar10-fast", {"optim.lr": 0.2})
+run = pl.train(recipe, procs=2)                  # trains in processes of its own, as `paceline train` does
+run.best, run.metrics, run.load_model()
+pl.compare("runs/one", run)                      # comparability, speed-up, accuracy; a table in notebooks
 """
 
+import json
 import os
-import re
-import subprocess
-import sys
-import tempfile
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.config.io import dump_recipe
-from paceline.config.io import load_recipe as _load
+from paceline.config.imports import load_imports
+from paceline.config.io import load_recipe as _load_recipe
+from paceline.config.io import recipe_from_tree, to_tree
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
-from paceline.logbook import charts, page
+from paceline.logbook import book, charts, page
 from paceline.logbook import compare as _comparing
 from paceline.logbook import read as _reading
 from paceline.logbook.curves import charts_of
 from paceline.logbook.tables import markdown
 from paceline.logbook.verdict import verdict
-from paceline.system.lifetime import child_env
+from paceline.processes import in_this_process, run_in_processes
+from paceline.system.files import make_folder, write_text
 
-# variables of a launcher, and colors that notebooks enable: progress bars would flood a cell
-_NOT_INHERITED = ("RANK", "WORLD_SIZE", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+if TYPE_CHECKING:
+    import pandas
+    from torch import nn
+
+Overrides = Mapping[str, Any]
+"""Values by dotted field: {"optim.lr": 0.2, "model.options": {"width": 64}}."""
 
 
 class Run(_reading.Run):
-    """A run folder, or the log of another program."""
+    """A run: its path, status, metrics, recipe and model. Also reads logs of other programs."""
 
     def __init__(self, path: "str | Path | Run"):
         vars(self).update(vars(path if isinstance(path, Run) else _reading.read(Path(path))))
 
+    @property
+    def path(self) -> Path:
+        """The run folder, or the log."""
+        return self.origin
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """All records in order: kind (train, eval, checkpoint, callback, resume), step, epoch, loss, top1, ..."""
+        return self.records
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last evaluation; `best` is the one with the highest top-1."""
+        return self.final
+
+    def dataframe(self, kind: str = "") -> "pandas.DataFrame":
+        """Return the metrics as a pandas DataFrame, all or those of one kind."""
+        try:
+            import pandas
+        except ImportError:
+            message = "Run.dataframe() needs the package pandas. Run: pip install pandas"
+            raise UserError("missing-package", message, package="pandas") from None
+        return pandas.json_normalize([record for record in self.records if kind in ("", record["kind"])])
+
+    def load_model(self, which: str = "best") -> "nn.Module":
+        """Return the model of the best or the last checkpoint, in evaluation mode on the CPU.
+
+        `model.preprocess` is the transform of evaluation (PIL image to tensor), `model.classes` the class names.
+        """
+        from paceline.engine.inference import load_model
+
+        return load_model(self.path, which)
+
     def __repr__(self) -> str:
-        return f"Run({str(self.origin)!r}: {self.status}, {verdict(self)[0].text})"
+        return f"Run({str(self.path)!r}: {self.status}, {verdict(self)[0].text})"
 
     def _repr_html_(self) -> str:
         return _html(_comparing.compare([self]), f"<p>{escape(verdict(self)[0].text)}</p>")
@@ -63,53 +101,107 @@ def _html(comparison: _comparing.Comparison, head: str) -> str:
     return f"{head}{page.table_html(comparison)}<ul>{notes}</ul>{side_by_side}"
 
 
-def load_recipe(source: "str | Path", **overrides: Any) -> Recipe:
-    """The recipe of a shipped name or a YAML file. In keyword overrides `__` stands for a dot: optim__lr=0.1."""
-    return _load(str(source), _words(overrides))
+def load_recipe(source: "str | Path", overrides: Overrides | None = None) -> Recipe:
+    """Return a shipped recipe or one in a YAML file, with some of its fields overridden."""
+    return _load_recipe(str(source), words_of(overrides))
+
+
+def _loaded(recipe: "str | Path | Recipe", overrides: Overrides | None) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe_from_tree(to_tree(recipe), recipe.name, words_of(overrides))
+    return load_recipe(recipe, overrides)
 
 
 def train(
-    recipe: "str | Path | Recipe", procs: int = 1, runs: "str | Path" = "runs", name: str = "", **overrides: Any
+    recipe: "str | Path | Recipe",
+    overrides: Overrides | None = None,
+    *,
+    procs: int = 1,
+    name: str = "",
+    runs: "str | Path" = "runs",
+    results: str = "",
+    in_process: bool = False,
 ) -> Run:
-    """Train in separate processes, as `paceline train` does, and print their output; returns the run."""
-    if isinstance(recipe, Recipe):
-        with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-            path = Path(folder) / "recipe.yaml"
-            path.write_text(dump_recipe(recipe), encoding="utf-8")
-            return train(path, procs, runs, name or recipe.name, **overrides)
-    name = name or load_recipe(recipe, **overrides).name
-    words = ["train", str(recipe), "--procs", str(procs), "--runs", str(runs), "--name", name, *_words(overrides)]
-    # a notebook kernel may itself have been started by a launcher, whose variables must not apply here
-    environment = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
-    with subprocess.Popen(
-        [sys.executable, "-m", "paceline", *words], stderr=subprocess.PIPE, text=True, env=child_env(environment)
-    ) as process:
-        assert process.stderr
-        lines = []
-        for line in process.stderr:
-            lines.append(line.rstrip())
-            print(line, end="", flush=True)
-    if process.returncode:
-        raise _error(lines, process.returncode)
-    # the folder is numbered if a finished run of that name exists; the last line names it
-    folders = [match[1] for match in (re.search(r"finished: .*images/s; (.+)$", line) for line in lines) if match]
-    if not folders:
-        raise UserError("run-folder-unknown", "training finished, but its output does not name the run folder.")
-    return Run(folders[-1])
+    """Train a recipe in `procs` new processes and return the run. An unfinished run of that name is resumed.
+
+    Notebooks show progress and curves. `in_process` trains in this process, on one rank, so that a debugger works.
+    Ctrl-C stops after a checkpoint.
+    """
+    options = ["--runs", str(runs), *(["--name", name] if name else []), *(["--results", results] if results else [])]
+    if in_process:
+        return _train_here(_loaded(recipe, overrides), procs, Path(runs), name, None, results, overrides)
+    return Run(run_in_processes(["train"], recipe, [*options, *words_of(overrides)], procs)["run"])
 
 
-def _error(lines: list[str], status: int) -> UserError:
-    """The error that a training printed last, with its code."""
-    if not lines:
-        return UserError("training-failed", f"training ended with exit status {status}.", status=status)
-    last = lines[-1].removeprefix("paceline: ").removeprefix("error: ").strip()
-    if match := re.fullmatch(r"(.*) \[([a-z0-9-]+)\]", last):
-        return UserError(match[2], match[1], status=status)
-    return UserError("training-failed", last, status=status)
+def resume(
+    run: "str | Path | Run", overrides: Overrides | None = None, *, procs: int = 1, in_process: bool = False
+) -> Run:
+    """Resume an interrupted run, on any number of processes."""
+    path = _path(run)
+    if in_process:
+        recipe = load_recipe(path / "recipe.yaml", overrides)
+        return _train_here(recipe, procs, path.parent, path.name, path, "", overrides)
+    return Run(run_in_processes(["train"], None, ["--resume", str(path), *words_of(overrides)], procs)["run"])
+
+
+def _train_here(
+    recipe: Recipe,
+    procs: int,
+    runs: Path,
+    name: str,
+    run: Path | None,
+    results: str,
+    overrides: Overrides | None,
+) -> Run:
+    from paceline.engine.session import train_recipe
+
+    _check_one_rank(procs)
+    with in_this_process():
+        load_imports(recipe)
+        return Run(train_recipe(recipe, runs, name or recipe.name, run, results, list(overrides or {})))
+
+
+def _check_one_rank(procs: int) -> None:
+    if procs != 1:
+        message = f"in_process=True trains on one rank, but procs={procs}. Leave one of them out."
+        raise UserError("in-process-needs-one-rank", message, procs=procs)
+
+
+def evaluate(
+    run: "str | Path | Run",
+    overrides: Overrides | None = None,
+    *,
+    which: str = "best",
+    procs: int = 1,
+    in_process: bool = False,
+) -> dict[str, float]:
+    """Evaluate the best or the last checkpoint of a run, or a checkpoint folder, and return its metrics.
+
+    Fields of data and evaluate can be overridden, e.g. {"data.path": "other-photos"}.
+    """
+    if which not in ("best", "last"):
+        raise UserError("unknown-checkpoint", f'which={which!r} is neither "best" nor "last".', which=which)
+    words = words_of(overrides)
+    if in_process:
+        from paceline.engine.saved import evaluate_path
+
+        _check_one_rank(procs)
+        with in_this_process():
+            return evaluate_path(_path(run), which, words)[1]
+    options = ["--last"] if which == "last" else []
+    command = ["evaluate", str(_path(run))]
+    metrics: dict[str, float] = run_in_processes(command, None, [*options, *words], procs)["metrics"]
+    return metrics
 
 
 def compare(*runs: "str | Path | Run", to: "str | float | None" = None, price: float | None = None) -> Comparison:
-    """Runs side by side, relative to the first; `to`: target accuracy (0.93 or "93%"), `price`: per host and hour."""
+    """Compare runs to the first one; `to`: target accuracy (0.93 or "93%"), `price`: per host and hour."""
+    return Comparison(**vars(_compared(runs, to, price)))
+
+
+def _compared(
+    runs: "Sequence[str | Path | Run]", to: "str | float | None", price: float | None
+) -> _comparing.Comparison:
     if not runs:
         raise UserError("missing-run", "no run is given. Write compare('runs/one', 'runs/two').")
     if price is not None and not (isinstance(price, int | float) and price > 0):
@@ -117,12 +209,74 @@ def compare(*runs: "str | Path | Run", to: "str | float | None" = None, price: f
             "invalid-price", f"price={price!r} is not a price per host and hour. Write e.g. 3.06.", price=price
         )
     target = None if to is None else _comparing.share(to)
-    found = _comparing.compare(_reading.named_apart([Run(run) for run in runs]), target, price)
-    return Comparison(**vars(found))
+    return _comparing.compare(_reading.named_apart([Run(run) for run in runs]), target, price)
 
 
-def _words(overrides: dict[str, Any]) -> list[str]:
-    def text(value: Any) -> str:
-        return "null" if value is None else str(value)
+def report(
+    runs: "Sequence[str | Path | Run]",
+    out: "str | Path" = "report.html",
+    *,
+    to: "str | float | None" = None,
+    price: float | None = None,
+    title: str = "",
+) -> Path:
+    """Write one self-contained HTML page about runs and return its path."""
+    comparison, path = _compared(runs, to, price), Path(out)
+    if path.is_dir():
+        message = f"{path} is a folder. Give a file, e.g. {path / 'report.html'}."
+        raise UserError("output-is-a-folder", message, path=path)
+    names = [run.name for run in comparison.runs]
+    make_folder(path.parent)
+    write_text(path, page.report(comparison, title or " and ".join(names[:3]) + (" ..." if len(names) > 3 else "")))
+    return path
 
-    return [word for key, value in overrides.items() for word in (f"--{key.replace('__', '.')}", text(value))]
+
+def logbook(runs: "Sequence[str | Path | Run]", out: "str | Path" = "logbook") -> list[Path]:
+    """Write a logbook: a Markdown page per run, an index, a comparison. Returns the files written."""
+    return book.write_logbook(_reading.named_apart([Run(run) for run in runs]), Path(out))
+
+
+def prepare_folder(
+    source: "str | Path",
+    out: "str | Path",
+    *,
+    max_side: "int | Sequence[int]" = (),
+    short_side: "int | Sequence[int]" = (),
+    original: bool = False,
+    quality: int = 90,
+    val_fraction: float = 0.0,
+    allow_empty_classes: bool = False,
+    workers: int = 0,
+) -> Path:
+    """Convert a tree with one folder per class, or a CSV list of images, to shards; returns the folder written.
+
+    Each size makes a variant; without a size, images keep theirs.
+    """
+    from paceline.data.prepare.convert import Variant
+    from paceline.data.prepare.pack import prepare
+    from paceline.data.prepare.sources import tree
+
+    sides = {"max_side": _listed(max_side), "short_side": _listed(short_side)}
+    variants = [Variant(**{name: side}, quality=quality) for name, values in sides.items() for side in values]
+    if original or not variants:
+        variants.insert(0, Variant())
+    found, path = tree(Path(source), "folder", val_fraction, 0), Path(out)
+    prepare(found, path, list(dict.fromkeys(variants)), workers or os.cpu_count() or 1, allow_empty_classes)
+    return path
+
+
+def _listed(sides: "int | Sequence[int]") -> Sequence[int]:
+    return [sides] if isinstance(sides, int) else sides
+
+
+def _path(run: "str | Path | Run") -> Path:
+    return run.path if isinstance(run, Run) else Path(run)
+
+
+def words_of(overrides: Overrides | None) -> list[str]:
+    """Return overrides as options of the command line."""
+    return [
+        word
+        for key, value in (overrides or {}).items()
+        for word in (f"--{key}", value if isinstance(value, str) else json.dumps(value))
+    ]

@@ -62,7 +62,8 @@ class Extension:
 
     def error(self, problem: str) -> UserError:
         """Return an error that names the function, the problem and what is expected."""
-        message = f"{self.where}, registered as {self.kind} {self.name!r}, {problem}. It is called as {SIGNATURES[self.kind]}."
+        expected = f"It is called as {SIGNATURES[self.kind]}."
+        message = f"{self.where}, registered as {self.kind} {self.name!r}, {problem}. {expected}"
         return UserError("extension-failed", message, kind=self.kind, name=self.name, where=self.where)
 
 
@@ -104,10 +105,11 @@ def register_dataset(name: str) -> Callable[[T], T]:
 
 
 def register_augmentation(name: str) -> Callable[[T], T]:
-    """Register an augmentation: `(image, rng, **options)` returns an array like `image`, uint8 (height, width, channels).
+    """Register an augmentation: `(image, rng, **options)` returns an array of the same shape.
 
-    All randomness must come from `rng`, a numpy Generator that depends only on seed, epoch and sample. A recipe lists
-    augmentations with their options in `data.augment.custom`, in the order in which they are applied.
+    Images are uint8 arrays (height, width, channels) after cropping and resizing. All randomness must come from `rng`,
+    a numpy Generator that depends only on seed, epoch and sample. A recipe lists augmentations with their options in
+    `data.augment.custom`, in the order in which they are applied.
     """
     return register("augmentation", name)
 
@@ -148,10 +150,18 @@ def names(kind: str) -> list[str]:
     return [name for found, name in _registered if found == kind]
 
 
+def modules() -> list[str]:
+    """Return the modules that registered extensions, without `__main__`, which other processes cannot import."""
+    found = dict.fromkeys(extension.call.__module__ for extension in _registered.values())
+    return [name for name in found if name != "__main__"]
+
+
 def unknown(kind: str, key: str, name: str, built_in: Iterable[str]) -> UserError:
     """Return the error for a name that is neither built in nor registered."""
-    close = difflib.get_close_matches(name, [*built_in, *names(kind)], n=3)
-    hint = f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join([*built_in, *names(kind)])}."
+    known = [entry for entry in (*built_in, *names(kind)) if entry]
+    close = difflib.get_close_matches(name, known, n=3)
+    listed = f"Known: {', '.join(known)}." if len(known) < 30 else f"There are {len(known)}."
+    hint = f"Did you mean {' or '.join(close)}?" if close else listed if known else "None is registered."
     message = (
         f"{key}={name!r} is not a {kind}. {hint} If a module of yours registers it, load that with --import MODULE or "
         "`imports: [MODULE]`."
@@ -159,22 +169,33 @@ def unknown(kind: str, key: str, name: str, built_in: Iterable[str]) -> UserErro
     return UserError(f"unknown-{kind}", message, name=name, close=close)
 
 
-def load(modules: Sequence[str], trusted: Sequence[str] = ()) -> None:
-    """Import modules so that their extensions are registered.
+def search_current_folder() -> None:
+    """Find modules in the current folder too, here and in processes started from here.
 
-    Modules that the user named on the command line or imported (`trusted`) are also searched in the current folder.
-    Others come from a recipe, which may be a stranger's: a module beside it is not imported, since that runs its code.
+    Only a user who names a module on the command line asks for that. `imports` of a recipe do not: the recipe may be a
+    stranger's, and a module beside it would run the stranger's code.
     """
-    for name in (*trusted, *modules):
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    if not _is_chosen(here):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+
+
+def _is_chosen(folder: str) -> bool:
+    return folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+
+
+def load(modules: Sequence[str]) -> None:
+    """Import modules so that their extensions are registered."""
+    for name in modules:
         if name in sys.modules:
             continue
-        if name in trusted and os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
         spec = _spec(name)
-        if name not in trusted and _in_current_folder(spec):
+        if _in_current_folder(spec):
             message = (
                 f"imports: {name} is in the current folder, {spec.origin}. If you trust it, name it on the command "
-                f"line too: --import {name}. Or install it, or set PYTHONPATH."
+                f"line: --import {name}. Or install it, or set PYTHONPATH."
             )
             raise UserError("import-not-trusted", message, module=name)
         try:
@@ -202,8 +223,9 @@ def _spec(name: str) -> ModuleSpec:
 
 
 def _in_current_folder(spec: ModuleSpec) -> bool:
-    here, chosen = Path.cwd(), os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if str(here) in chosen or not spec.origin:
+    """Return whether a module was found only because Python searches the current folder."""
+    here = Path.cwd()
+    if _is_chosen(str(here)) or not spec.origin:
         return False
     parts = len(spec.name.split(".")) + (spec.submodule_search_locations is not None)
     origin = Path(spec.origin).absolute()

@@ -32,16 +32,23 @@ class Writer:
         parts: dict[str, Any],
         metrics: dict[str, float],
         before_commit: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Start writing a snapshot. `before_commit` also runs in the background (see store.write)."""
-        self._thread = BackgroundThread(self._run, "checkpoint", (step, parts, metrics, before_commit))
+    ) -> Path:
+        """Start writing a snapshot and return its path. `before_commit` runs in the background (see store.write)."""
+        path = self._folder / f"step-{step:08d}"
+        self._thread = BackgroundThread(self._run, "checkpoint", (path, step, parts, metrics, before_commit))
         self._thread.start()
+        return path
+
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
 
     def _run(
-        self, step: int, parts: dict[str, Any], metrics: dict[str, float], before_commit: Callable[[], None]
+        self, path: Path, step: int, parts: dict[str, Any], metrics: dict[str, float], before_commit: Callable[[], None]
     ) -> None:
         try:
-            store.write(self._folder / f"step-{step:08d}", step, parts, metrics, before_commit)
+            store.write(path, step, parts, metrics, before_commit)
             self.error = None
         except Exception as error:  # any error: the run must not end as if the checkpoint had been written
             self.error = disk_error(error, num_bytes(parts)) if isinstance(error, OSError) else str(error)
@@ -69,6 +76,7 @@ class NoWriter:
     """The null object for ranks that write no checkpoints."""
 
     error: str | None = None
+    writing = False
 
     def snapshot(self, state: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {}

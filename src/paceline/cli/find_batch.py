@@ -150,13 +150,16 @@ def try_batch(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.procs > 1 and not under_launcher(os.environ):
         return start_ranks(["try-batch", *arguments], options.procs)
+    from paceline.config.imports import load_imports
     from paceline.config.io import load_recipe
 
     with interrupts_end():
         from paceline.engine.trial import try_batch as trial
 
     try:
-        trial(load_recipe(options.recipe), options.batch, options.steps, options.limits, options.result)
+        recipe = load_recipe(options.recipe)
+        load_imports(recipe)
+        trial(recipe, options.batch, options.steps, options.limits, options.result)
     except (MemoryError, RuntimeError) as error:
         print(" ".join(str(error).split())[:500] or type(error).__name__, file=sys.stderr, flush=True)
         os._exit(1)  # immediately, because there may be no memory left for a regular exit

@@ -13,6 +13,7 @@ from paceline.distributed.env import AGENT, under_launcher
 from paceline.errors import Stopped, UserError
 from paceline.system.files import disk_error, disk_error_code, is_disk_error, say
 from paceline.system.lifetime import end_with_parent
+from paceline.system.outcome import report_outcome
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +46,8 @@ def _guarded(arguments: list[str]) -> int:
             report_stop(stopped.signum)
         return 0
     except UserError as error:
+        if AGENT not in os.environ:  # the agent raises the error of its ranks again
+            report_outcome(error={"code": error.code, "message": str(error)})
         _complain(f"error: {error.report}")
         return 1
     except KeyboardInterrupt:

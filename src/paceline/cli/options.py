@@ -98,12 +98,14 @@ def split_source(arguments: list[str]) -> tuple[str, list[str]]:
 
 def with_recipe(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[argparse.Namespace, "Recipe"]:
     """The options of a command, and the recipe that the rest of the command line names and overrides."""
+    from paceline.config.imports import allow_given
     from paceline.config.io import load_recipe
 
     source, rest = split_source(arguments)
     options, overrides = parser.parse_known_args(rest)
     if not source:
         raise UserError("missing-recipe", "no recipe is given. `paceline recipes` lists the shipped ones.")
+    allow_given(overrides)
     return options, load_recipe(source, overrides)
 
 

@@ -100,13 +100,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _known_samples(recipe: "Recipe") -> int:
-    from paceline.config.data import IN_MEMORY
+    from paceline.config.data import FROM_FILES, IN_MEMORY
+    from paceline.config.imports import load_imports
     from paceline.data.prepare.sources import listing
+    from paceline.data.registered import open_registered
     from paceline.data.shards import Dataset, default_folder
 
     data = recipe.data
     if data.name == "synthetic":
         return data.synthetic.train_samples
+    if data.name and data.name not in (*IN_MEMORY, *FROM_FILES):
+        load_imports(recipe)
+        return len(open_registered(data)[0]["train"])
     place = Path(data.path or default_folder(data.name))
     if data.name in ("folder", "list") and place.exists():
         return len(listing(place).train)

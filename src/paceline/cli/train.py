@@ -12,6 +12,7 @@ from paceline.distributed.env import under_launcher
 from paceline.errors import ConfigError, UserError
 from paceline.system.files import say
 from paceline.system.host import bind_openmp
+from paceline.system.outcome import report_outcome
 from paceline.system.remote import is_remote
 from paceline.system.signals import interrupts_end
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 _TRAIN = """Train a recipe.
 
 RECIPE is a shipped recipe (see `paceline recipes`) or a YAML file. Any field can be overridden:
-`--optim.lr 0.5 --train.duration 20ep`. An interrupted run with the same name and recipe is resumed."""
+`--optim.lr 0.5 --train.duration 20ep`. An interrupted run with the same name and recipe is resumed.
+`--import my_package.module` loads your own models, datasets, losses, ... (see docs/extend.md)."""
 
 _EVALUATE = """Evaluate the best checkpoint of a run, or a given checkpoint, exactly, in any number of processes.
 
@@ -29,12 +31,13 @@ Fields of data, evaluate, precision and device can be overridden: `--evaluate.tt
 
 _EXPORT = """Write the weights of a run to one file, which timm.create_model(NAME, checkpoint_path=FILE) reads."""
 
-_EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last")
+_EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last", "import")
 
 
 def train(arguments: list[str]) -> int:
     """Run `paceline train`; returns the exit status."""
     from paceline.config.batch import layouts
+    from paceline.config.imports import allow_given, load_imports
     from paceline.config.io import load_recipe, split_overrides
     from paceline.config.scaling import scaled
 
@@ -52,6 +55,7 @@ def train(arguments: list[str]) -> int:
             "missing-recipe",
             "no recipe is given. `paceline recipes` lists the shipped ones; `paceline train digits` needs no dataset.",
         )
+    allow_given(overrides)
     recipe = _recipe_of(options.resume, overrides) if options.resume else load_recipe(source, overrides)
     if options.scale_batch:
         recipe = scaled(recipe, world_size(options), options.scale_batch)
@@ -74,11 +78,13 @@ def train(arguments: list[str]) -> int:
             not under_launcher(os.environ)
             and augment.policy == "none"
             and not augment.color_jitter
+            and not augment.custom
             and not recipe.compile
         ):
             bind_openmp()
         from paceline.engine.session import train_recipe
 
+    load_imports(recipe)
     overridden = [key.replace("-", "_") for key, _ in split_overrides(overrides)]
     train_recipe(recipe, options.runs, name, options.resume, options.results, overridden)
     return 0
@@ -179,6 +185,7 @@ def export(arguments: list[str]) -> int:
 
 def evaluate(arguments: list[str]) -> int:
     """Run `paceline evaluate`; returns the exit status."""
+    from paceline.config.imports import allow_given
     from paceline.config.io import split_overrides
 
     parser = make_parser("evaluate", "RUN|CHECKPOINT [--last] [--procs N] [--dotted.field VALUE ...]", _EVALUATE)
@@ -197,6 +204,7 @@ def evaluate(arguments: list[str]) -> int:
                 f"--{key} does not apply to an evaluation. Only fields of {', '.join(_EVALUATION_FIELDS)} do.",
                 option=f"--{key}",
             )
+    allow_given(overrides)
     if not under_launcher(os.environ) and needs_agent(options):
         return start_with_options(["evaluate", *arguments], options)
     enter_rank(options)
@@ -205,6 +213,7 @@ def evaluate(arguments: list[str]) -> int:
 
     label, metrics = evaluate_path(Path(source), "last" if options.last else "best", overrides)
     if metrics:
+        report_outcome(metrics=metrics)
         counts = f"{metrics['correct']} of {metrics['samples']}"
         say(f"{label}: top-1 {metrics['top1']:.2%} ({counts}), top-5 {metrics['top5']:.2%}, loss {metrics['loss']:.4f}")
     return 0

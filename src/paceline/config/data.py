@@ -1,7 +1,7 @@
 """The data section of a recipe: which images are used, and how they are augmented."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,8 @@ BUILT_IN = ("digits", "synthetic")
 """Datasets that need no files."""
 IN_MEMORY = (*BUILT_IN, "cifar10")
 """Datasets that are held in memory."""
+FROM_FILES = ("imagenet", "shards", "folder", "list")
+"""Kinds of data that are read from files during training."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Augment:
     """Image files: random change of brightness, contrast and saturation by up to this fraction."""
     random_erasing: Fraction = 0.0
     """Probability that a random rectangle of an image is set to the mean color."""
+    custom: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)
+    """Registered augmentations and their options, applied in this order, e.g. {my-blur: {sigma: 2}}."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,12 @@ class Data:
 
     __pydantic_config__ = STRICT
 
-    name: Literal["", "digits", "cifar10", "synthetic", "imagenet", "shards", "folder", "list"] = ""
+    name: str = ""
     """`digits` and `synthetic` are built in; `cifar10`, `imagenet` and `shards` are output of `paceline prepare`;
-    `folder` is a tree with one folder per class, `list` a CSV file of images. Empty: detected from data.path."""
+    `folder` is a tree with one folder per class, `list` a CSV file of images. Empty: detected from data.path. Other
+    names are those of registered datasets."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of a registered dataset."""
     path: str = ""
     """Prepared folder (also as an https:// or s3:// URL), image folder or CSV list; empty: $PACELINE_DATA/NAME, or
     data/NAME in the current folder."""

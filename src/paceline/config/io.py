@@ -142,6 +142,9 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tupl
         if not words:
             yield value_missing(dotted, option, fields())
             continue
+        if dotted == "import" and isinstance(tree.setdefault("imports", []), list):
+            tree["imports"] += [word for word in words if word not in tree["imports"]]
+            continue
         try:
             values = [yamls.parse(word) if word else "" for word in words]
         except yaml.YAMLError:

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from paceline.config.data import BUILT_IN, IN_MEMORY, Data
+from paceline import extensions
+from paceline.config.data import BUILT_IN, FROM_FILES, IN_MEMORY, Data
 from paceline.config.duration import parse
 from paceline.config.phases import problems as phase_problems
 from paceline.config.phases import ramp_problems
 from paceline.config.recipe import GradSync, Recipe, Schedule, near_multiples
-from paceline.errors import Problem
+from paceline.errors import Problem, UserError
+
+LOSSES = ("cross-entropy", "bce")
 
 
 def problems(recipe: Recipe) -> Iterator[Problem]:
@@ -21,7 +24,17 @@ def problems(recipe: Recipe) -> Iterator[Problem]:
             f"train.global_batch={train.global_batch} is not a multiple of train.grad_accumulation="
             f"{train.grad_accumulation}. Try --train.global_batch {choices}.",
         )
+    if not recipe.imports:  # otherwise names are checked after the imports
+        yield from (Problem(error.code, str(error)) for error in unknown_names(recipe))
     yield from _data_problems(recipe.data)
+    if train.loss not in LOSSES and train.label_smoothing and not (train.mixup or train.cutmix):
+        yield Problem(
+            "label-smoothing-unused",
+            f"train.label_smoothing={train.label_smoothing} is not used by the registered loss {train.loss!r}. Set it "
+            "to 0, and pass it in train.loss_options if the loss takes it.",
+        )
+    if train.loss in LOSSES and train.loss_options:
+        yield Problem("loss-options-unused", f"train.loss_options are not used by {train.loss}. Remove them.")
     yield from _schedule_problems(recipe.optim.schedule)
     length = parse(train.duration)
     yield from phase_problems(recipe.phases, length.value if length.unit == "ep" else 0.0, train.global_batch)
@@ -42,6 +55,20 @@ def problems(recipe: Recipe) -> Iterator[Problem]:
     yield from _grad_sync_problems(recipe.grad_sync, recipe.strategy)
 
 
+def unknown_names(recipe: Recipe) -> Iterator[UserError]:
+    """An error for every name of the recipe that is neither built in nor registered; models and optimizers of timm are
+    checked when they are created."""
+    named = [
+        ("dataset", "data.name", recipe.data.name, ("", *IN_MEMORY, *FROM_FILES)),
+        ("loss", "train.loss", recipe.train.loss, LOSSES),
+        *(("augmentation", "data.augment.custom", name, ()) for name in recipe.data.augment.custom),
+        *(("callback", "callbacks", name, ()) for name in recipe.callbacks),
+    ]
+    for kind, key, name, built_in in named:
+        if name not in built_in and not extensions.find(kind, name):
+            yield extensions.unknown(kind, key, name, built_in)
+
+
 def _data_problems(data: Data) -> Iterator[Problem]:
     if not data.name and not data.path:
         yield Problem(
@@ -54,6 +81,16 @@ def _data_problems(data: Data) -> Iterator[Problem]:
             "data-path-unused",
             f"data.path={data.path!r}: data.name={data.name} is built in and reads no files. Remove data.path, or "
             "remove data.name (--data.name '') to detect it from the path.",
+        )
+    registered = data.name and data.name not in (*IN_MEMORY, *FROM_FILES)
+    if data.path and registered:
+        yield Problem(
+            "data-path-unused",
+            f"data.path={data.path!r} is not used by the registered dataset {data.name!r}. Pass it in data.options.",
+        )
+    if data.options and not registered:
+        yield Problem(
+            "data-options-unused", f"data.options are only used by registered datasets. Remove {data.options}."
         )
     if len(data.mean) != len(data.std):
         yield Problem(

@@ -24,7 +24,7 @@ class Model:
     __pydantic_config__ = STRICT
 
     name: str = "resnet18"
-    """Any timm model, or `airbench`, a small built-in CIFAR network."""
+    """Any timm model, `airbench`, a small built-in CIFAR network, or the name of a registered model."""
     weights: str = "random"
     """`random`, `pretrained` (from the hub), or a .safetensors or .pth file; a head of another size is replaced."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -113,8 +113,10 @@ class Train:
     """Gradient accumulation: micro-batches per rank and optimizer step."""
     init_loss_scale: Annotated[Positive, Field(le=2.0**120)] = 65536.0
     """fp16: initial loss scale; it is halved on overflow and doubled after many steps without one."""
-    loss: Literal["cross-entropy", "bce"] = "cross-entropy"
-    """bce: binary cross-entropy per class."""
+    loss: str = "cross-entropy"
+    """`cross-entropy`, `bce` (binary cross-entropy per class), or the name of a registered loss."""
+    loss_options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of a registered loss."""
     label_smoothing: Fraction = 0.0
     """Fraction of the target that is spread over all classes."""
     mixup: NotNegative = 0.0
@@ -211,6 +213,11 @@ class Recipe:
     """Name of the recipe, and of its run unless --name is given."""
     about: About = field(default_factory=About)
     """Source and results."""
+    imports: tuple[str, ...] = ()
+    """Python modules that are imported first, so that the recipe can use what they register; `--import MODULE` adds
+    one, and finds it in the current folder too."""
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Registered callbacks and their options, called in this order, e.g. {my-stopper: {patience: 5}}."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of initial weights, sample order and augmentation."""
     data: Data = field(default_factory=Data)

@@ -80,11 +80,16 @@ class Files:
                 failures[position] = str(error)
                 continue
             box = choose(np.array([image.size]), keys[position : position + 1])[0]
-            x, y, w, h, mirrored = (int(value) for value in box)
-            part = image.convert("RGB").crop((x, y, x + w, y + h)).resize((width, height), Image.Resampling.BILINEAR)
-            pixels = np.asarray(part).transpose(2, 0, 1)
-            out[position] = pixels[..., ::-1] if mirrored else pixels
+            out[position] = crop(image, box, height, width)
         return failures
+
+
+def crop(image: Image.Image, box: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return a crop (x, y, width, height, mirrored) of an image, resized: uint8 (3, height, width)."""
+    x, y, w, h, mirrored = (int(value) for value in box)
+    part = image.convert("RGB").crop((x, y, x + w, y + h)).resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(part).transpose(2, 0, 1)
+    return pixels[..., ::-1] if mirrored else pixels
 
 
 def _size(path: Path) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from paceline import extensions
 from paceline.config.data import BUILT_IN, Data
 from paceline.config.recipe import Recipe
 from paceline.data.description import DESCRIPTION, PREPARE_AGAIN, read_json
@@ -23,7 +24,7 @@ def resolve(recipe: Recipe) -> Recipe:
 
 
 def _resolved(data: Data) -> Data:
-    if data.name in BUILT_IN:
+    if data.name in BUILT_IN or extensions.find("dataset", data.name):
         return data
     if data.path.startswith("~"):  # a path from YAML has not been expanded by a shell
         data = replace(data, path=str(Path(data.path).expanduser()))
@@ -40,7 +41,7 @@ def _resolved(data: Data) -> Data:
             path=place,
             found=found,
         )
-    return replace(data, name=data.name or found)  # type: ignore[arg-type]
+    return replace(data, name=data.name or found)
 
 
 def _missing(data: Data, place: str) -> str:

@@ -209,7 +209,7 @@ def build_model(recipe: Recipe, source: Source, num_classes: int, timeline: Time
     for side in source.sizes(timeline):
         try:
             with torch.no_grad():
-                model.eval()(torch.zeros(1, channels, *side))
+                logits = model.eval()(torch.zeros(1, channels, *side))
         except (RuntimeError, AssertionError, ValueError) as error:
             raise UserError(
                 "model-input-unsupported",
@@ -219,6 +219,14 @@ def build_model(recipe: Recipe, source: Source, num_classes: int, timeline: Time
                 size=side,
                 channels=channels,
             ) from None
+        if not isinstance(logits, torch.Tensor) or logits.shape != (1, num_classes):
+            found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+            raise UserError(
+                "model-output-unsupported",
+                f"model.name={recipe.model.name} returns {found} for one image instead of logits of shape "
+                f"(1, {num_classes}). Choose a classifier.",
+                model=recipe.model.name,
+            )
     if recipe.model.sync_batchnorm and world.size > 1:
         model = synchronize(model, world)
     # FSDP flattens weights, so they must be contiguous; images are channels_last in any case

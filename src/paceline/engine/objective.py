@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from paceline import extensions
 from paceline.config.recipe import Train
 from paceline.data.load.batch import Batch
 from paceline.data.load.order import step_seed
@@ -15,6 +16,7 @@ class Objective:
     def __init__(self, config: Train, num_classes: int, seed: int):
         self._config, self._num_classes, self._seed = config, num_classes, seed
         self._soft = config.loss == "bce" or config.mixup or config.cutmix
+        self._registered = extensions.find("loss", config.loss)
 
     def prepare(self, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return images and targets: labels, or class probabilities for soft targets."""
@@ -48,6 +50,12 @@ class Objective:
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss over the batch."""
+        if self._registered:
+            loss: torch.Tensor = self._registered(logits, targets, **self._config.loss_options)
+            if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.requires_grad:
+                found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:60]
+                raise self._registered.error(f"returns {found}, not a scalar tensor that depends on the logits")
+            return loss
         if self._config.loss == "bce":
             return F.binary_cross_entropy_with_logits(logits, targets)
         smoothing = 0.0 if self._soft else self._config.label_smoothing

@@ -54,7 +54,7 @@ def saved_recipe(folder: RunFolder) -> tuple[Recipe, Path] | None:
 def experiment(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a recipe that define the experiment. Data is compared by its fingerprint, not its path."""
     data = {key: value for key, value in tree["data"].items() if key not in PLACE_FIELDS}
-    return {key: value for key, value in tree.items() if key != "about"} | {"data": data}
+    return {key: value for key, value in tree.items() if key not in ("about", "imports", "callbacks")} | {"data": data}
 
 
 def check_recipe_file(folder: RunFolder, saved: CheckpointInfo | None, overrides: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from paceline.checkpoint import store
 from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
+from paceline.engine.callbacks import Callbacks, callback_error
 from paceline.engine.replicas import Mirror, newest_step
 from paceline.engine.sanity import sanity_warnings
 from paceline.engine.totals import totals
@@ -42,6 +43,7 @@ class Run:
     writer: Writer | NoWriter
     display: Display
     mirror: Mirror
+    callbacks: Callbacks
     first_step: int = 0
     best: float | None = None
     disk: DiskWarning = field(default_factory=DiskWarning)
@@ -134,6 +136,7 @@ class Run:
                 "validation-loss-not-finite", f"the validation loss is not finite after step {step}", step
             )
         self._evaluation = record
+        self.callbacks.evaluation(record)
         self._compare_with_curve(record)
         self._check_sanity(record)
         self.window.restart()
@@ -186,7 +189,7 @@ class Run:
         state = setup.state(step) if setup.replica.gathers else None  # a collective
         parts = self.writer.snapshot(lambda: state or setup.state(step))
         self.sink.write({"kind": "checkpoint", **self._place(step), "seconds": time.perf_counter() - begin})
-        self.writer.start(step, parts, metrics, partial(self._sync_records, step))
+        self.callbacks.checkpoint(self.writer.start(step, parts, metrics, partial(self._sync_records, step)))
         self.window.restart()
 
     def _sync_records(self, step: int) -> None:
@@ -197,14 +200,15 @@ class Run:
         self.disk.clear()
 
     def begin(self) -> None:
-        """Mark the run as running in its summary."""
+        """Mark the run as running in its summary, and start its callbacks."""
         self._scale = self.setup.scaler.get_scale()
         self._summarize("running", self.first_step)
+        self.callbacks.start(self.sink)
 
     def stopped(self, step: int) -> None:
         """Finish the last checkpoint and log how to resume, after a signal."""
         self._wait_for_checkpoint(step)
-        self._summarize("interrupted", step)
+        self.callbacks.end(self._summarize("interrupted", step))
         self.close()
         self.mirror.complete()
         how = f"resume with: paceline train --resume {self.folder.path}"
@@ -224,11 +228,16 @@ class Run:
             logs.to_file_only(message)
             self.close()
 
-    def finish(self) -> dict[str, Any]:
-        """Complete the run and return its summary."""
-        step = self.setup.total_steps
+    def finish(self, step: int) -> dict[str, Any]:
+        """Complete the run after its last step and return its summary."""
         self._wait_for_checkpoint(step)
-        summary = self._summarize("finished", step)
+        if failure := self._world.broadcast_object(self.callbacks.failure):
+            self._summarize("failed", step, message=failure)
+            self.close()
+            raise callback_error(failure)
+        reason = {"stop_reason": self.callbacks.reason} if self.callbacks.reason else {}
+        summary = self._summarize("finished", step, **reason)
+        self.callbacks.end(summary)
         self.close()
         self.mirror.complete()
         return summary
@@ -236,6 +245,7 @@ class Run:
     def _wait_for_checkpoint(self, step: int) -> None:
         """Wait for the last checkpoint. A run whose last checkpoint cannot be written has failed."""
         self.writer.wait()
+        self.callbacks.checkpoint_written()
         error = self._world.broadcast_object(str(self.writer.error or ""))
         if error:
             newest = next(store.committed(self.folder.checkpoints), None)
@@ -252,6 +262,8 @@ class Run:
         self._status = status
         if not self._world.is_rank_zero:
             return {}
+        if status == "failed":
+            self.callbacks.failed(more["message"])
         summary = {"status": status, **more, **self._place(step), "total_steps": self.setup.total_steps}
         if status != "running":  # reading all records of a long run takes time
             summary |= totals(self.folder, self.setup)

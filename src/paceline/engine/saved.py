@@ -11,6 +11,7 @@ import torch
 from paceline.checkpoint import store
 from paceline.checkpoint.shared import read_on_rank_zero
 from paceline.checkpoint.verified import read
+from paceline.config.imports import load_imports
 from paceline.config.io import recipe_from_tree, split_overrides
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
@@ -66,7 +67,9 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
         # a running training may replace its checkpoints, so rank 0 chooses one for all ranks
         checkpoint, parts = read_on_rank_zero(world, lambda: read(find_checkpoint(path, which)))
         folder = checkpoint.folder
-        recipe = kinds.resolve(_saved_recipe(parts, str(folder), overrides))
+        recipe = _saved_recipe(parts, str(folder), overrides)
+        load_imports(recipe)
+        recipe = kinds.resolve(recipe)
         source = open_source(recipe, only_evaluate=True)
         if (channels := len(parts["progress"]["preprocessing"]["mean"])) != source.channels:
             raise UserError(

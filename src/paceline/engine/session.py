@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from paceline import extensions
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
 from paceline.checkpoint.shared import read_on_rank_zero
@@ -21,6 +22,7 @@ from paceline.data.load.source import fetch
 from paceline.distributed.world import World
 from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
+from paceline.engine.callbacks import Callbacks
 from paceline.engine.covered import newest_covered
 from paceline.engine.examples import examples
 from paceline.engine.replicas import Mirror
@@ -33,6 +35,7 @@ from paceline.logbook.verdict import verdict
 from paceline.system import logs
 from paceline.system.files import LOCK_NAME, FolderLock, disk_error, ignoring_a_full_disk, make_folder, write_text
 from paceline.system.logs import console, log
+from paceline.system.outcome import report_outcome
 from paceline.track import environment
 from paceline.track.progress import Bar, Display, Lines
 from paceline.track.records import JsonLines, RunFolder, largest_batch
@@ -60,8 +63,8 @@ def train_recipe(
     resume: Path | None = None,
     results: str = "",
     overrides: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Train a recipe in a new run folder in `root`, or resume an unfinished one, and return its summary.
+) -> Path:
+    """Train a recipe in a new run folder in `root`, or resume an unfinished one, and return the folder.
 
     `overrides`: fields of a resumed run that the user set, which may differ from its recipe.yaml.
     """
@@ -77,13 +80,15 @@ def train_recipe(
             world.on_rank_zero(lambda: str(_claim_folder(resume or choose_folder(recipe, root, name, again), cleanup)))
         )
         folder = RunFolder(path)
+        if world.is_rank_zero:
+            report_outcome(run=str(path.absolute()))
         mirror = Mirror(world, folder)
         cleanup.callback(mirror.wait)
         mirror.copy_newest()
         if again and world.broadcast_object(folder.finished):
             if results and world.is_rank_zero:
                 after_disconnect.callback(Results(path, results, recipe.checkpoint.best).close)
-            return folder.read_summary()
+            return path
         if folder.contains_run and not resume:
             log.info("%s is not finished; resuming it", path)
         saved = read_on_rank_zero(world, lambda: _checkpoint_to_resume(folder, recipe, overrides if resume else None))
@@ -108,7 +113,7 @@ def train_recipe(
         if world.is_rank_zero:
             _log_verdict(path)
             _log_results(folder, setup, summary)
-        return summary
+        return path
 
 
 def _checkpoint_to_resume(
@@ -237,6 +242,7 @@ def _open_run(
             start
             | {"ranks": world.size, "host_of_rank": hosts, "precision": setup.precision, "first_step": first_step}
             | {"recipe": fingerprint(recipe), "recipe_sha256": checksum, "data": setup.source.fingerprint}
+            | {"imports": extensions.sources(recipe.imports)}
             | {"strategy": strategy(recipe, world.size), "threads_chosen": "PACELINE_THREADS" in os.environ}
             | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
         )
@@ -244,6 +250,7 @@ def _open_run(
     metric = recipe.checkpoint.best
     best = world.on_rank_zero(lambda: _best_value(folder, metric))
     disk = DiskWarning()
+    callbacks = Callbacks.create(recipe, world, folder, setup.total_steps, first_step)
     run = Run(
         folder,
         setup,
@@ -251,6 +258,7 @@ def _open_run(
         Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_rank_zero else NoWriter(),
         display_of(world, setup.total_steps, first_step),
         mirror,
+        callbacks,
         first_step,
         best=best,
         disk=disk,

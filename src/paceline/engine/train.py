@@ -43,7 +43,7 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
     """Train from the first step of the run to the end of the recipe and return the summary."""
     recipe, total = setup.recipe, setup.total_steps
     log_every, evaluate_every, checkpoint_every = intervals(recipe, setup.timeline)
-    agreement = Agreement(setup.world, num_votes=4)
+    agreement, done = Agreement(setup.world, num_votes=5), run.first_step
     batches = setup.loader.steps(run.first_step)
     with Signals(setup.world) as signals, closing(agreement):
         for step in range(run.first_step, total):
@@ -51,27 +51,31 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
                 micro_batches = next(batches)
             lr = lr_at(step, setup.lr_plan)
             torch.manual_seed(step_seed(recipe.seed, step, setup.world.rank))
-            run.window.add(train_step(setup, micro_batches, step, lr), setup.timeline.phase_at(step).global_batch)
+            result = train_step(setup, micro_batches, step, lr)
+            run.window.add(result, setup.timeline.phase_at(step).global_batch)
             done = step + 1
             if step == run.first_step:
                 setup.world.shorten_timeout()
             if setup.ema:
                 setup.ema.update(setup.replica.module, done)
             run.display.step(done)
+            run.callbacks.step(done, setup.timeline.epoch_at(done), lr, result.loss, run.writer.writing)
 
             now = time.monotonic()
             votes = [signals.received, log_every.vote(now), evaluate_every.vote(now), checkpoint_every.vote(now)]
-            stop, log_due, evaluate_due, checkpoint_due = agreement.agree(votes)
-            last = done == total
+            stop, log_due, evaluate_due, checkpoint_due, asked = agreement.agree([*votes, run.callbacks.vote])
+            last = done == total or bool(asked and not stop)
             evaluating = evaluate_every.due(done, evaluate_due, now)
             checkpointing = checkpoint_every.due(done, checkpoint_due, now)
             if log_every.due(done, log_due, now) or evaluating or checkpointing or stop or last:
                 run.log(done, lr)
-            if not last and (evaluating or checkpointing or stop):
+            if last:
+                break
+            if evaluating or checkpointing or stop:
                 pause(setup, run, done, evaluating, checkpointing, stop, signals)
         # the last step is always evaluated and checkpointed; a run that is stopped here resumes here
-        pause(setup, run, total, evaluating=True, checkpointing=True, stop=0, signals=signals)
-        return run.finish()
+        pause(setup, run, done, evaluating=True, checkpointing=True, stop=0, signals=signals)
+        return run.finish(done)
 
 
 def pause(

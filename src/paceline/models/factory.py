@@ -1,7 +1,6 @@
-"""Creates a timm model or airbench, with a head for the classes of the data."""
+"""Creates a model of timm, airbench or a registered model, with a head for the classes of the data."""
 
 import dataclasses
-import difflib
 import socket
 import urllib.request
 from pathlib import Path
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import nn
 
+from paceline import extensions
 from paceline.config.recipe import Model
 from paceline.errors import UserError
 from paceline.models.airbench import AirbenchNet
@@ -29,15 +29,16 @@ def create(config: Model, num_classes: int, channels: int) -> nn.Module:
             f"model.options.{refused[0]} is not supported. Set model.weights to the file instead.",
             option=refused[0],
         )
-    pretrained = config.weights == "pretrained"
-    if config.name == "airbench":
-        if pretrained:
-            raise UserError(
-                "no-pretrained-weights",
-                "model.weights=pretrained: airbench has no pretrained weights. Use random or a file.",
-                model="airbench",
-            )
-        model: nn.Module = _build(AirbenchNet, config, num_classes=num_classes, in_chans=channels)
+    pretrained, registered = config.weights == "pretrained", extensions.find("model", config.name)
+    if pretrained and (registered or config.name == "airbench"):
+        message = f"model.weights=pretrained: {config.name} has no pretrained weights. Use random or a file."
+        raise UserError("no-pretrained-weights", message, model=config.name)
+    if registered:
+        model: nn.Module = registered(num_classes=num_classes, in_chans=channels, **config.options)
+        if not isinstance(model, nn.Module):
+            raise registered.error(f"returns {type(model).__name__}")
+    elif config.name == "airbench":
+        model = _build(AirbenchNet, config, num_classes=num_classes, in_chans=channels)
     else:
         model = _timm(config, num_classes, channels, pretrained)
     if config.head_init_std and config.weights == "random":
@@ -71,14 +72,7 @@ def _timm(config: Model, num_classes: int, channels: int, pretrained: bool) -> n
 
     known = config.name.startswith(("hf-hub:", "local-dir:")) or timm.is_model(config.name)
     if not known:
-        close = difflib.get_close_matches(config.name, ["airbench", *timm.list_models()], n=3)
-        hint = f"Did you mean {' or '.join(close)}?" if close else "timm.list_models() lists them."
-        raise UserError(
-            "unknown-model",
-            f"model.name={config.name!r} is neither airbench nor a timm model. {hint}",
-            model=config.name,
-            close=close,
-        )
+        raise extensions.unknown("model", "model.name", config.name, ["airbench", *timm.list_models()])
     if pretrained:
         _check_hub_access()
     try:

@@ -57,6 +57,10 @@ class _Checkpoint(_Place, total=False):
     seconds: Required[NotNegative]
 
 
+class _Callback(_Place):
+    values: dict[str, Finite | str]
+
+
 class _Hardware(TypedDict, total=False):
     cpu: str
     gpu: str
@@ -83,6 +87,7 @@ class Start(TypedDict, total=False):
     hardware: _Hardware
     packages: dict[str, str]
     code: dict[str, Any]
+    imports: dict[str, dict[str, str]]
     largest_batch: _LargestBatch | None
     command: list[str]
     price: NotNegative
@@ -98,7 +103,7 @@ class Summary(TypedDict, total=False):
 
 class _Data(TypedDict, total=False):
     name: str
-    threads: Count
+    decode_threads: Count
 
 
 class _Training(TypedDict, total=False):
@@ -148,7 +153,13 @@ class Imported(TypedDict, total=False):
     lr: Finite
 
 
-_RECORDS: dict[str, type] = {"train": _Train, "eval": _Eval, "checkpoint": _Checkpoint, "resume": _Place}
+_RECORDS: dict[str, type] = {
+    "train": _Train,
+    "eval": _Eval,
+    "checkpoint": _Checkpoint,
+    "callback": _Callback,
+    "resume": _Place,
+}
 _CHECKS: dict[type, TypeAdapter[Any]] = {
     kind: TypeAdapter(kind) for kind in (*_RECORDS.values(), Start, Summary, Recipe, TelemetrySample, Imported)
 }

@@ -46,6 +46,10 @@ def scalars(record: dict[str, Any]) -> list[tuple[str, float]]:
                 ("Accuracy/val", record["top1"]),
                 ("Accuracy5/val", record["top5"]),
             ]
+        case "callback":
+            return [
+                (f"Callback/{name}", value) for name, value in record["values"].items() if not isinstance(value, str)
+            ]
     return []
 
 

@@ -9,6 +9,7 @@ from paceline.config.batch import check_samples
 from paceline.config.data import Augment, Data
 from paceline.data.load.augment import cut_out_, erase_, gather
 from paceline.data.load.batch import Batch
+from paceline.data.load.custom import apply_custom_
 from paceline.data.load.order import Plan
 from paceline.data.sets import ImageSet, TensorSplit
 from paceline.errors import UserError
@@ -30,8 +31,11 @@ class _Pixels:
         """Return images by key, augmented at their original size, then resized to `size` (0: not resized)."""
         keys = keys.to(self.device, non_blocking=True)
         ids = keys % len(self.labels)
-        images = gather(self.pixels, self.shape, ids, keys, augment, seed, epoch).to(torch.float32)
-        images = images.mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)
+        pixels = gather(self.pixels, self.shape, ids, keys, augment, seed, epoch)
+        if augment.custom:
+            pixels = pixels.cpu()
+            apply_custom_(pixels.numpy(), keys.cpu().numpy(), augment, seed, epoch)
+        images = pixels.to(self.device, torch.float32).mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)
         if augment.cutout:
             cut_out_(images, keys, augment.cutout, seed, epoch)
         if augment.random_erasing:

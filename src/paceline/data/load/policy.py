@@ -11,6 +11,7 @@ import torch
 
 from paceline.config.data import Augment
 from paceline.data.images import Change
+from paceline.data.load.custom import apply_custom_
 from paceline.data.load.order import uniform
 from paceline.system.torchvision_compat import allow_torchvision
 
@@ -44,7 +45,7 @@ _TRIVIAL = _RAND | {
 
 def policy(augment: Augment, seed: int, epoch: int) -> Change | None:
     """Return the augmentation of decoded crops in an epoch, or None."""
-    if augment.policy == "none" and not augment.color_jitter:
+    if augment.policy == "none" and not augment.color_jitter and not augment.custom:
         return None
     allow_torchvision()
 
@@ -64,6 +65,8 @@ def policy(augment: Augment, seed: int, epoch: int) -> Change | None:
         elif augment.policy == "trivialaugment":
             levels = [int(number * _LEVELS) / (_LEVELS - 1) for number in draw(12)]
             _operate(pixels, _TRIVIAL, draw(10), levels, draw(11))
+        if augment.custom:
+            apply_custom_(pixels.transpose(0, 2, 3, 1), keys, augment, seed, epoch)
 
     return change
 

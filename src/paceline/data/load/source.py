@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.config.data import BUILT_IN
+from paceline.config.data import BUILT_IN, FROM_FILES, IN_MEMORY
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import ResolvedPhase, Timeline
 from paceline.data import cache, sets
@@ -17,6 +17,7 @@ from paceline.data.load.in_memory import ResidentEvaluator, ResidentLoader
 from paceline.data.load.loader import DEFAULT_SIZE, ImageEvaluator, ImageLoader
 from paceline.data.load.order import Plan
 from paceline.data.prepare.sources import all_for_validation, fingerprint, listing
+from paceline.data.registered import open_registered
 from paceline.data.shards import Dataset, default_folder
 from paceline.system.logs import log
 
@@ -70,6 +71,8 @@ def open_source(recipe: Recipe, only_evaluate: bool = False) -> Source:
         return _shards(recipe)
     if data.name in ("folder", "list"):
         return _files(recipe, Path(data.path or default_folder(data.name)), only_evaluate)
+    if data.name not in (*IN_MEMORY, *FROM_FILES):
+        return _registered(recipe)
     return _Resident(recipe, sets.load(recipe.data))
 
 
@@ -111,6 +114,13 @@ def _files(recipe: Recipe, root: Path, only_evaluate: bool) -> "_ImageData":
     splits = {split: dict.fromkeys(_variants(recipe), Files(root, entries)) for split, entries in files.splits.items()}
     classes = tuple(Class(id_, id_) for id_ in files.ids)
     return _ImageData(recipe, recipe.data.name, str(root), classes, digest, splits)
+
+
+def _registered(recipe: Recipe) -> "_ImageData":
+    found, fingerprint = open_registered(recipe.data)
+    classes = tuple(Class(name, name) for name in found["train"].classes)
+    splits = {name: dict.fromkeys(_variants(recipe), split) for name, split in found.items()}
+    return _ImageData(recipe, recipe.data.name, "", classes, fingerprint, splits)
 
 
 @dataclass(frozen=True)

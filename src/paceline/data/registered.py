@@ -1,0 +1,122 @@
+"""Datasets that users register, read through the interface of image files."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from paceline import extensions
+from paceline.config.data import Data
+from paceline.data.images import Choose, crop
+from paceline.errors import UserError
+from paceline.extensions import Extension
+
+_UNKNOWN = -1
+
+
+class RegisteredSplit:
+    """One split of a registered dataset. Labels are known after an item has been read, or from `targets`."""
+
+    fix = "Fix the dataset."
+
+    def __init__(self, extension: Extension, split: str, options: dict[str, Any]):
+        self._extension, self._dataset = extension, extension(split=split, **options)
+        self.folder = Path(f"{extension.name} ({split})")
+        self.classes = self._classes()
+        try:
+            length = len(self._dataset)
+        except Exception as error:
+            raise extension.error(f"returns {type(self._dataset).__name__}, which has no length ({error})") from None
+        if not length or not hasattr(self._dataset, "__getitem__"):
+            raise extension.error(
+                f"returns {'an empty dataset' if not length else 'no map-style dataset'} for {split!r}"
+            )
+        self._labels = np.full(length, _UNKNOWN, np.int64)
+        if (targets := getattr(self._dataset, "targets", None)) is not None and len(targets) == length:
+            self._labels[:] = [self._label(number, target) for number, target in enumerate(targets)]
+
+    def _classes(self) -> tuple[str, ...]:
+        classes = getattr(self._dataset, "classes", None)
+        if not isinstance(classes, Sequence) or isinstance(classes, str) or len(classes) < 2:
+            raise self._extension.error(f"has classes={classes!r:.80}, not a list of two or more names")
+        return tuple(map(str, classes))
+
+    def _label(self, number: int, label: Any) -> int:
+        try:
+            found = int(label)
+        except (TypeError, ValueError):
+            found = _UNKNOWN
+        if isinstance(label, float) or not 0 <= found < len(self.classes):
+            expected = f"not an integer from 0 to {len(self.classes) - 1}"
+            raise self._extension.error(f"has the label {label!r:.40} at index {number}, {expected}")
+        return found
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def labels(self, ids: np.ndarray) -> np.ndarray:
+        for number in ids[self._labels[ids] == _UNKNOWN]:
+            self._item(int(number))
+        return self._labels[ids]
+
+    def sizes(self, ids: np.ndarray) -> np.ndarray:
+        """Return width and height, (n, 2); this reads every item."""
+        return np.array([self._item(int(number)).size for number in ids])
+
+    def where(self, number: int) -> str:
+        return f"{self.folder}, index {number % len(self)}"
+
+    def reader(self) -> "RegisteredSplit":
+        return self
+
+    def read(self, keys: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
+        failures = {}
+        for position, key in enumerate(keys):
+            try:
+                image = self._item(int(key) % len(self))
+            except OSError as error:
+                failures[position] = str(error)
+                continue
+            box = choose(np.array([image.size]), keys[position : position + 1])[0]
+            out[position] = crop(image, box, *out.shape[2:])
+        return failures
+
+    def _item(self, number: int) -> Image.Image:
+        """Return an image of the dataset, after its label has been stored. OSError: a corrupt file."""
+        try:
+            item = self._dataset[number]
+        except (OSError, UserError):
+            raise
+        except Exception as error:
+            problem = f"raised {type(error).__name__} at index {number}: {' '.join(str(error).split())[:200]}"
+            raise self._extension.error(problem) from error
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise self._extension.error(f"has {type(item).__name__} at index {number}, not a pair of image and label")
+        self._labels[number] = self._label(number, item[1])
+        return self._image(number, item[0])
+
+    def _image(self, number: int, image: Any) -> Image.Image:
+        if isinstance(image, Image.Image):
+            return image
+        array = np.asarray(image)
+        if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
+            found = f"{type(image).__name__} of {array.dtype} and shape {array.shape}"
+            expected = "not a PIL image or a uint8 array (height, width[, 1 or 3])"
+            raise self._extension.error(f"has {found} at index {number}, {expected}")
+        return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+
+
+def open_registered(data: Data) -> tuple[dict[str, RegisteredSplit], str]:
+    """Return the splits of a registered dataset and its fingerprint."""
+    extension = extensions.find("dataset", data.name)
+    if extension is None:
+        raise extensions.unknown("dataset", "data.name", data.name, ())
+    splits = {split: RegisteredSplit(extension, split, data.options) for split in ("train", "val")}
+    if splits["train"].classes != splits["val"].classes:
+        raise extension.error("has other classes for 'val' than for 'train'")
+    shape = [data.name, data.options, splits["train"].classes, [len(split) for split in splits.values()]]
+    return splits, hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode()).hexdigest()[:16]

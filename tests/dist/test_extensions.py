@@ -1,0 +1,138 @@
+"""A package outside of the project extends it, with the same guarantees as built-in parts."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import environment
+from processes import start, wait_for_step
+
+from paceline.track.records import RunFolder
+
+PACKAGE = Path(__file__).parents[1] / "extension"
+IMPORTS = ("--import", "shapes.data", "--import", "shapes.training")
+USED = (
+    *("--data.name", "shapes", "--data.options", "{samples: 96}", "--data.size", "32", "--data.augment.flip", "random"),
+    *("--data.augment.custom", "{brightness: {strength: 0.3}}", "--model.name", "shapes-net", "--model.options", "{}"),
+    *("--train.loss", "focal", "--train.loss_options", "{gamma: 1.5}", "--train.label_smoothing", "0"),
+    *("--callbacks", "{watcher: {}}", "--train.global_batch", "16", "--train.duration", "30ba", "--optim.lr", "0.05"),
+    *("--checkpoint.every", "5ba", "--evaluate.every", "10ba", "--log.every", "1ba", "--precision", "fp32"),
+)
+Paceline = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def package(monkeypatch) -> dict[str, str]:
+    """The environment in which the package is installed."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH", "")])))
+    return environment()
+
+
+def _losses(run: Path) -> list[float]:
+    return [record["loss"] for record in RunFolder(run).records() if record["kind"] == "train"]
+
+
+def test_one_and_two_ranks_train_the_same(paceline: Paceline, package, tmp_path: Path) -> None:
+    words = (*USED, *IMPORTS, "--model.options", "{plain: true}")
+    for procs in (1, 2):
+        answer = paceline("train", "digits", *words, "--procs", procs, "--name", f"r{procs}", env=package)
+        assert answer.returncode == 0, answer.stderr
+    one, two = (_losses(tmp_path / "runs" / name) for name in ("r1", "r2"))
+    assert len(one) == 30
+    assert max(abs(ours - theirs) for ours, theirs in zip(one, two, strict=True)) < 1e-5
+    run = tmp_path / "runs" / "r2"
+    seen = (run / "seen.txt").read_text().split()
+    assert seen[0] == "start"
+    assert seen.count("evaluation") == 3
+    assert seen.count("checkpoint") >= 3
+    assert seen[-1] == "finished"
+    logged = [record for record in RunFolder(run).records() if record["kind"] == "callback"]
+    assert [record["values"]["evaluations"] for record in logged] == [1, 2, 3]
+    imports = json.loads((run / "environment.json").read_text())["starts"][0]["imports"]
+    assert set(imports) == {"shapes.data", "shapes.training"}
+    assert all(len(entry["sha256"]) == 64 for entry in imports.values())
+    results = set()
+    for procs in (1, 2, 3):
+        answer = paceline("evaluate", run, "--procs", procs, env=package)
+        assert answer.returncode == 0, answer.stderr
+        results.add(answer.stdout)
+    assert len(results) == 1
+
+
+def test_kill_and_resume_are_bit_identical(paceline: Paceline, package, tmp_path: Path, monkeypatch) -> None:
+    assert paceline("train", "digits", *USED, *IMPORTS, "--name", "whole", env=package).returncode == 0
+    process = start(tmp_path, "train", "digits", *USED, *IMPORTS, "--name", "killed", "--train.duration", "30ba")
+    wait_for_step(process, tmp_path / "runs" / "killed", 12)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    answer = paceline("train", "--resume", "runs/killed", *IMPORTS, env=package)
+    assert answer.returncode == 0, answer.stderr
+    whole, killed = (tmp_path / "runs" / name for name in ("whole", "killed"))
+    assert _losses(whole) == _losses(killed)
+    weights = [(run / "checkpoints" / "step-00000030" / "model.safetensors").read_bytes() for run in (whole, killed)]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_a_callback_can_stop_a_run(paceline: Paceline, package, tmp_path: Path, procs: int) -> None:
+    words = (*USED, *IMPORTS, "--callbacks", "{watcher: {stop_at: 12}}", "--procs", procs)
+    answer = paceline("train", "digits", *words, env=package)
+    assert answer.returncode == 0, answer.stderr
+    summary = RunFolder(tmp_path / "runs" / "digits").read_summary()
+    assert summary["status"] == "finished"
+    assert summary["stop_reason"] == "enough"
+    assert summary["step"] == 12 + (procs > 1)  # ranks agree one step later
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_an_exception_in_a_callback_fails_all_ranks_after_a_checkpoint(
+    paceline: Paceline, package, tmp_path: Path, procs: int
+) -> None:
+    words = (*USED, *IMPORTS, "--callbacks", "{watcher: {fail_at: 12}}", "--procs", procs)
+    answer = paceline("train", "digits", *words, env=package)
+    assert answer.returncode == 1
+    assert "[extension-failed]" in answer.stderr
+    assert "shapes.training.Watcher" in answer.stderr
+    assert "Traceback" not in answer.stderr
+    run = RunFolder(tmp_path / "runs" / "digits")
+    assert run.read_summary()["status"] == "failed"
+    assert (run.path / "seen.txt").read_text().endswith("failure")
+    assert sorted(path.name for path in run.checkpoints.iterdir())[-1] >= "step-00000012"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--model.name", "shapes-nett"), "unknown-model"),
+        (("--data.name", "shape"), "unknown-dataset"),
+        (("--train.loss", "focall"), "unknown-loss"),
+        (("--data.augment.custom", "{brightnes: {}}"), "unknown-augmentation"),
+        (("--callbacks", "{watch: {}}"), "unknown-callback"),
+        (("--callbacks", "{watcher: {nonsense: 1}}"), "extension-failed"),
+        (("--model.options", "{widht: 3}"), "extension-failed"),
+        (("--data.options", "{sample: 3}"), "extension-failed"),
+        (("--import", "shapes.nothing"), "import-not-found"),
+        (("--import", "shapes.broken"), "import-failed"),
+    ],
+)
+def test_errors_name_the_extension(here, monkeypatch, tmp_path: Path, words: tuple[str, ...], code: str) -> None:
+    monkeypatch.syspath_prepend(PACKAGE)
+    answer = here("train", "digits", *USED, *IMPORTS, *words)
+    assert answer.returncode == 1
+    assert f"[{code}]" in answer.stderr
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_module_beside_a_recipe_needs_consent(paceline: Paceline, tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE / "shapes", tmp_path / "shapes")
+    (tmp_path / "recipe.yaml").write_text("base: digits\nname: mine\nimports: [shapes.data, shapes.training]\n")
+    words = ("train", "recipe.yaml", *USED, "--train.duration", "5ba")
+    answer = paceline(*words)
+    assert answer.returncode == 1
+    assert "[import-not-trusted]" in answer.stderr
+    assert paceline(*words, "--import", "shapes.data", "--procs", "2").returncode == 0
