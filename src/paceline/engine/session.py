@@ -229,6 +229,7 @@ def _open_run(
             path=folder.path,
             step=first_step,
         )
+    callbacks = Callbacks.create(recipe, world, folder, setup.total_steps, first_step)
     if saved:
         log.info("resuming from step %d (%s)", first_step, saved[0].folder)
     hosts = world.hosts()
@@ -250,7 +251,6 @@ def _open_run(
     metric = recipe.checkpoint.best
     best = world.on_rank_zero(lambda: _best_value(folder, metric))
     disk = DiskWarning()
-    callbacks = Callbacks.create(recipe, world, folder, setup.total_steps, first_step)
     run = Run(
         folder,
         setup,
