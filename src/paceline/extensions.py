@@ -150,11 +150,11 @@ def names(kind: str) -> list[str]:
 
 def unknown(kind: str, key: str, name: str, built_in: Iterable[str]) -> UserError:
     """Return the error for a name that is neither built in nor registered."""
-    close = difflib.get_close_matches(name, [*built_in, *names(kind)], n=3)
+    close = difflib.get_close_matches(name.lower(), [*built_in, *names(kind)], n=3)
     hint = f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join([*built_in, *names(kind)])}."
     message = (
-        f"{key}={name!r} is not a {kind}. {hint} If a module of yours registers it, load that with --import MODULE or "
-        "`imports: [MODULE]`."
+        f"{key}={name!r} is not a known {kind}. {hint} If a module of yours registers it, load that with --import "
+        "MODULE or `imports: [MODULE]`."
     )
     return UserError(f"unknown-{kind}", message, name=name, close=close)
 

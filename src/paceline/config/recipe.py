@@ -47,14 +47,18 @@ class Point:
     """Learning rate at this point, as a multiple of optim.lr; linear in between."""
 
 
+SCHEDULES = ("constant", "one-cycle", "cosine", "linear", "step", "piecewise")
+"""The built-in schedules."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The learning rate per step, as a multiple of optim.lr."""
 
     __pydantic_config__ = STRICT
 
-    name: Literal["constant", "one-cycle", "cosine", "linear", "step", "piecewise"] = "cosine"
-    """one-cycle: cosine warm-up, then cosine decay; cosine, linear, step: linear warm-up, then that decay."""
+    name: str = "cosine"
+    """constant, cosine, linear, step (all after a linear warm-up), one-cycle (all cosine), piecewise, or registered."""
     warmup: StepDuration = "0ba"
     """Length of the warm-up, from start_factor to 1."""
     start_factor: NotNegative = 0.0
@@ -67,6 +71,8 @@ class Schedule:
     """step: factor on the learning rate at each decay."""
     points: tuple[Point, ...] = ()
     """piecewise: points of the schedule."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Additional arguments of a registered schedule."""
 
 
 @dataclass(frozen=True)
