@@ -81,18 +81,18 @@ class Optim:
 
     __pydantic_config__ = STRICT
 
-    name: Literal["sgd", "adamw", "lamb"] = "sgd"
-    """SGD with momentum, AdamW, or timm's LAMB."""
+    name: str = "sgd"
+    """sgd, adamw, lamb, any other optimizer of timm (muon, lion, adan ...), or a registered one."""
     lr: Positive = 0.1
     """Peak learning rate, for the mean loss over the global batch."""
     momentum: Fraction = 0.9
-    """Momentum of SGD."""
+    """Momentum, for optimizers that have one."""
     nesterov: bool = True
-    """Use Nesterov momentum."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """Betas of AdamW and LAMB."""
-    eps: Positive = 1e-8
-    """Epsilon of AdamW and LAMB."""
+    """sgd: use Nesterov momentum; false also turns it off in timm's optimizers that have it by name (nlars, nmuon)."""
+    betas: tuple[Fraction, ...] = ()
+    """Betas, for optimizers that have them; empty: the optimizer's default (adamw, lamb: 0.9, 0.999)."""
+    eps: NotNegative = 0.0
+    """Epsilon, for optimizers that have one; 0: the optimizer's default (adamw, lamb: 1e-8)."""
     weight_decay: NotNegative = 0.0
     """Weight decay of convolution filters and matrices."""
     decay_norm_bias: bool = False
@@ -101,6 +101,8 @@ class Optim:
     """Factor on the learning rate of the biases of normalization layers (airbench: 64)."""
     clip_grad_norm: NotNegative = 0.0
     """Clip the gradient to this norm; 0: off."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Additional arguments of the optimizer, e.g. {caution: true}."""
     schedule: Schedule = field(default_factory=Schedule)
     """Learning rate schedule."""
 
