@@ -88,6 +88,17 @@ def here(tmp_path: Path, monkeypatch, capsys) -> Iterator[Callable[..., subproce
     log.handlers, log.propagate = [], True
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, which is fastest for small tensors, most of all on a busy machine."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @contextmanager
 def raises(code: str, kind: type[UserError] = UserError) -> Iterator[pytest.ExceptionInfo[UserError]]:
     """Expect a UserError with this code."""

@@ -159,12 +159,12 @@ def modules() -> list[str]:
 def unknown(kind: str, key: str, name: str, built_in: Iterable[str]) -> UserError:
     """Return the error for a name that is neither built in nor registered."""
     known = [entry for entry in (*built_in, *names(kind)) if entry]
-    close = difflib.get_close_matches(name, known, n=3)
+    close = difflib.get_close_matches(name.lower(), known, n=3)
     listed = f"Known: {', '.join(known)}." if len(known) < 30 else f"There are {len(known)}."
     hint = f"Did you mean {' or '.join(close)}?" if close else listed if known else "None is registered."
     message = (
-        f"{key}={name!r} is not a {kind}. {hint} If a module of yours registers it, load that with --import MODULE or "
-        "`imports: [MODULE]`."
+        f"{key}={name!r} is not a known {kind}. {hint} If a module of yours registers it, load that with --import "
+        "MODULE or `imports: [MODULE]`."
     )
     return UserError(f"unknown-{kind}", message, name=name, close=close)
 
@@ -172,8 +172,8 @@ def unknown(kind: str, key: str, name: str, built_in: Iterable[str]) -> UserErro
 def search_current_folder() -> None:
     """Find modules in the current folder too, here and in processes started from here.
 
-    Only a user who names a module on the command line asks for that. `imports` of a recipe do not: the recipe may be a
-    stranger's, and a module beside it would run the stranger's code.
+    Only a user who names a module on the command line asks for that. `imports` of a recipe do not: the recipe may be
+    untrusted, and a module beside it could run any code.
     """
     here = os.getcwd()
     if here not in sys.path:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from conftest import complaint
 from processes import run_ranks
 from safetensors import safe_open
 
@@ -68,6 +69,26 @@ def test_run_moves_between_strategies_and_numbers_of_ranks(tmp_path: Path) -> No
     run_ranks(tmp_path, 1, "export", "runs/moved", "--to", exported)
     with safe_open(exported, "pt") as weights:
         assert "head.weight" in weights.keys()  # noqa: SIM118 (not a dictionary)
+
+
+@pytest.mark.parametrize("optimizer", ["adan", "adafactorbv"])
+def test_optimizers_of_timm_move_between_strategies(tmp_path: Path, optimizer: str) -> None:
+    """Adan counts steps per parameter group; Adafactor keeps factors that are not sharded, and momentum in bf16."""
+    words = ("--optim.name", optimizer, "--optim.schedule", "{name: constant}", "--optim.lr", 0.001)
+    run_ranks(tmp_path, 1, *_words("group", *words, "--name", "stayed", "--train.duration", "9ba"))
+    run_ranks(tmp_path, 1, *_words("group", *words, "--name", "moved", "--train.duration", "3ba"))
+    for strategy, procs, duration in (("fsdp", 2, "6ba"), ("single", 1, "9ba")):
+        place = ("--strategy", strategy, "--train.duration", duration)
+        run_ranks(tmp_path, procs, "train", "--resume", "runs/moved", *place)
+    stayed, moved = (_losses(tmp_path / "runs" / name) for name in ("stayed", "moved"))
+    assert max(abs(a - b) for a, b in zip(stayed, moved, strict=True)) < 1e-5
+
+
+def test_optimizers_that_need_whole_tensors_are_refused_with_fsdp(paceline, tmp_path: Path) -> None:
+    words = _words("group", "--strategy", "fsdp", "--optim.name", "adamp", "--procs", 2)
+    message = complaint(paceline(*words))
+    assert message.count("[optimizer-needs-ddp]") == 1
+    assert not list(tmp_path.glob("runs/*"))
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,16 @@ import math
 
 import pytest
 import torch
+from conftest import raises
 from torch import nn
 
+from paceline import extensions
+from paceline.config.io import load_recipe
+from paceline.config.phases import Phase
 from paceline.config.recipe import Ema, Optim, Point, Recipe, Schedule, Train
+from paceline.config.scaling import scaled
 from paceline.config.timeline import Timeline
+from paceline.errors import ConfigError
 from paceline.optim.ema import AveragedModel
 from paceline.optim.groups import create, groups, set_lr
 from paceline.optim.schedules import LrPlan, lr_at
@@ -45,6 +51,56 @@ def test_piecewise_is_linear_between_points() -> None:
     assert {step: lr_at(step, piecewise) for step in expected} == pytest.approx(expected)
 
 
+@pytest.fixture
+def registered(monkeypatch) -> None:
+    """Schedules of a user, for the time of a test."""
+    monkeypatch.setattr(extensions, "_registered", {})
+    extensions.register_schedule("root")(lambda step, total_steps, power=0.5: (step / total_steps) ** power)
+    for name, value in (("text", "1"), ("infinite", math.inf), ("negative", -1.0), ("nan", math.nan), ("flag", True)):
+        extensions.register_schedule(name)(lambda step, total_steps, value=value: value)
+    extensions.register_schedule("broken")(lambda step, total_steps: 1 / 0)
+
+
+def test_registered_schedule_is_the_whole_curve(registered: None) -> None:
+    root = plan(name="root")
+    assert [lr_at(step, root) for step in (0, 25, 81)] == [0.0, 1.0, pytest.approx(1.8)]
+    assert root.highest == lr_at(99, root)
+    assert lr_at(50, plan(name="root", options={"power": 2.0})) == 0.5
+    phases = (Phase((0.0, 5.0), lr=(0.25,)), Phase((5.0, 10.0), lr=(0.5,)))
+    optim = Optim(schedule=Schedule(name="root"))
+    recipe = Recipe("any", optim=optim, phases=phases, train=Train(duration="10ep", global_batch=10))
+    assert lr_at(60, LrPlan.of(optim, Timeline.of(recipe, 100))) == 0.5
+    assert scaled(recipe, 2, "linear").optim.schedule == optim.schedule
+
+
+@pytest.mark.parametrize("name", ["text", "infinite", "negative", "nan", "flag", "broken"])
+def test_results_of_registered_schedules_are_checked(registered: None, name: str) -> None:
+    with raises("extension-failed") as caught:
+        lr_at(7, plan(name=name))
+    assert caught.value.fields["name"] == name
+
+
+@pytest.mark.parametrize(
+    "fields", [{"warmup": "1ep"}, {"start_factor": 0.1}, {"end_factor": 0.1}, {"gamma": 0.5}, {"step_size": "2ep"}]
+)
+def test_fields_that_a_registered_schedule_does_not_use_are_refused(
+    registered: None, fields: dict[str, object]
+) -> None:
+    with raises("schedule-field-unused") as caught:
+        plan(name="root", **fields)
+    assert caught.value.fields["field"] == f"optim.schedule.{next(iter(fields))}"
+
+
+def test_unknown_schedules_are_refused_with_a_suggestion(registered: None) -> None:
+    for name, close in (("cosin", "cosine"), ("onecycle", "one-cycle"), ("roto", "root")):
+        with raises("unknown-schedule") as caught:
+            plan(name=name)
+        assert close in caught.value.fields["close"]
+    with pytest.raises(ConfigError) as error:
+        load_recipe("digits", ["--optim.schedule.options", "{power: 2}"])
+    assert [problem.code for problem in error.value.problems] == ["schedule-options-unused"]
+
+
 def test_norms_and_biases_do_not_decay_and_frozen_weights_are_left_out() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))
     model[1].weight.requires_grad_(False)
@@ -61,7 +117,7 @@ def test_norms_and_biases_do_not_decay_and_frozen_weights_are_left_out() -> None
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_optimizers_reduce_a_quadratic(name: str) -> None:
     layer = nn.Linear(4, 4)
-    optimizer = create(layer, Optim(name=name, lr=0.05))  # type: ignore[arg-type]
+    optimizer = create(layer, Optim(name=name, lr=0.05))
     inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
     losses = []
     for _ in range(100):

@@ -56,7 +56,7 @@ def _problem(*words: str) -> Problem:
         ("--smoothing 0.1", "--train.label_smoothing 0.1"),
         ("--amp", "--precision auto"),
         ("--amp-dtype bfloat16", "--precision bf16"),
-        ("--optimizer adam", "--optim.name adamw"),
+        ("--optimizer Adam", "--optim.name adam"),
         ("--opt SGD", "--optim.name sgd"),
         ("--scheduler cosine", "--optim.schedule.name cosine"),
         ("--sched onecycle", "--optim.schedule.name one-cycle"),

@@ -70,7 +70,7 @@ def memory_key(recipe: Recipe, ranks: int) -> dict[str, Any]:
         "precision": recipe.precision,
         "strategy": strategy(recipe, ranks),
         "sharding": [recipe.fsdp.reshard_after_forward, recipe.fsdp.cpu_offload],
-        "optimizer": recipe.optim.name,
+        "optimizer": [recipe.optim.name, recipe.optim.options],
         "averaged": bool(recipe.ema.decay),
         "powersgd": bool(recipe.grad_sync.powersgd_rank) and ranks > 1,
         "sync_batchnorm": recipe.model.sync_batchnorm,

@@ -8,7 +8,7 @@ from paceline.config.data import BUILT_IN, FROM_FILES, IN_MEMORY, Data
 from paceline.config.duration import parse
 from paceline.config.phases import problems as phase_problems
 from paceline.config.phases import ramp_problems
-from paceline.config.recipe import GradSync, Recipe, Schedule, near_multiples
+from paceline.config.recipe import SCHEDULES, GradSync, Recipe, Schedule, near_multiples
 from paceline.errors import Problem, UserError
 
 LOSSES = ("cross-entropy", "bce")
@@ -132,6 +132,11 @@ def _schedule_problems(schedule: Schedule) -> Iterator[Problem]:
             "schedule-points-unused",
             f"{path} is only used by a piecewise schedule, but optim.schedule.name={schedule.name}. Remove the points, "
             "or set the name to piecewise.",
+        )
+    if schedule.name in SCHEDULES and schedule.options:
+        yield Problem(
+            "schedule-options-unused",
+            f"optim.schedule.options has no effect: optim.schedule.name={schedule.name} is built in. Remove it.",
         )
     times = [point.at for point in schedule.points]
     amounts = [parse(time) for time in times]

@@ -47,14 +47,18 @@ class Point:
     """Learning rate at this point, as a multiple of optim.lr; linear in between."""
 
 
+SCHEDULES = ("constant", "one-cycle", "cosine", "linear", "step", "piecewise")
+"""The built-in schedules."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The learning rate per step, as a multiple of optim.lr."""
 
     __pydantic_config__ = STRICT
 
-    name: Literal["constant", "one-cycle", "cosine", "linear", "step", "piecewise"] = "cosine"
-    """one-cycle: cosine warm-up, then cosine decay; cosine, linear, step: linear warm-up, then that decay."""
+    name: str = "cosine"
+    """constant, cosine, linear, step (all after a linear warm-up), one-cycle (all cosine), piecewise, or registered."""
     warmup: StepDuration = "0ba"
     """Length of the warm-up, from start_factor to 1."""
     start_factor: NotNegative = 0.0
@@ -67,6 +71,8 @@ class Schedule:
     """step: factor on the learning rate at each decay."""
     points: tuple[Point, ...] = ()
     """piecewise: points of the schedule."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Additional arguments of a registered schedule."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +81,18 @@ class Optim:
 
     __pydantic_config__ = STRICT
 
-    name: Literal["sgd", "adamw", "lamb"] = "sgd"
-    """SGD with momentum, AdamW, or timm's LAMB."""
+    name: str = "sgd"
+    """sgd, adamw, lamb, any other optimizer of timm (muon, lion, adan ...), or a registered one."""
     lr: Positive = 0.1
     """Peak learning rate, for the mean loss over the global batch."""
     momentum: Fraction = 0.9
-    """Momentum of SGD."""
+    """Momentum, for optimizers that have one."""
     nesterov: bool = True
-    """Use Nesterov momentum."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """Betas of AdamW and LAMB."""
-    eps: Positive = 1e-8
-    """Epsilon of AdamW and LAMB."""
+    """sgd: use Nesterov momentum; false also turns it off in timm's optimizers that have it by name (nlars, nmuon)."""
+    betas: tuple[Fraction, ...] = ()
+    """Betas, for optimizers that have them; empty: the optimizer's default (adamw, lamb: 0.9, 0.999)."""
+    eps: NotNegative = 0.0
+    """Epsilon, for optimizers that have one; 0: the optimizer's default (adamw, lamb: 1e-8)."""
     weight_decay: NotNegative = 0.0
     """Weight decay of convolution filters and matrices."""
     decay_norm_bias: bool = False
@@ -95,6 +101,8 @@ class Optim:
     """Factor on the learning rate of the biases of normalization layers (airbench: 64)."""
     clip_grad_norm: NotNegative = 0.0
     """Clip the gradient to this norm; 0: off."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Additional arguments of the optimizer, e.g. {caution: true}."""
     schedule: Schedule = field(default_factory=Schedule)
     """Learning rate schedule."""
 

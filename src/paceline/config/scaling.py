@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from paceline.config.duration import parse, text_of
-from paceline.config.recipe import Recipe, Scaled
+from paceline.config.recipe import SCHEDULES, Recipe, Scaled
 from paceline.errors import UserError
 
 
@@ -12,7 +12,7 @@ def scaled(recipe: Recipe, ranks: int, rule: str) -> Recipe:
     """The recipe with its batches multiplied by the number of ranks, and its learning rates scaled by the rule.
 
     A schedule without a warm-up gets one from the unscaled learning rate, over a tenth of the training and at most five
-    epochs (Goyal et al. 2017). Phases with learning rates have their own ramps and get none.
+    epochs (Goyal et al. 2017). Phases with learning rates and registered schedules have their own ramps and get none.
     """
     if recipe.scaled.by > 1:
         raise UserError(
@@ -30,7 +30,8 @@ def scaled(recipe: Recipe, ranks: int, rule: str) -> Recipe:
     )
     schedule = recipe.optim.schedule
     phases_set_lr = any(phase.lr for phase in recipe.phases)
-    if schedule.name != "piecewise" and parse(schedule.warmup).value == 0 and not phases_set_lr:
+    has_warmup = schedule.name in SCHEDULES and schedule.name != "piecewise"
+    if has_warmup and parse(schedule.warmup).value == 0 and not phases_set_lr:
         schedule = replace(schedule, warmup=_warmup(recipe.train.duration), start_factor=1 / factor)
     return replace(
         recipe,

@@ -139,7 +139,7 @@ _NOT_NEEDED = {
 }
 
 _VALUES = {
-    "optim.name": {"adam": "adamw", "momentum": "sgd", "nesterov": "sgd"},
+    "optim.name": {},  # the given name in lower case
     "optim.schedule.name": {
         "onecycle": "one-cycle", "onecyclelr": "one-cycle", "cosineannealing": "cosine", "cosineannealinglr": "cosine",
         "cosine_annealing": "cosine", "steplr": "step", "multistep": "piecewise", "multisteplr": "piecewise",

@@ -26,6 +26,7 @@ from paceline.models.airbench import AirbenchNet
 from paceline.optim import groups
 from paceline.optim.ema import AveragedModel
 from paceline.optim.schedules import LrPlan
+from paceline.optim.state import load_state, state_dict
 from paceline.system.logs import log
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Setup:
         return {
             "model": gather(self.replica.module.state_dict()),
             "ema": gather(self.ema.model.state_dict()) if self.ema else {},
-            "optimizer": gather(self.optimizer.state_dict()),
+            "optimizer": gather(state_dict(self.optimizer)),
             "progress": {
                 "step": step,
                 "scaler": self.scaler.state_dict(),
@@ -129,7 +130,7 @@ class Setup:
         load_weights(self.replica.module, parts["model"], origin)
         if self.ema:
             load_weights(self.ema.model, parts["ema"] or parts["model"], origin)
-        groups.load_state(self.optimizer, parts["optimizer"], step, origin)
+        load_state(self.optimizer, self.recipe.optim, parts["optimizer"], step, origin)
         if parts["progress"]["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(parts["progress"]["scaler"])
         return step

@@ -103,7 +103,7 @@ def check_same_experiment(folder: RunFolder, recipe: Recipe, saved: CheckpointIn
     old, new = experiment(_tree_of(saved)), experiment(to_tree(recipe))
     changed = [key for key in ("seed", "data", "model", "phases", "ramp") if old[key] != new[key]]
     changed += [f"train.{key}" for key in ("global_batch",) if old["train"][key] != new["train"][key]]
-    changed += [f"optim.{key}" for key in ("name",) if old["optim"][key] != new["optim"][key]]
+    changed += [f"optim.{key}" for key in ("name", "options") if old["optim"][key] != new["optim"][key]]
     if changed:
         raise UserError(
             "resume-changes-experiment",

@@ -32,6 +32,8 @@ from paceline.engine.train import train
 from paceline.errors import UserError
 from paceline.logbook.read import read
 from paceline.logbook.verdict import verdict
+from paceline.optim.factory import check as check_optimizer
+from paceline.optim.schedules import check as check_schedule
 from paceline.system import logs
 from paceline.system.files import LOCK_NAME, FolderLock, disk_error, ignoring_a_full_disk, make_folder, write_text
 from paceline.system.logs import console, log
@@ -70,6 +72,8 @@ def train_recipe(
     """
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
+    check_optimizer(recipe.optim)  # before a folder is created or data is fetched
+    check_schedule(recipe.optim.schedule)
     recipe = kinds.resolve(recipe)
     fetch(recipe)  # may take longer than the timeout of connected ranks
     # uploads end after the ranks have disconnected, because a slow upload would exceed their timeout

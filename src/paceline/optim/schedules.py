@@ -2,13 +2,18 @@
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from numbers import Real
+from typing import Any
 
 from paceline.config.duration import parse, text_of
-from paceline.config.recipe import Optim
+from paceline.config.recipe import SCHEDULES, Optim, Schedule
 from paceline.config.timeline import Timeline
 from paceline.errors import UserError
+from paceline.extensions import Extension, find, unknown
 
 
 @dataclass(frozen=True)
@@ -26,18 +31,23 @@ class LrPlan:
     points: tuple[tuple[int, float], ...]
     phases: tuple[tuple[int, int, float, float], ...]
     """Begin, end, first and last learning rate per phase; if empty, the schedule applies."""
+    registered: Callable[[int], float] | None = None
+    """The factor at a step, by a registered schedule, which replaces all of the above but the phases."""
 
     @property
     def highest(self) -> float:
-        """The largest learning rate of the training."""
+        """The largest learning rate of the training; with a registered schedule, of a thousand of its steps."""
         if self.phases:
             return max(lr for _, _, *ends in self.phases for lr in ends)
+        if self.registered:
+            return self.peak * max(map(self.registered, range(0, self.total, math.ceil(self.total / 1000))))
         return self.peak * max((factor for _, factor in self.points), default=1.0)
 
     @classmethod
     def of(cls, optim: Optim, timeline: Timeline) -> "LrPlan":
         """Return the plan of a recipe's optimizer over a timeline."""
         schedule, total = optim.schedule, timeline.total
+        extension = check(schedule)
         every = parse(schedule.step_size)
         decay_steps: list[int] = []
         if schedule.name == "step":
@@ -60,7 +70,35 @@ class LrPlan:
             decay_steps=tuple(decay_steps),
             points=tuple((timeline.steps(point.at), point.factor) for point in schedule.points),
             phases=tuple((phase.begin, phase.end, *phase.lr) for phase in timeline.phases if phase.lr),
+            registered=partial(_call, extension, total, schedule.options) if extension else None,
         )
+
+
+_CURVE_FIELDS = ("warmup", "start_factor", "end_factor", "step_size", "gamma")
+
+
+def check(schedule: Schedule) -> Extension | None:
+    """Return the registered schedule of a recipe, None for a built-in one. Refuses unknown names and unused fields."""
+    extension = find("schedule", schedule.name)
+    if extension:
+        for name in _CURVE_FIELDS:
+            if getattr(schedule, name) != getattr(Schedule(), name):
+                message = (
+                    f"optim.schedule.{name}={getattr(schedule, name)} has no effect, because the registered schedule "
+                    f"{schedule.name!r} sets the whole curve. Remove it."
+                )
+                raise UserError("schedule-field-unused", message, field=f"optim.schedule.{name}")
+    elif schedule.name not in SCHEDULES:
+        raise unknown("schedule", "optim.schedule.name", schedule.name, SCHEDULES)
+    return extension
+
+
+def _call(extension: Extension, total: int, options: dict[str, Any], step: int) -> float:
+    """Return the factor of a registered schedule at a step."""
+    factor = extension(step, total, **options)
+    if isinstance(factor, bool) or not isinstance(factor, Real) or not 0 <= float(factor) < math.inf:
+        raise extension.error(f"returned {factor!r} at step {step}, which is not a finite number >= 0")
+    return float(factor)
 
 
 def lr_at(step: int, plan: LrPlan) -> float:
@@ -72,6 +110,8 @@ def lr_at(step: int, plan: LrPlan) -> float:
 
 
 def _factor(step: int, plan: LrPlan) -> float:
+    if plan.registered:
+        return plan.registered(step)
     if plan.name == "piecewise":
         return _piecewise(step, plan.points)
     if step < plan.warmup:
