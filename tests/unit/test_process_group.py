@@ -92,4 +92,4 @@ def test_a_server_that_closes_early_is_asked_again() -> None:
             Channel("127.0.0.1", port, TOKEN.encode())
         closing.result()
     with pytest.raises(ChannelError, match="does not respond"):
-        connect("127.0.0.1", port, TOKEN.encode(), within=0.3)
+        connect("127.0.0.1", port, TOKEN.encode(), timeout=0.3)
