@@ -11,12 +11,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.config.recipe import Recipe
 from paceline.distributed.grad_sync import WIRE_DTYPES
 from paceline.distributed.world import World
 from paceline.errors import UserError
+from paceline.system.norms import BATCH_NORMS
 
 
 class Sharded:
@@ -67,7 +67,7 @@ def shard(model: nn.Module, world: World, recipe: Recipe, precision: str) -> Non
     """Shard a model block by block, so that only one block's weights are unsharded at a time."""
     mesh = init_device_mesh(world.device.type, (world.size,))
     compute = WIRE_DTYPES[precision]
-    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+    if any(isinstance(module, BATCH_NORMS) for module in model.modules()):
         compute = torch.float32  # batch-norm kernels need fp32 weights; autocast handles the rest
     offload = recipe.fsdp.cpu_offload and world.device.type == "cuda"
     settings: dict[str, Any] = {

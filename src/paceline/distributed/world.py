@@ -15,13 +15,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed import Store
 
 from paceline.distributed import env
 from paceline.distributed import slurm as srun
 from paceline.distributed.objects import all_gather_object, broadcast_object
-from paceline.distributed.process_group import join
+from paceline.distributed.process_group import join, set_timeout
 from paceline.distributed.sockets import refuse_new_connections
 from paceline.distributed.store import store_at
 from paceline.errors import UserError
@@ -103,7 +102,7 @@ class World:
     def shorten_timeout(self) -> None:
         """Use the rank timeout from now on: after start-up all ranks take equally long, so a silent one has failed."""
         if self.size > 1:
-            _set_pg_timeout(rank_timeout())
+            set_timeout(rank_timeout())
 
     def barrier(self) -> None:
         """Wait for all ranks."""

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from paceline.config.batch import BatchLayout
@@ -27,6 +26,7 @@ from paceline.optim import groups
 from paceline.optim.ema import AveragedModel
 from paceline.optim.schedules import LrPlan
 from paceline.system.logs import log
+from paceline.system.norms import BATCH_NORMS
 
 if TYPE_CHECKING:
     from paceline.distributed.fsdp import Sharded
@@ -144,7 +144,7 @@ def build(recipe: Recipe, world: World) -> Setup:
     model = build_model(recipe, source, len(source.classes), timeline, world)
     if isinstance(model, AirbenchNet) and recipe.model.weights == "random":
         model.prepare(loader.plain_images(5000))
-    has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+    has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in model.modules())
     for layout in plan.layouts.values():
         if layout.per_rank_batch == 1 and has_batch_norm and not recipe.model.sync_batchnorm:
             raise UserError(

@@ -9,9 +9,8 @@ from torch import nn, optim
 from paceline.config.recipe import Optim
 from paceline.errors import UserError
 from paceline.system.logs import log
+from paceline.system.norms import NORMS
 from paceline.system.torchvision_compat import allow_torchvision
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 def groups(model: nn.Module, config: Optim) -> list[dict[str, Any]]:
@@ -20,7 +19,7 @@ def groups(model: nn.Module, config: Optim) -> list[dict[str, Any]]:
     `scale` of a group is its factor on the scheduled learning rate.
     """
     norm_biases = {
-        id(module.bias) for module in model.modules() if isinstance(module, _NORMS) and module.bias is not None
+        id(module.bias) for module in model.modules() if isinstance(module, NORMS) and module.bias is not None
     }
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [p for p in trained if p.ndim > 1]
