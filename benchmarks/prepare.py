@@ -20,8 +20,9 @@ from loader import processor_seconds
 from PIL import Image
 
 from paceline.data.classes import Class
+from paceline.data.pillow import MAX_BYTES
 from paceline.data.prepare import pack, sources, tars
-from paceline.data.prepare.convert import MAX_BYTES, Variant
+from paceline.data.prepare.convert import Variant
 from paceline.system.logs import console
 
 

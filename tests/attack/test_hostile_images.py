@@ -11,9 +11,11 @@ from sample_images import tree
 
 from paceline.data import codec
 from paceline.data.images import Files
-from paceline.data.prepare.convert import convert_as, open_image
-from paceline.data.prepare.isolated import Isolated, Unreadable
+from paceline.data.pillow import open_image
+from paceline.data.prepare.convert import convert_as
+from paceline.data.prepare.isolated import Isolated
 from paceline.data.shards import Dataset
+from paceline.system.untrusted import Unreadable
 
 _PROGRAMS = ("gs", "gswin64c", "magick", "convert", "inkscape", "rsvg-convert", "djpeg", "cjpeg", "sh", "xdg-open")
 

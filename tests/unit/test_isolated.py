@@ -12,7 +12,8 @@ from sample_images import jpeg, sample_image
 from paceline.data import codec
 from paceline.data.prepare import isolated
 from paceline.data.prepare.convert import convert_as
-from paceline.data.prepare.isolated import Isolated, Unreadable
+from paceline.data.prepare.isolated import Isolated
+from paceline.system.untrusted import Unreadable
 
 VALID = jpeg(sample_image(40, 30))
 

@@ -11,7 +11,7 @@ from paceline.config.data import Data
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.data.kinds import kind_of, resolve
-from paceline.data.prepare.sources import fingerprint, listing
+from paceline.data.listing import fingerprint, listing
 from paceline.errors import ConfigError, UserError
 from paceline.track.records import RunFolder
 

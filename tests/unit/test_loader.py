@@ -13,13 +13,13 @@ from paceline.config.phases import Phase
 from paceline.config.recipe import Evaluate, Recipe, Train
 from paceline.config.timeline import Timeline
 from paceline.data.images import Files, ImageSplit
+from paceline.data.listing import listing
 from paceline.data.load.augment import mirrored
 from paceline.data.load.crops import center_boxes, random_boxes
 from paceline.data.load.loader import ImageEvaluator, ImageLoader
 from paceline.data.load.order import Plan
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
-from paceline.data.prepare.sources import listing
 from paceline.data.prepare.sources import tree as source
 from paceline.data.shards import Dataset
 

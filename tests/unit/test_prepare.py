@@ -23,9 +23,9 @@ from servers import FileServer
 from paceline.data import codec
 from paceline.data.prepare import pack
 from paceline.data.prepare.convert import Variant, convert
-from paceline.data.prepare.isolated import Unreadable
 from paceline.data.shards import Dataset
 from paceline.system import remote
+from paceline.system.untrusted import Unreadable
 
 
 def contents(root: Path) -> dict[str, bytes]:

@@ -129,7 +129,7 @@ def test_classes_without_validation_or_training_images_cause_a_warning(here, tmp
 
 
 def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
-    from paceline.data.prepare.sources import listing
+    from paceline.data.listing import listing
 
     root = tree(tmp_path / "photos", classes=2, images=2)
     elsewhere = tree(tmp_path / "more", classes=1, images=3) / "train" / "n00000000"

@@ -7,7 +7,7 @@ from conftest import complaint
 from hostile import deep_mat, disguised, jpeg_of_scans, png_of, tar_of
 from sample_images import jpeg, sample_image, tree
 
-from paceline.data.prepare.convert import open_image
+from paceline.data.pillow import open_image
 from paceline.data.shards import Dataset
 
 

@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _known_samples(recipe: "Recipe") -> int:
     from paceline.config.data import IN_MEMORY
-    from paceline.data.prepare.sources import listing
+    from paceline.data.listing import listing
     from paceline.data.shards import Dataset, default_folder
 
     data = recipe.data

@@ -8,9 +8,8 @@ import numpy as np
 from rich.progress import track
 
 from paceline.data import codec
-from paceline.data.description import PREPARE_AGAIN
+from paceline.data.description import LEFT_OUT, PREPARE_AGAIN
 from paceline.data.files import mismatch
-from paceline.data.prepare.assemble import LEFT_OUT
 from paceline.data.shards import Dataset, Split
 from paceline.errors import UserError
 from paceline.system import chart

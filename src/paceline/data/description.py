@@ -25,6 +25,8 @@ MAX_DESCRIPTION_BYTES = 64 << 20
 MAX_CLASSES = (1 << 16) - 1
 MAX_REMARKS = 50_000
 LISTS = ("index.npy", "names.txt")
+LEFT_OUT = "left out: "
+"""The start of the remark on a file that cannot be decoded."""
 _MAX_SHARDS = 1 << 16
 _MAX_ARRAY_BYTES = 1 << 34
 _NOT_FINGERPRINTED = ("sha256", "fingerprint", "prepared", "remarks")

@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from paceline.data.prepare.convert import FORMATS, check_size, open_image
-from paceline.data.prepare.isolated import Unreadable
-from paceline.data.prepare.sources import Entry
+from paceline.data.listing import Entry
+from paceline.data.pillow import FORMATS, check_size, open_image
+from paceline.system.untrusted import Unreadable
 
 Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Maps sizes (n, 2) and keys of images to the crop of each: (n, 5) of x, y, width, height, mirrored."""

@@ -13,10 +13,10 @@ from paceline.config.timeline import ResolvedPhase, Timeline
 from paceline.data import cache, sets
 from paceline.data.classes import Class
 from paceline.data.images import Files, ImageSplit
+from paceline.data.listing import all_for_validation, fingerprint, listing
 from paceline.data.load.in_memory import ResidentEvaluator, ResidentLoader
 from paceline.data.load.loader import DEFAULT_SIZE, ImageEvaluator, ImageLoader
 from paceline.data.load.order import Plan
-from paceline.data.prepare.sources import all_for_validation, fingerprint, listing
 from paceline.data.shards import Dataset, default_folder
 from paceline.system.logs import log
 

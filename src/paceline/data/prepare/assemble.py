@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.description import DESCRIPTION, FORMAT, LISTS, MAX_REMARKS, sealed
+from paceline.data.description import DESCRIPTION, FORMAT, LEFT_OUT, LISTS, MAX_REMARKS, sealed
 from paceline.data.files import file_entry, write_array
 from paceline.data.index import INDEX
 from paceline.data.prepare.convert import Variant
@@ -16,8 +16,6 @@ from paceline.errors import UserError
 from paceline.system.files import replacing, write_json, write_text
 
 PARTS = ".parts"  # the folder for notes of an unfinished preparation
-LEFT_OUT = "left out: "
-"""The start of the remark on a file that cannot be decoded."""
 
 
 def assemble(

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.data.classes import Class
-from paceline.data.prepare.convert import MAX_BYTES
-from paceline.data.prepare.isolated import Isolated, Unreadable
+from paceline.data.pillow import MAX_BYTES
+from paceline.data.prepare.isolated import Isolated
 from paceline.data.prepare.sources import Sample, Source, opened, size_of, tree
 from paceline.data.prepare.tars import archive
 from paceline.errors import UserError
 from paceline.system.remote import is_remote, shown
+from paceline.system.untrusted import Unreadable
 
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _MAX_DEVKIT = 1 << 24  # bytes per file; the originals have less than 1 MB

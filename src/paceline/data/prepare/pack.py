@@ -20,15 +20,17 @@ from typing import Any, BinaryIO
 from rich.progress import Progress, Task, TaskID
 
 from paceline.data import codec
-from paceline.data.description import DESCRIPTION, FORMAT, MAX_CLASSES, read_json, shard_name
-from paceline.data.prepare.assemble import LEFT_OUT, PARTS, assemble
-from paceline.data.prepare.convert import MAX_BYTES, Variant, check_size, convert_as
-from paceline.data.prepare.isolated import Isolated, Unreadable
+from paceline.data.description import DESCRIPTION, FORMAT, LEFT_OUT, MAX_CLASSES, read_json, shard_name
+from paceline.data.pillow import MAX_BYTES, check_size
+from paceline.data.prepare.assemble import PARTS, assemble
+from paceline.data.prepare.convert import Variant, convert_as
+from paceline.data.prepare.isolated import Isolated
 from paceline.data.prepare.sources import Sample, Source
 from paceline.errors import UserError
 from paceline.system.files import FolderLock, make_folder, replacing, size_text, write_json
 from paceline.system.logs import console
 from paceline.system.progress_bar import OneLineProgress, compact
+from paceline.system.untrusted import Unreadable
 
 SHARD_SAMPLES = 2048
 _MAX_PENDING_BYTES = 1 << 30  # of files in memory
