@@ -12,8 +12,8 @@ from paceline.system.untrusted import Unreadable
 _END_OF_JPEG = b"\xff\xd9"
 MAX_BYTES = 250_000_000
 """The maximum size of an image file."""
-_MAX_PIXELS = 200_000_000  # as many as the largest camera sensors have
-Image.MAX_IMAGE_PIXELS = _MAX_PIXELS // 2  # Pillow raises at twice this limit, before decoding
+MAX_PIXELS = 200_000_000
+"""The maximum size of an image: as many pixels as the largest camera sensors have."""
 _MAX_SCANS = 100  # of a JPEG; encoders write about ten, and each one costs a pass over the whole image
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")  # markers followed by a length, and the end marker
 _START_OF_SCAN = b"\xff\xda"
@@ -36,27 +36,36 @@ def open_image(content: bytes) -> tuple[Image.Image, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about EXIF and palette data, which is not used
         try:
-            image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
+            image = _opened(content)
             remarks = [] if image.format == "JPEG" else [f"a {image.format} file"]
             try:
                 image.load()
             except OSError as error:
                 if "truncated" not in str(error) or image.format != "JPEG":
                     raise
-                image = Image.open(io.BytesIO(content + _END_OF_JPEG), formats=FORMATS)
+                image = _opened(content + _END_OF_JPEG)
                 image.load()
                 remarks.append("truncated; the missing part is gray")
             if image.mode not in ("L", "RGB"):
                 remarks.append(f"converted from mode {image.mode}")
             return _plain(image), "; ".join(remarks)
         except Image.DecompressionBombError:
-            raise Unreadable(f"more than {_MAX_PIXELS:,} pixels") from None
+            limit = min(MAX_PIXELS, 2 * (Image.MAX_IMAGE_PIXELS or MAX_PIXELS))
+            raise Unreadable(f"more than {limit:,} pixels") from None
         except MemoryError:
             raise Unreadable("decoding needs too much memory") from None
         except Exception as error:
             # Pillow's decoders raise nearly anything on corrupt files; the address of the buffer means nothing to users
             reason = re.sub(r" ?<_io.BytesIO[^>]*>", "", " ".join(str(error).split()))
             raise Unreadable(f"not an image ({reason[:120] or type(error).__name__})") from None
+
+
+def _opened(content: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(content), formats=FORMATS)
+    # Pillow has a limit for the whole process, which is not ours to change and may have been removed
+    if image.width * image.height > MAX_PIXELS:
+        raise Image.DecompressionBombError
+    return image
 
 
 def _has_too_many_scans(content: bytes) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from paceline.data import codec
-from paceline.data.pillow import open_image
+from paceline.data.pillow import MAX_PIXELS, open_image
 from paceline.system.untrusted import Unreadable
 
 _KEPT_QUALITY = 95  # of images that are re-encoded at their original size
@@ -34,7 +34,8 @@ class Variant:
 
 
 def convert_as(content: bytes, variants: list[dict[str, int]]) -> tuple[list[bytes], str]:
-    """Call convert() with variants from JSON."""
+    """Call convert() with variants from JSON, in a decoder process. It raises Pillow's limit of that process."""
+    Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow refuses images with more than twice as many
     return convert(content, [Variant(**fields) for fields in variants])
 
 
