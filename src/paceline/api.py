@@ -22,8 +22,10 @@ from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.logbook import charts, page
 from paceline.logbook import compare as _comparing
-from paceline.logbook import read as _reading
 from paceline.logbook.curves import charts_of
+from paceline.logbook.read import read as _read
+from paceline.logbook.run import Run as _Run
+from paceline.logbook.run import named_apart
 from paceline.logbook.tables import markdown
 from paceline.logbook.verdict import verdict
 from paceline.system.lifetime import child_env
@@ -32,11 +34,11 @@ from paceline.system.lifetime import child_env
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
-class Run(_reading.Run):
+class Run(_Run):
     """A run folder, or the log of another program."""
 
     def __init__(self, path: "str | Path | Run"):
-        vars(self).update(vars(path if isinstance(path, Run) else _reading.read(Path(path))))
+        vars(self).update(vars(path if isinstance(path, Run) else _read(Path(path))))
 
     def __repr__(self) -> str:
         return f"Run({str(self.origin)!r}: {self.status}, {verdict(self)[0].text})"
@@ -117,7 +119,7 @@ def compare(*runs: "str | Path | Run", to: "str | float | None" = None, price: f
             "invalid-price", f"price={price!r} is not a price per host and hour. Write e.g. 3.06.", price=price
         )
     target = None if to is None else _comparing.share(to)
-    found = _comparing.compare(_reading.named_apart([Run(run) for run in runs]), target, price)
+    found = _comparing.compare(named_apart([Run(run) for run in runs]), target, price)
     return Comparison(**vars(found))
 
 

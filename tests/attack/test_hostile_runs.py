@@ -14,7 +14,8 @@ from made_runs import make_run
 
 from attack.run_folders import FILES, HOSTILE_NUMBERS, check_polite, commands, sealed
 from paceline.logbook.compare import compare
-from paceline.logbook.read import Run, read
+from paceline.logbook.read import read
+from paceline.logbook.run import Run
 from paceline.logbook.tables import as_json
 
 

@@ -2,7 +2,10 @@
 
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).parents[2]
 
@@ -11,6 +14,11 @@ def test_imports_follow_the_layers() -> None:
     program = Path(sys.executable).with_name("lint-imports")
     answer = subprocess.run([program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stdout
+
+
+def test_modules_do_not_import_each_other_in_cycles() -> None:
+    graph = grimp.build_graph("paceline", cache_dir=None)
+    TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -15,7 +15,8 @@ from paceline.logbook.charts import COLORS, COLORS_ON_DARK, Chart, Line, svg
 from paceline.logbook.compare import compare
 from paceline.logbook.curves import charts_of
 from paceline.logbook.page import report
-from paceline.logbook.read import Run, read
+from paceline.logbook.read import read
+from paceline.logbook.run import Run
 from paceline.logbook.settings import settings, shared_and_differing
 from paceline.logbook.tables import page_table, table
 

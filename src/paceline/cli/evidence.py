@@ -11,7 +11,7 @@ from paceline.system.files import say
 
 if TYPE_CHECKING:
     from paceline.logbook.compare import Comparison
-    from paceline.logbook.read import Run
+    from paceline.logbook.run import Run
 
 _READS = """A RUN is a run folder or a log of another program: PyTorch's ImageNet example and programs derived from it,
 DAWNBench's TSV, Lightning's metrics.csv or TensorBoard's event files."""
@@ -59,7 +59,8 @@ def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[Run], in
     Paths that are not runs are skipped and listed, so that `runs/*` works. Unreadable runs are errors; they are fatal
     if no run remains, or if the first run is unreadable and the others are compared to it.
     """
-    from paceline.logbook.read import NotARun, named_apart, read
+    from paceline.logbook.read import read
+    from paceline.logbook.run import NotARun, named_apart
 
     runs, skipped, errors = [], [], []
     for path in paths:

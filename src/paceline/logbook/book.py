@@ -19,7 +19,8 @@ from paceline.logbook.charts import svg
 from paceline.logbook.compare import compare
 from paceline.logbook.curves import charts_of
 from paceline.logbook.entry import page_of
-from paceline.logbook.read import LOGBOOK_MARK, Run
+from paceline.logbook.read import LOGBOOK_MARK
+from paceline.logbook.run import Run
 from paceline.logbook.tables import duration, markdown, plain
 from paceline.logbook.verdict import verdict
 from paceline.system.files import make_folder, write_text

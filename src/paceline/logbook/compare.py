@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.logbook.read import Run
+from paceline.logbook.run import Run
 
 _CONDITIONS = {
     "hardware": "hardware",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.logbook.charts import Chart, Line
-from paceline.logbook.read import Run
+from paceline.logbook.run import Run
 from paceline.logbook.settings import image_modifiers, loss_modifiers
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from paceline.logbook.compare import compare
-from paceline.logbook.read import PARTS, Run
+from paceline.logbook.run import PARTS, Run
 from paceline.logbook.settings import settings
 from paceline.logbook.tables import duration, plain, table
 from paceline.logbook.verdict import verdict

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.logbook.read import Run
+from paceline.logbook.run import Run
 from paceline.system.files import printable
 from paceline.system.untrusted import is_plain
 

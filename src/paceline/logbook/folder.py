@@ -9,7 +9,7 @@ import yaml
 
 from paceline.config import yamls
 from paceline.config.io import leaves
-from paceline.logbook.read import Run
+from paceline.logbook.run import Run
 from paceline.system.files import printable, printable_tree
 from paceline.track.checks import Recipe, is_valid
 from paceline.track.records import RunFolder

@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.logbook import example_log
-from paceline.logbook.read import NotARun, Run
+from paceline.logbook.run import NotARun, Run
 from paceline.system.files import printable
 from paceline.system.untrusted import check_regular, open_regular, read_regular
 from paceline.track.checks import Imported, valid

@@ -9,7 +9,7 @@ from string import Template
 from paceline.logbook.charts import COLORS, COLORS_ON_DARK
 from paceline.logbook.compare import Comparison
 from paceline.logbook.page_data import page_data
-from paceline.logbook.read import Run
+from paceline.logbook.run import Run
 from paceline.logbook.settings import shared_and_differing
 from paceline.logbook.tables import listing, page_table, runs_are_rows
 from paceline.logbook.verdict import verdict

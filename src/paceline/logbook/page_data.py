@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.logbook.charts import COLORS, dashes, thinned
 from paceline.logbook.curves import CURVES, line_name, note
-from paceline.logbook.read import Run
+from paceline.logbook.run import Run
 
 _AXES = ("epoch", "step", "images", "seconds")
 

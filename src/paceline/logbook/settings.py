@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.config.data import IN_MEMORY
 from paceline.config.io import leaves
-from paceline.logbook.read import Run
+from paceline.logbook.run import Run
 from paceline.system.files import printable
 from paceline.system.remote import is_remote, shown
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.logbook.compare import Comparison, Fairness
 from paceline.logbook.curves import CURVES, common_name
-from paceline.logbook.read import Run
+from paceline.logbook.run import Run
 from paceline.system.files import printable
 
 _MAX_COLUMNS = 3
