@@ -26,10 +26,11 @@ from paceline.config.recipe import Recipe
 from paceline.distributed.world import World, keep_freed_memory, threads_per_process
 from paceline.engine.build import Setup, build
 from paceline.engine.replicas import Mirror
-from paceline.engine.run import Run
+from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
+from paceline.track.json_lines import JsonLines
 from paceline.track.progress import Display
-from paceline.track.records import JsonLines, RunFolder
+from paceline.track.records import RunFolder
 
 
 class Stopwatch(Display):
@@ -71,7 +72,10 @@ def engine_seconds(setup: Setup, folder: Path) -> float:
     run_folder = RunFolder(folder)
     folder.mkdir(parents=True)
     train(
-        setup, Run(run_folder, setup, JsonLines(run_folder.metrics), NoWriter(), watch, Mirror(setup.world, run_folder))
+        setup,
+        TrainingRun(
+            run_folder, setup, JsonLines(run_folder.metrics), NoWriter(), watch, Mirror(setup.world, run_folder)
+        ),
     )
     return watch.times[-1] - watch.times[0]
 

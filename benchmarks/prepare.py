@@ -41,7 +41,9 @@ def ours(archive: Path, work: Path, variant: Variant) -> None:
                 yield sources.Sample(number % 2, member.name, member.size, partial(member.read, MAX_BYTES))
 
     classes = [Class("a", "a"), Class("b", "b")]
-    source = sources.Source("benchmark", classes, {"train": samples}, {"train": None}, {"train": None}, parallel=False)
+    source = sources.RawDataset(
+        "benchmark", classes, {"train": samples}, {"train": None}, {"train": None}, parallel=False
+    )
     pack.prepare(source, work / "out", [variant], workers=1)
 
 

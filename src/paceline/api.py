@@ -24,8 +24,7 @@ from paceline.logbook import charts, page
 from paceline.logbook import compare as _comparing
 from paceline.logbook.curves import charts_of
 from paceline.logbook.read import read as _read
-from paceline.logbook.run import Run as _Run
-from paceline.logbook.run import named_apart
+from paceline.logbook.run import LoggedRun, named_apart
 from paceline.logbook.tables import markdown
 from paceline.logbook.verdict import verdict
 from paceline.system.lifetime import child_env
@@ -34,7 +33,7 @@ from paceline.system.lifetime import child_env
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
-class Run(_Run):
+class Run(LoggedRun):
     """A run folder, or the log of another program."""
 
     def __init__(self, path: "str | Path | Run"):
@@ -47,7 +46,7 @@ class Run(_Run):
         return _html(_comparing.compare([self]), f"<p>{escape(verdict(self)[0].text)}</p>")
 
 
-class Comparison(_comparing.Comparison):
+class Comparison(_comparing.ComparedRuns):
     """Runs side by side; displayed as a table."""
 
     def __repr__(self) -> str:
@@ -57,7 +56,7 @@ class Comparison(_comparing.Comparison):
         return _html(self, f"<p>{page.fairness_html(self)}</p>")
 
 
-def _html(comparison: _comparing.Comparison, head: str) -> str:
+def _html(comparison: _comparing.ComparedRuns, head: str) -> str:
     drawn = [svg for _, chart in charts_of(comparison.runs) if (svg := charts.svg(chart))]
     figures = "".join(f'<div style="width:420px">{svg}</div>' for svg in drawn)
     notes = "".join(f"<li>{escape(run.name)}: {escape(note)}</li>" for run in comparison.runs for note in run.notes)
@@ -118,7 +117,7 @@ def compare(*runs: "str | Path | Run", to: "str | float | None" = None, price: f
         raise UserError(
             "invalid-price", f"price={price!r} is not a price per host and hour. Write e.g. 3.06.", price=price
         )
-    target = None if to is None else _comparing.share(to)
+    target = None if to is None else _comparing.parse_accuracy(to)
     found = _comparing.compare(named_apart([Run(run) for run in runs]), target, price)
     return Comparison(**vars(found))
 

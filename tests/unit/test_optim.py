@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.config.recipe import Ema, Optim, Point, Recipe, Schedule, Train
+from paceline.config.recipe import Ema, Optim, Recipe, Schedule, SchedulePoint, Train
 from paceline.config.timeline import Timeline
 from paceline.optim.ema import AveragedModel
 from paceline.optim.groups import create, groups, set_lr
@@ -39,7 +39,12 @@ def test_cosine_and_linear_with_warmup() -> None:
 
 
 def test_piecewise_is_linear_between_points() -> None:
-    points = (Point("1ep", 0.5), Point("3ep", 1.0), Point("3ep", 0.1), Point("5ep", 0.0))
+    points = (
+        SchedulePoint("1ep", 0.5),
+        SchedulePoint("3ep", 1.0),
+        SchedulePoint("3ep", 0.1),
+        SchedulePoint("5ep", 0.0),
+    )
     piecewise = plan(name="piecewise", points=points)
     expected = {0: 1.0, 10: 1.0, 20: 1.5, 29: 1.95, 30: 0.2, 40: 0.1, 50: 0.0, 99: 0.0}
     assert {step: lr_at(step, piecewise) for step in expected} == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""The figures of a logging window, and how ranks exchange them."""
+"""The figures of a logging window, and how ranks send them to each other."""
 
 import math
 from dataclasses import replace

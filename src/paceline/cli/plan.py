@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _known_samples(recipe: "Recipe") -> int:
     from paceline.config.data import IN_MEMORY
-    from paceline.data.listing import listing
+    from paceline.data.listing import list_images
     from paceline.data.shards import Dataset, default_folder
 
     data = recipe.data
@@ -109,7 +109,7 @@ def _known_samples(recipe: "Recipe") -> int:
         return data.synthetic.train_samples
     place = Path(data.path or default_folder(data.name))
     if data.name in ("folder", "list") and place.exists():
-        return len(listing(place).train)
+        return len(list_images(place).train)
     if data.name not in IN_MEMORY and place.exists():
         return int(Dataset.open(place).description["splits"]["train"]["samples"])
     if data.name not in _SAMPLES:

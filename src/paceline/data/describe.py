@@ -112,7 +112,7 @@ def _corrupt_records(split: Split, shard: int) -> Iterator[str]:
                 yield f"{split.where(number)}: {found[0]} x {found[1]} pixels, but {width} x {height} in the index"
 
 
-def contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, seed: int) -> None:
+def write_contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, seed: int) -> None:
     """Write a PNG of random samples with their labels."""
     columns, rows, side = 8, 6, 128
     split = dataset.split(split_name, variant or dataset.variants[0])

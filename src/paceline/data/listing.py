@@ -15,7 +15,7 @@ from paceline.system.logs import log
 _ENDINGS = "jpg jpeg jpe jfif png bmp gif webp avif tif tiff ppm pgm"
 EXTENSIONS = frozenset(f".{ending}" for ending in _ENDINGS.split())
 
-Entry = tuple[int, Path]
+LabeledFile = tuple[int, Path]
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,15 @@ class Listing:
     """The files of an image folder by split, with their labels."""
 
     ids: list[str]
-    train: list[Entry]
-    val: list[Entry]
+    train: list[LabeledFile]
+    val: list[LabeledFile]
 
     @property
-    def splits(self) -> dict[str, list[Entry]]:
+    def splits(self) -> dict[str, list[LabeledFile]]:
         return {"train": self.train, "val": self.val}
 
 
-def all_for_validation(root: Path) -> Listing:
+def list_validation_images(root: Path) -> Listing:
     """Return images for evaluation only: the validation split if there is one, else all images."""
     if root.is_file():
         rows = [row for row in read_list(root) if row[0] != "train"] or read_list(root)
@@ -45,7 +45,7 @@ def all_for_validation(root: Path) -> Listing:
     return Listing(ids, [], files)
 
 
-def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> Listing:
+def list_images(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> Listing:
     """Return the files of DIR/train/CLASS and DIR/val/CLASS, of DIR/CLASS split by `val_fraction`, or of a list."""
     if root.is_file():
         return _listed(root, val_fraction, limit_per_class)
@@ -100,7 +100,7 @@ def _listed(path: Path, val_fraction: float, limit_per_class: int) -> Listing:
         message = f"{path} has {len(ids)} class{'es' * (len(ids) != 1)}. A classifier needs at least two."
         raise UserError("too-few-classes", message, path=path)
     numbers = {id_: number for number, id_ in enumerate(ids)}
-    splits: dict[str, list[Entry]] = {"": [], "train": [], "val": []}
+    splits: dict[str, list[LabeledFile]] = {"": [], "train": [], "val": []}
     seen: Counter[tuple[str, str]] = Counter()
     for split, label, file in rows:
         seen[split, label] += 1
@@ -130,7 +130,7 @@ def _class_names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _files(root: Path, ids: list[str], limit: int) -> list[Entry]:
+def _files(root: Path, ids: list[str], limit: int) -> list[LabeledFile]:
     files = []
     for label, id_ in enumerate(ids):
         found = sorted(path for path in _below(root / id_) if path.suffix.lower() in EXTENSIONS and path.is_file())
@@ -154,7 +154,7 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from (Path(place) / name for name in names)
 
 
-def fingerprint(files: Listing, root: Path) -> str:
+def listing_fingerprint(files: Listing, root: Path) -> str:
     """Return a digest of classes, file names and sizes. Reading all files would take longer than an epoch."""
     digest = hashlib.sha256(json.dumps(files.ids).encode())
     for split, entries in files.splits.items():
@@ -169,7 +169,7 @@ def relative_name(path: Path, root: Path) -> str:
     return os.path.relpath(path, root if root.is_dir() else root.parent)
 
 
-def _divided(files: list[Entry], fraction: float, place: Path) -> tuple[list[Entry], list[Entry]]:
+def _divided(files: list[LabeledFile], fraction: float, place: Path) -> tuple[list[LabeledFile], list[LabeledFile]]:
     """Return (train, val), with the same fraction of every class in val, spread evenly over its files."""
     if not fraction:
         raise UserError(
@@ -180,8 +180,8 @@ def _divided(files: list[Entry], fraction: float, place: Path) -> tuple[list[Ent
         )
     if not 0 < fraction < 1:
         raise UserError("invalid-val-fraction", f"--val-fraction {fraction:g} is not between 0 and 1. Use e.g. 0.1.")
-    train: list[Entry] = []
-    val: list[Entry] = []
+    train: list[LabeledFile] = []
+    val: list[LabeledFile] = []
     seen: dict[int, int] = {}
     for label, path in files:
         number = seen[label] = seen.get(label, -1) + 1

@@ -25,7 +25,7 @@ from paceline.distributed.rendezvous import MultiNode, SingleNode
 from paceline.errors import UserError
 from paceline.system.torch_internals import ElasticAgentBase
 
-Entry = Callable[[list[str]], int]
+RankEntry = Callable[[list[str]], int]
 _context = multiprocessing.get_context("forkserver")
 _MAX_FAILURES, _FAILURE_WINDOW = 5, 60.0
 _SHUTDOWN_TIMEOUT = 30.0  # seconds that ranks have to checkpoint and exit
@@ -40,7 +40,7 @@ class Agent(ElasticAgentBase):
     It does not restart after an error that the user has to fix, nor after many failures within a minute.
     """
 
-    def __init__(self, handler: SingleNode | MultiNode, plan: AgentPlan, entry: Entry, scratch: Path):
+    def __init__(self, handler: SingleNode | MultiNode, plan: AgentPlan, entry: RankEntry, scratch: Path):
         self._is_elastic = plan.join.min_nodes > 0
         # this class counts restarts itself, see _restarts_after
         spec = WorkerSpec("ranks", plan.procs, handler, entrypoint=entry, max_restarts=3 if self._is_elastic else 0)
@@ -156,9 +156,9 @@ class Agent(ElasticAgentBase):
             self._handler.shutdown()
 
 
-def _run_rank(entry: Entry, command: list[str], environment: dict[str, str]) -> None:
+def _run_rank(entry: RankEntry, command: list[str], environment: dict[str, str]) -> None:
     """Become a rank, in the forked process."""
-    forkserver.enter_rank()
+    forkserver.enter_child()
     os.environ.update(environment)
     if sys.platform == "linux":
         set_name = 15

@@ -22,7 +22,7 @@ from paceline.system.norms import BATCH_NORMS
 class Sharded:
     """`forward` is for training, `module` for checkpoints and evaluation; same methods as Replica."""
 
-    gathers = True
+    state_is_sharded = True
     """Reading the full state is a collective: all ranks take part."""
 
     def __init__(self, model: nn.Module, world: World, recipe: Recipe, precision: str):
@@ -36,12 +36,12 @@ class Sharded:
         return nullcontext()
 
     @staticmethod
-    def gathered(state: Any) -> Any:
+    def full_state(state: Any) -> Any:
         """Return the state with full (unsharded) tensors; all ranks take part."""
         return _gathered(state)
 
     @contextmanager
-    def whole(self, model: nn.Module) -> Iterator[None]:
+    def unsharded(self, model: nn.Module) -> Iterator[None]:
         """Unshard all weights, so that ranks can evaluate different numbers of batches."""
         parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for part in parts:

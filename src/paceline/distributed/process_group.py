@@ -16,7 +16,7 @@ _ATTEMPTS = 3
 _CONNECT_TIMEOUT = timedelta(seconds=30)  # once all ranks have started, connecting takes milliseconds
 
 
-def join(backend: str, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+def connect_ranks(backend: str, store: Store, rank: int, size: int, timeout: timedelta) -> None:
     """Connect all ranks, which may start at different times; `timeout` applies to the group afterwards."""
     _all_gather(store, "arrived", rank, size, "yes", timeout)
     for attempt in range(_ATTEMPTS):

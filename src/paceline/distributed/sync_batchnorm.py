@@ -34,7 +34,7 @@ class _Synchronized(nn.Module):
         norm: Any = self
         if not norm.training:
             return super().forward(x)
-        y, mean, variance, count = _Normalize.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+        y, mean, variance, count = _SyncedNormalize.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             norm.num_batches_tracked.add_(1)
             momentum = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
@@ -46,7 +46,7 @@ class _Synchronized(nn.Module):
         return y
 
 
-class _Normalize(torch.autograd.Function):
+class _SyncedNormalize(torch.autograd.Function):
     """Normalization with sums over all ranks in forward and backward, computed in fp32."""
 
     @staticmethod

@@ -20,7 +20,7 @@ from torch.distributed import Store
 from paceline.distributed import env
 from paceline.distributed import slurm as srun
 from paceline.distributed.objects import all_gather_object, broadcast_object
-from paceline.distributed.process_group import join, set_timeout
+from paceline.distributed.process_group import connect_ranks, set_timeout
 from paceline.distributed.sockets import refuse_new_connections
 from paceline.distributed.store import store_at
 from paceline.errors import UserError
@@ -77,7 +77,7 @@ class World:
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         timeout = max(rank_timeout(), _STARTUP_TIMEOUT)
         if store := _store(self.size):
-            join(backend, store, self.rank, self.size, timeout)
+            connect_ranks(backend, store, self.rank, self.size, timeout)
         else:
             _join_at_master(backend, self.rank, self.size, timeout)
         if store:  # torch's own store needs further connections; NCCL opens its ports later

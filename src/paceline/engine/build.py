@@ -13,7 +13,7 @@ from paceline.config.io import to_tree
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
 from paceline.data.load.order import Plan
-from paceline.data.load.source import Evaluator, Loader, Source, open_source
+from paceline.data.load.source import DataSource, Evaluator, Loader, open_source
 from paceline.distributed.ddp import Replica, average_buffers
 from paceline.distributed.sync_batchnorm import synchronize
 from paceline.distributed.world import World
@@ -40,7 +40,7 @@ class Setup:
     world: World
     timeline: Timeline
     layouts: dict[int, BatchLayout]
-    source: Source
+    source: DataSource
     loader: Loader
     replica: "Replica | Sharded"
     optimizer: Optimizer
@@ -84,7 +84,7 @@ class Setup:
     def state(self, step: int) -> dict[str, Any]:
         """Return the unsharded state needed to resume. Sample order, augmentation and dropout depend only on seed and
         step, so they have no state."""
-        gather = self.replica.gathered
+        gather = self.replica.full_state
         return {
             "model": gather(self.replica.module.state_dict()),
             "ema": gather(self.ema.model.state_dict()) if self.ema else {},
@@ -198,7 +198,7 @@ def _strategy(recipe: Recipe, world: World) -> str:
     return recipe.strategy
 
 
-def build_model(recipe: Recipe, source: Source, num_classes: int, timeline: Timeline, world: World) -> nn.Module:
+def build_model(recipe: Recipe, source: DataSource, num_classes: int, timeline: Timeline, world: World) -> nn.Module:
     """Return the model on its device, with the same initial weights on every rank.
 
     It is tested on an image of every size that the recipe uses.

@@ -31,7 +31,7 @@ from paceline.track.sinks import DiskWarning, Sink
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """The outputs of a training run, on one rank."""
 
     folder: RunFolder
@@ -182,7 +182,7 @@ class Run:
         begin = time.perf_counter()
         measured = self._evaluation if self._evaluation.get("step") == step else {}
         metrics: dict[str, float] = {name: measured[name] for name in ("top1", "top5", "loss") if name in measured}
-        state = setup.state(step) if setup.replica.gathers else None  # a collective
+        state = setup.state(step) if setup.replica.state_is_sharded else None  # a collective
         parts = self.writer.snapshot(lambda: state or setup.state(step))
         self.sink.write({"kind": "checkpoint", **self._place(step), "seconds": time.perf_counter() - begin})
         self.writer.start(step, parts, metrics, partial(self._sync_records, step))

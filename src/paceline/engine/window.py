@@ -23,7 +23,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class WindowFigures:
-    """The figures of one rank since the last log record. Ranks exchange them as one tensor."""
+    """The figures of one rank since the last log record. Ranks gather them as one tensor."""
 
     steps: int
     loss: float

@@ -5,7 +5,7 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.logbook.folder import read_folder
 from paceline.logbook.importers import read_foreign
-from paceline.logbook.run import NotARun, Run
+from paceline.logbook.run import LoggedRun, NotARun
 from paceline.system.files import printable
 from paceline.system.untrusted import read_regular
 from paceline.track.records import RunFolder
@@ -15,7 +15,7 @@ _MAX_PAGE = 1 << 26
 _MAX_NOTES = 100
 
 
-def read(path: Path) -> Run:
+def read(path: Path) -> LoggedRun:
     """Return the run in a run folder, or in another program's log or log folder."""
     run = _read(path)
     more = len(run.notes) - _MAX_NOTES
@@ -23,7 +23,7 @@ def read(path: Path) -> Run:
     return run
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path) -> LoggedRun:
     folder = RunFolder(path)
     if other := _other_output(folder):
         code, reason = other

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.system.files import printable
 from paceline.track.other_work import is_disturbed
-from paceline.track.records import RunFolder, lines_of, samples_of, split_seconds
+from paceline.track.records import RunFolder, read_lines, samples_of, split_seconds
 
 _MAX_SAMPLES = 20_000
 _MIN_SAMPLES, _DISTURBED = 3, 0.2
@@ -19,7 +19,7 @@ PARTS = ("data", "compute", "sync", "optimizer", "evaluate", "checkpoint")
 
 
 @dataclass
-class Run:
+class LoggedRun:
     """Figures of one run; what was not measured is missing or None, never zero."""
 
     name: str
@@ -210,7 +210,7 @@ class Run:
 
 
 def _samples(path: Path) -> list[dict[str, Any]]:
-    lines = list(lines_of(path, path.parent.parent))
+    lines = list(read_lines(path, path.parent.parent))
     return samples_of(lines[:: max(1, len(lines) // _MAX_SAMPLES)])
 
 
@@ -223,7 +223,7 @@ class NotARun(UserError):
     """A path that is not a run, as opposed to a corrupt run; the field `reason` says what it is."""
 
 
-def named_apart(runs: list[Run]) -> list[Run]:
+def named_apart(runs: list[LoggedRun]) -> list[LoggedRun]:
     """Number the runs that share a name, and return all."""
     names = [run.name for run in runs]
     used = {name for name in names if names.count(name) == 1}

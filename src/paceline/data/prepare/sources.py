@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.data.classes import Class
-from paceline.data.listing import Entry, fingerprint, listing, relative_name
+from paceline.data.listing import LabeledFile, list_images, listing_fingerprint, relative_name
 from paceline.errors import UserError
 from paceline.system import remote
 
@@ -24,8 +24,8 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A dataset that can be read repeatedly, in the same order."""
+class RawDataset:
+    """A dataset to prepare. It can be read repeatedly, in the same order."""
 
     name: str
     classes: list[Class]
@@ -41,10 +41,10 @@ class Source:
 
 def tree(
     root: Path, name: str, val_fraction: float = 0.0, limit_per_class: int = 0, readable: dict[str, str] | None = None
-) -> Source:
+) -> RawDataset:
     """Return a source that reads an image folder or a list. `readable`: names of classes by id."""
-    files = listing(root, val_fraction, limit_per_class)
-    return Source(
+    files = list_images(root, val_fraction, limit_per_class)
+    return RawDataset(
         name=name,
         classes=[Class(id_, (readable or {}).get(id_, id_)) for id_ in files.ids],
         splits={split: _reader(entries, root) for split, entries in files.splits.items()},
@@ -53,14 +53,14 @@ def tree(
         identity={
             "folder": str(root.resolve()),
             "files": {split: len(entries) for split, entries in files.splits.items()},
-            "names_and_sizes": fingerprint(files, root),
+            "names_and_sizes": listing_fingerprint(files, root),
             "val_fraction": val_fraction,
             "limit_per_class": limit_per_class,
         },
     )
 
 
-def _reader(files: list[Entry], root: Path) -> Callable[[], Iterator[Sample]]:
+def _reader(files: list[LabeledFile], root: Path) -> Callable[[], Iterator[Sample]]:
     def samples() -> Iterator[Sample]:
         for label, path in files:
             yield Sample(label, relative_name(path, root), path.stat().st_size, path.read_bytes)
