@@ -4,6 +4,7 @@ A single process, gloo on CPUs and NCCL on GPUs use the same code.
 """
 
 import ctypes
+import json
 import os
 import re
 import sys
@@ -137,7 +138,10 @@ class World:
         return received
 
     def on_rank_zero(self, action: Callable[[], T]) -> T:
-        """Call a function on rank 0 only. Every rank returns its result, or raises its UserError."""
+        """Call a function on rank 0 only. Every rank returns its result, or raises its UserError with code and fields.
+
+        Fields that JSON has no type for, such as paths, become strings on all ranks.
+        """
         if self.size == 1:
             return action()
         outcome: dict[str, Any] = {}
@@ -145,10 +149,12 @@ class World:
             try:
                 outcome = {"result": action()}
             except UserError as error:
-                outcome = {"error": [error.code, str(error)]}
+                fields = json.loads(json.dumps(error.fields, default=str))
+                outcome = {"error": [error.code, str(error), fields]}
         outcome = self.broadcast_object(outcome)
         if "error" in outcome:
-            raise UserError(*outcome["error"])
+            code, message, fields = outcome["error"]
+            raise UserError(code, message, **fields)
         result: T = outcome["result"]
         return result
 
