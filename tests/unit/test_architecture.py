@@ -1,4 +1,4 @@
-"""The import layers, and which heavy modules a command imports."""
+"""The import layers and their drawing, which heavy modules a command imports, and the names of classes."""
 
 import ast
 import subprocess
@@ -21,6 +21,12 @@ def test_imports_follow_the_layers() -> None:
 def test_modules_do_not_import_each_other_in_cycles() -> None:
     graph = grimp.build_graph("paceline", cache_dir=None)
     TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
+
+
+def test_the_drawing_of_the_imports_is_up_to_date() -> None:
+    script = [sys.executable, ROOT / "docs" / "draw_imports.py", "--check"]
+    answer = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
 def test_every_class_has_its_own_name() -> None:
