@@ -18,7 +18,8 @@ from PIL import Image
 from paceline.config.data import Augment
 from paceline.data import codec
 from paceline.data.load.crops import random_boxes
-from paceline.data.prepare.convert import Variant, encode, open_image
+from paceline.data.pillow import open_image
+from paceline.data.prepare.convert import Variant, encode
 
 
 def crop(record: bytes, box: np.ndarray, width: int, height: int, luma_only: bool = False) -> np.ndarray:

@@ -76,7 +76,7 @@ def timm(work: Path, size: int, threads: int) -> Iterator[Any]:
     from paceline.system.torchvision_compat import allow_torchvision
 
     allow_torchvision()
-    from timm.data import create_dataset, create_loader  # type: ignore[attr-defined]
+    from timm.data import create_dataset, create_loader
 
     torch.set_num_threads(1)
     images = create_dataset("", root=str(work / "tree"))

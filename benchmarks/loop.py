@@ -27,10 +27,11 @@ from paceline.distributed.world import World, keep_freed_memory, threads_per_pro
 from paceline.engine.build import Setup, build
 from paceline.engine.callbacks import Callbacks
 from paceline.engine.replicas import Mirror
-from paceline.engine.run import Run
+from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
+from paceline.track.json_lines import JsonLines
 from paceline.track.progress import Display
-from paceline.track.records import JsonLines, RunFolder
+from paceline.track.records import RunFolder
 
 
 class Stopwatch(Display):
@@ -73,7 +74,7 @@ def engine_seconds(setup: Setup, folder: Path) -> float:
     folder.mkdir(parents=True)
     callbacks = Callbacks.create(setup.recipe, setup.world, run_folder, setup.total_steps, 0)
     sink, mirror = JsonLines(run_folder.metrics), Mirror(setup.world, run_folder)
-    train(setup, Run(run_folder, setup, sink, NoWriter(), watch, mirror, callbacks))
+    train(setup, TrainingRun(run_folder, setup, sink, NoWriter(), watch, mirror, callbacks))
     return watch.times[-1] - watch.times[0]
 
 

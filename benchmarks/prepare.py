@@ -20,8 +20,9 @@ from loader import processor_seconds
 from PIL import Image
 
 from paceline.data.classes import Class
+from paceline.data.pillow import MAX_BYTES
 from paceline.data.prepare import pack, sources, tars
-from paceline.data.prepare.convert import MAX_BYTES, Variant
+from paceline.data.prepare.convert import Variant
 from paceline.system.logs import console
 
 
@@ -40,7 +41,9 @@ def ours(archive: Path, work: Path, variant: Variant) -> None:
                 yield sources.Sample(number % 2, member.name, member.size, partial(member.read, MAX_BYTES))
 
     classes = [Class("a", "a"), Class("b", "b")]
-    source = sources.Source("benchmark", classes, {"train": samples}, {"train": None}, {"train": None}, parallel=False)
+    source = sources.RawDataset(
+        "benchmark", classes, {"train": samples}, {"train": None}, {"train": None}, parallel=False
+    )
     pack.prepare(source, work / "out", [variant], workers=1)
 
 

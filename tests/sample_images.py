@@ -35,3 +35,8 @@ def tree(root: Path, classes: int = 3, images: int = 4, splits: tuple[str, ...] 
                 content = jpeg(sample_image(40 + 8 * label, 30 + 5 * number, 100 * label + number))
                 (folder / f"{split}_{number}.JPEG").write_bytes(content)
     return root
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Return the content of every file below a folder, by relative path."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}

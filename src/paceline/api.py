@@ -22,8 +22,9 @@ from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.logbook import book, charts, page
 from paceline.logbook import compare as _comparing
-from paceline.logbook import read as _reading
 from paceline.logbook.curves import charts_of
+from paceline.logbook.read import read as _read
+from paceline.logbook.run import LoggedRun, named_apart
 from paceline.logbook.tables import markdown
 from paceline.logbook.verdict import verdict
 from paceline.processes import in_this_process, run_in_processes
@@ -37,11 +38,11 @@ Overrides = Mapping[str, Any]
 """Values by dotted field: {"optim.lr": 0.2, "model.options": {"width": 64}}."""
 
 
-class Run(_reading.Run):
+class Run(LoggedRun):
     """A run: its path, status, metrics, recipe and model. Also reads logs of other programs."""
 
     def __init__(self, path: "str | Path | Run"):
-        vars(self).update(vars(path if isinstance(path, Run) else _reading.read(Path(path))))
+        vars(self).update(vars(path if isinstance(path, Run) else _read(Path(path))))
 
     @property
     def path(self) -> Path:
@@ -83,7 +84,7 @@ class Run(_reading.Run):
         return _html(_comparing.compare([self]), f"<p>{escape(verdict(self)[0].text)}</p>")
 
 
-class Comparison(_comparing.Comparison):
+class Comparison(_comparing.ComparedRuns):
     """Runs side by side; displayed as a table."""
 
     def __repr__(self) -> str:
@@ -93,7 +94,7 @@ class Comparison(_comparing.Comparison):
         return _html(self, f"<p>{page.fairness_html(self)}</p>")
 
 
-def _html(comparison: _comparing.Comparison, head: str) -> str:
+def _html(comparison: _comparing.ComparedRuns, head: str) -> str:
     drawn = [svg for _, chart in charts_of(comparison.runs) if (svg := charts.svg(chart))]
     figures = "".join(f'<div style="width:420px">{svg}</div>' for svg in drawn)
     notes = "".join(f"<li>{escape(run.name)}: {escape(note)}</li>" for run in comparison.runs for note in run.notes)
@@ -201,15 +202,15 @@ def compare(*runs: "str | Path | Run", to: "str | float | None" = None, price: f
 
 def _compared(
     runs: "Sequence[str | Path | Run]", to: "str | float | None", price: float | None
-) -> _comparing.Comparison:
+) -> _comparing.ComparedRuns:
     if not runs:
         raise UserError("missing-run", "no run is given. Write compare('runs/one', 'runs/two').")
     if price is not None and not (isinstance(price, int | float) and price > 0):
         raise UserError(
             "invalid-price", f"price={price!r} is not a price per host and hour. Write e.g. 3.06.", price=price
         )
-    target = None if to is None else _comparing.share(to)
-    return _comparing.compare(_reading.named_apart([Run(run) for run in runs]), target, price)
+    target = None if to is None else _comparing.parse_accuracy(to)
+    return _comparing.compare(named_apart([Run(run) for run in runs]), target, price)
 
 
 def report(
@@ -233,7 +234,7 @@ def report(
 
 def logbook(runs: "Sequence[str | Path | Run]", out: "str | Path" = "logbook") -> list[Path]:
     """Write a logbook: a Markdown page per run, an index, a comparison. Returns the files written."""
-    return book.write_logbook(_reading.named_apart([Run(run) for run in runs]), Path(out))
+    return book.write_logbook(named_apart([Run(run) for run in runs]), Path(out))
 
 
 def prepare_folder(

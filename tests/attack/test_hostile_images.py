@@ -10,10 +10,12 @@ from hostile import bombs, disguised, in_a_process, mutated, pictures, slow_bmp
 from sample_images import tree
 
 from paceline.data import codec
-from paceline.data.images import Files
-from paceline.data.prepare.convert import convert_as, open_image
-from paceline.data.prepare.isolated import Isolated, Unreadable
+from paceline.data.images import ImageFiles
+from paceline.data.pillow import open_image
+from paceline.data.prepare.convert import convert_as
+from paceline.data.prepare.isolated import Isolated
 from paceline.data.shards import Dataset
+from paceline.system.untrusted import Unreadable
 
 _PROGRAMS = ("gs", "gswin64c", "magick", "convert", "inkscape", "rsvg-convert", "djpeg", "cjpeg", "sh", "xdg-open")
 
@@ -87,7 +89,7 @@ def test_disguised_files_start_no_program(here, tmp_path: Path, canary: Path, su
 
 def _read_as_files(folder: Path) -> list[str]:
     paths = sorted(folder.iterdir())
-    files = Files(folder, [(0, path) for path in paths])
+    files = ImageFiles(folder, [(0, path) for path in paths])
     files.sizes(np.arange(len(paths)))
     whole = np.array([[0, 0, 1, 1, 0]])
     failures = files.read(np.arange(len(paths)), lambda *_: whole, np.zeros((len(paths), 3, 8, 8), np.uint8))

@@ -14,7 +14,8 @@ from made_runs import make_run
 
 from attack.run_folders import FILES, HOSTILE_NUMBERS, check_polite, commands, sealed
 from paceline.logbook.compare import compare
-from paceline.logbook.read import Run, read
+from paceline.logbook.read import read
+from paceline.logbook.run import LoggedRun
 from paceline.logbook.tables import as_json
 
 
@@ -24,7 +25,7 @@ def run(tmp_path: Path) -> Path:
     return sealed(make_run(tmp_path / "runs", "one", ranks=2))
 
 
-def _reported(run: Run) -> tuple[str, list[str]]:
+def _reported(run: LoggedRun) -> tuple[str, list[str]]:
     """Return what a report says about a run, and its notes."""
     content = json.loads(as_json(compare([run])))
     return json.dumps(content["runs"]) + json.dumps(run.facts, sort_keys=True), run.notes

@@ -14,7 +14,7 @@ from rich.text import Text
 from paceline.data.prepare import pack
 from paceline.system import logs
 from paceline.system.files import say
-from paceline.system.progress_bar import _Line
+from paceline.system.progress_bar import _ProgressLine
 from paceline.track import progress
 from paceline.track.progress import Bar
 
@@ -157,7 +157,7 @@ def test_control_characters_in_untrusted_text_are_escaped(capsys: pytest.Capture
     say(hostile)
     printed = capsys.readouterr()
     task = Task(TaskID(0), hostile, 10, 1, _get_time=lambda: 0.0)
-    line = next(_Line(task, ("1/10", "1/10"), [])._forms())[0]
+    line = next(_ProgressLine(task, ("1/10", "1/10"), [])._forms())[0]
     for text in (file.getvalue(), printed.err, printed.out, line):
         assert r"\x1b[2J\x9b31m\u202egnp.exe" in text
         assert not {*text} & {*"\x1b\x07\x9b\u202e\r\b"}

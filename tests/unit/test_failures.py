@@ -22,7 +22,7 @@ def failure(tmp_path: Path, monkeypatch):
         if printed:
             monkeypatch.setenv(AGENT, str(tmp_path))
             monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-            assert run.report(printed)
+            assert run.report_error(printed)
         return ProcessFailure(0, 1, exitcode, str(path))
 
     return make
@@ -50,7 +50,7 @@ def test_an_error_keeps_its_code(failure) -> None:
 
 def test_without_an_agent_nothing_is_reported(monkeypatch) -> None:
     monkeypatch.delenv(AGENT, raising=False)
-    assert not run.report("error: there is no data [data-not-found]")
+    assert not run.report_error("error: there is no data [data-not-found]")
 
 
 def test_the_loss_of_another_rank_is_not_the_cause(failure) -> None:

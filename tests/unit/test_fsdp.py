@@ -31,7 +31,7 @@ def test_an_evaluation_does_not_change_resharding(group: None, reshard: bool) ->
     def shards() -> set[bool]:
         return {isinstance(parameter, DTensor) for parameter in model.blocks[0].parameters()}
 
-    with replica.whole(model), torch.no_grad():
+    with replica.unsharded(model), torch.no_grad():
         model(images)
         assert shards() == {False}
     assert shards() == {True}

@@ -11,18 +11,19 @@ from sample_images import jpeg, sample_image
 
 from paceline.data import codec
 from paceline.data.prepare import isolated
-from paceline.data.prepare.convert import convert_as
-from paceline.data.prepare.isolated import Isolated, Unreadable
+from paceline.data.prepare.convert import Variant, convert, convert_as
+from paceline.data.prepare.isolated import Isolated
+from paceline.system.untrusted import Unreadable
 
 VALID = jpeg(sample_image(40, 30))
 
 
 def test_threads_share_processes_and_get_the_result_of_a_direct_call() -> None:
     files = [jpeg(sample_image(40, 30 + number)) for number in range(12)]
-    with Isolated(convert_as, [{}, {"max_side": 16}]) as convert, ThreadPoolExecutor(3) as pool:
-        results = list(pool.map(convert, files, timeout=HANG))
-        assert 1 <= len(convert._idle) <= 3
-    assert results == [convert_as(content, [{}, {"max_side": 16}]) for content in files]
+    with Isolated(convert_as, [{}, {"max_side": 16}]) as isolated_convert, ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(isolated_convert, files, timeout=HANG))
+        assert 1 <= len(isolated_convert._idle) <= 3
+    assert results == [convert(content, [Variant(), Variant(max_side=16)]) for content in files]
 
 
 def test_image_over_the_time_limit_is_unreadable_but_not_the_next_one() -> None:

@@ -11,7 +11,7 @@ from paceline.config.data import Data
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.data.kinds import kind_of, resolve
-from paceline.data.prepare.sources import fingerprint, listing
+from paceline.data.listing import list_images, listing_fingerprint
 from paceline.errors import ConfigError, UserError
 from paceline.track.records import RunFolder
 
@@ -108,7 +108,7 @@ def _list(tmp_path: Path, *lines: str, name: str = "list.csv") -> Path:
 
 def test_a_list_can_name_the_splits(tmp_path: Path) -> None:
     path = _list(tmp_path, "path,label,split", "dog/0.jpg,dog,train", "cat/0.jpg,cat,train", "cat/1.jpg,cat,val")
-    found = listing(path)
+    found = list_images(path)
     assert (found.ids, [label for label, _ in found.train], [label for label, _ in found.val]) == (
         ["cat", "dog"],
         [1, 0],
@@ -121,7 +121,7 @@ def test_labels_of_a_list_are_part_of_its_fingerprint(tmp_path: Path) -> None:
     prints = set()
     for dog in ("dog", "wolf"):
         path = _list(tmp_path, "path,label,split", f"dog/0.jpg,{dog},train", "cat/0.jpg,cat,train", "cat/1.jpg,cat,val")
-        prints.add(fingerprint(listing(path), path))
+        prints.add(listing_fingerprint(list_images(path), path))
     assert len(prints) == 2
 
 
@@ -129,8 +129,8 @@ def test_a_list_without_splits_needs_a_val_fraction(tmp_path: Path) -> None:
     rows = [f"{label}/{number}.jpg\t{label}" for label in ("cat", "dog") for number in range(4)]
     path = _list(tmp_path, "file\tclass", *rows, name="list.tsv")
     with raises("no-val-split"):
-        listing(path)
-    found = listing(path, val_fraction=0.25)
+        list_images(path)
+    found = list_images(path, val_fraction=0.25)
     assert (len(found.train), len(found.val)) == (6, 2)
 
 
@@ -153,7 +153,7 @@ def test_a_list_without_splits_needs_a_val_fraction(tmp_path: Path) -> None:
 )
 def test_an_invalid_list_is_refused(tmp_path: Path, lines: list[str], codes: str, names: str) -> None:
     with pytest.raises(UserError) as caught:
-        listing(_list(tmp_path, *lines))
+        list_images(_list(tmp_path, *lines))
     assert caught.value.code in codes.split(), caught.value.report
     assert names in str(caught.value)
 

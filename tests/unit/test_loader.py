@@ -12,14 +12,14 @@ from paceline.config.data import Augment, Data
 from paceline.config.phases import Phase
 from paceline.config.recipe import Evaluate, Recipe, Train
 from paceline.config.timeline import Timeline
-from paceline.data.images import Files, ImageSplit
+from paceline.data.images import ImageFiles, ImageSplit
+from paceline.data.listing import list_images
 from paceline.data.load.augment import mirrored
 from paceline.data.load.crops import center_boxes, random_boxes
 from paceline.data.load.loader import ImageEvaluator, ImageLoader
 from paceline.data.load.order import Plan
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
-from paceline.data.prepare.sources import listing
 from paceline.data.prepare.sources import tree as source
 from paceline.data.shards import Dataset
 
@@ -234,7 +234,7 @@ def test_image_files_have_the_same_crops_except_for_rounding(tmp_path: Path) -> 
     root = tree(tmp_path / "in")
     prepare(source(root, "folder"), tmp_path / "out", [Variant()], 2)
     prepared = loader(Dataset.open(tmp_path / "out"))
-    files = loader(Files(root, listing(root).train))
+    files = loader(ImageFiles(root, list_images(root).train))
     (ours,), (plain,) = next(prepared.steps()), next(files.steps())
     assert torch.equal(ours.ids, plain.ids)
     assert torch.equal(ours.labels, plain.labels)

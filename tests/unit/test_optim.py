@@ -8,7 +8,7 @@ from torch import nn
 from paceline import extensions
 from paceline.config.io import load_recipe
 from paceline.config.phases import Phase
-from paceline.config.recipe import Ema, Optim, Point, Recipe, Schedule, Train
+from paceline.config.recipe import Ema, Optim, Recipe, Schedule, SchedulePoint, Train
 from paceline.config.scaling import scaled
 from paceline.config.timeline import Timeline
 from paceline.errors import ConfigError
@@ -45,7 +45,12 @@ def test_cosine_and_linear_with_warmup() -> None:
 
 
 def test_piecewise_is_linear_between_points() -> None:
-    points = (Point("1ep", 0.5), Point("3ep", 1.0), Point("3ep", 0.1), Point("5ep", 0.0))
+    points = (
+        SchedulePoint("1ep", 0.5),
+        SchedulePoint("3ep", 1.0),
+        SchedulePoint("3ep", 0.1),
+        SchedulePoint("5ep", 0.0),
+    )
     piecewise = plan(name="piecewise", points=points)
     expected = {0: 1.0, 10: 1.0, 20: 1.5, 29: 1.95, 30: 0.2, 40: 0.1, 50: 0.0, 99: 0.0}
     assert {step: lr_at(step, piecewise) for step in expected} == pytest.approx(expected)

@@ -33,7 +33,7 @@ def _rank(rank: int, folder: str, failures: dict[int, int], results: "multiproce
     process_group.dist.init_process_group = fail_at_first
     process_group._CONNECT_TIMEOUT = timedelta(seconds=1 if failures else HANG)
     try:
-        process_group.join("gloo", FileStore(f"{folder}/store", 2), rank, 2, timedelta(seconds=HANG))
+        process_group.connect_ranks("gloo", FileStore(f"{folder}/store", 2), rank, 2, timedelta(seconds=HANG))
         dist.all_reduce(total := torch.ones(1))
         results.put((rank, total.item()))
     except UserError as error:
@@ -92,4 +92,4 @@ def test_a_server_that_closes_early_is_asked_again() -> None:
             Channel("127.0.0.1", port, TOKEN.encode())
         closing.result()
     with pytest.raises(ChannelError, match="does not respond"):
-        connect("127.0.0.1", port, TOKEN.encode(), within=0.3)
+        connect("127.0.0.1", port, TOKEN.encode(), timeout=0.3)

@@ -145,7 +145,7 @@ def test_complete_copy_on_a_read_only_disk_is_used(server: FileServer, monkeypat
 
 def test_secrets_in_urls_are_not_shown() -> None:
     url = "https://user:word@host/path/train.tar?X-Amz-Signature=secret"
-    assert remote.shown(url) == "https://host/path/train.tar"
+    assert remote.redacted(url) == "https://host/path/train.tar"
 
 
 def test_unreadable_urls_are_reported(server: FileServer, here: Callable, monkeypatch) -> None:

@@ -15,7 +15,8 @@ from paceline.logbook.charts import COLORS, COLORS_ON_DARK, Chart, Line, svg
 from paceline.logbook.compare import compare
 from paceline.logbook.curves import charts_of
 from paceline.logbook.page import report
-from paceline.logbook.read import Run, read
+from paceline.logbook.read import read
+from paceline.logbook.run import LoggedRun
 from paceline.logbook.settings import settings, shared_and_differing
 from paceline.logbook.tables import page_table, table
 
@@ -24,7 +25,7 @@ def _data(page: str) -> dict:
     return json.loads(page.partition('id="data">')[2].partition("</script>")[0])
 
 
-def _runs(root: Path, number: int) -> list[Run]:
+def _runs(root: Path, number: int) -> list[LoggedRun]:
     return [read(make_run(root, f"run-{place:02d}", "--seed", str(place))) for place in range(number)]
 
 

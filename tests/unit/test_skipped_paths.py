@@ -12,7 +12,8 @@ from paceline.cli.main import main
 from paceline.logbook.book import write_logbook
 from paceline.logbook.compare import compare
 from paceline.logbook.page import report
-from paceline.logbook.read import NotARun, read
+from paceline.logbook.read import read
+from paceline.logbook.run import NotARun
 
 SKIPPED = {
     "empty": "empty-folder",

@@ -129,11 +129,11 @@ def test_classes_without_validation_or_training_images_cause_a_warning(here, tmp
 
 
 def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
-    from paceline.data.prepare.sources import listing
+    from paceline.data.listing import list_images
 
     root = tree(tmp_path / "photos", classes=2, images=2)
     elsewhere = tree(tmp_path / "more", classes=1, images=3) / "train" / "n00000000"
     (root / "train" / "n00000000" / "linked").symlink_to(elsewhere)
     (root / "train" / "n00000000" / "loop").symlink_to(root / "train" / "n00000000")
-    assert len(listing(root).train) == 4 + 3
+    assert len(list_images(root).train) == 4 + 3
     assert os.path.islink(root / "train" / "n00000000" / "loop")

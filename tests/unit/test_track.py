@@ -11,10 +11,11 @@ from conftest import HANG, raises
 
 from paceline.config.recipe import Recipe, Train
 from paceline.config.timeline import Timeline
-from paceline.engine.interval import Interval
+from paceline.engine.interval import IntervalTrigger
 from paceline.system.files import FolderLock, replacing
 from paceline.system.logs import log
-from paceline.track.records import JsonLines, RunFolder
+from paceline.track.json_lines import JsonLines
+from paceline.track.records import RunFolder
 from paceline.track.sinks import DiskWarning, Guarded, InBackground, MLflow, WeightsAndBiases, identity
 from paceline.track.tensorboard import TensorBoard
 
@@ -192,9 +193,9 @@ def test_file_is_replaced_atomically(tmp_path: Path) -> None:
 
 def test_intervals_in_steps_and_seconds() -> None:
     timeline = Timeline.of(Recipe("any", train=Train(global_batch=10)), 100)
-    steps = Interval("0.5ep", timeline)
+    steps = IntervalTrigger("0.5ep", timeline)
     assert [step for step in range(1, 21) if steps.due(step, 0, 0.0)] == [5, 10, 15, 20]
-    seconds = Interval("3s", timeline)
+    seconds = IntervalTrigger("3s", timeline)
     start = seconds._last
     pending, due = 0, []
     for second in range(12):  # one step per second; votes take effect one step later, as between ranks

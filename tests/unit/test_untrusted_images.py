@@ -3,12 +3,17 @@
 import os
 from pathlib import Path
 
+import pytest
 from conftest import complaint
 from hostile import deep_mat, disguised, jpeg_of_scans, png_of, tar_of
+from PIL import Image
 from sample_images import jpeg, sample_image, tree
 
-from paceline.data.prepare.convert import open_image
+from paceline.data.pillow import open_image
 from paceline.data.shards import Dataset
+from paceline.system.untrusted import Unreadable
+
+PILLOW_LIMIT = (1 << 30) // 4 // 3  # the default of Pillow
 
 
 def test_other_file_formats_start_no_program(here, tmp_path: Path, monkeypatch) -> None:
@@ -40,6 +45,19 @@ def test_images_over_the_limits_are_left_out_with_the_reason(here, tmp_path: Pat
         "scans.jpg": "left out: a JPEG with more than 100 scans",
         "file.png": "left out: 300.0 MB is more than 250.0 MB",
     }
+
+
+@pytest.mark.parametrize(("pillow_limit", "expected"), [(PILLOW_LIMIT, 2 * PILLOW_LIMIT), (None, 200_000_000)])
+def test_pixels_are_limited_whatever_the_limit_of_the_process(monkeypatch, pillow_limit: int | None, expected: int):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pillow_limit)
+    with pytest.raises(Unreadable, match=f"more than {expected:,} pixels"):
+        open_image(png_of(50_000, 50_000))
+
+
+def test_preparing_leaves_the_limit_of_the_process_alone(here, tmp_path: Path) -> None:
+    tree(tmp_path / "in")
+    assert here("prepare", "folder", "in", "--out", "out", "--max-side", "32").returncode == 0
+    assert Image.MAX_IMAGE_PIXELS == PILLOW_LIMIT
 
 
 def test_scans_in_thumbnails_and_trailing_videos_are_not_counted() -> None:

@@ -18,7 +18,7 @@ from paceline.errors import UserError
 from paceline.system.files import make_folder, replacing
 from paceline.system.host import BackgroundThread
 from paceline.system.logs import log
-from paceline.system.remote import shown
+from paceline.system.remote import redacted
 
 _EVERY = 10.0  # seconds between passes
 _CLOSE_TIMEOUT = 600.0
@@ -30,15 +30,15 @@ def _open(place: str) -> Any:
     try:
         import obstore
     except ImportError:
-        message = f"{shown(place)}: object stores need the package obstore. Run: pip install 'paceline[s3]'"
+        message = f"{redacted(place)}: object stores need the package obstore. Run: pip install 'paceline[s3]'"
         raise UserError("missing-package", message, package="obstore") from None
     try:
         return obstore.store.from_url(
             place.rstrip("/"), client_options={"allow_http": True}, retry_config={"max_retries": _RETRIES}
         )
     except Exception as error:  # obstore's exceptions have no other common base
-        message = f"{shown(place)} is not a valid object store URL ({brief(error)}). Use s3://BUCKET/PREFIX."
-        raise UserError("results-url-invalid", message, url=shown(place)) from None
+        message = f"{redacted(place)} is not a valid object store URL ({brief(error)}). Use s3://BUCKET/PREFIX."
+        raise UserError("results-url-invalid", message, url=redacted(place)) from None
 
 
 class Results:
@@ -73,20 +73,20 @@ class Results:
                 obstore.put(self._store, "recipe.yaml", (self._folder / "recipe.yaml").read_bytes())
         except Exception as error:  # obstore's exceptions have no other common base
             if begun:
-                log.warning("uploads to %s are delayed: %s", shown(self._place), brief(error))
+                log.warning("uploads to %s are delayed: %s", redacted(self._place), brief(error))
                 return
             raise UserError(
                 "results-not-writable",
-                f"results cannot be written to {shown(self._place)} ({brief(error)}). Check the URL and the AWS_* "
+                f"results cannot be written to {redacted(self._place)} ({brief(error)}). Check the URL and the AWS_* "
                 "variables, which launched jobs get with --pass.",
-                url=shown(self._place),
+                url=redacted(self._place),
             ) from None
         if there and _first_start(there) != _first_start((self._folder / "environment.json").read_bytes()):
             raise UserError(
                 "results-of-another-run",
-                f"{shown(self._place)} contains another run. Choose another --name or --results, or resume that run "
-                f"with --resume {shown(self._place)}.",
-                url=shown(self._place),
+                f"{redacted(self._place)} contains another run. Choose another --name or --results, or resume that run "
+                f"with --resume {redacted(self._place)}.",
+                url=redacted(self._place),
             )
         self._there = {name: (-1, 0.0) for name in found if name.startswith("checkpoints/step-")}
         complete = {name.split("/")[1] for name in found if name.endswith(f"/{COMMIT}")}
@@ -107,12 +107,12 @@ class Results:
             return False
         except Exception as error:  # any error of the store or the network: retry later
             if not self._failed_since:
-                log.warning("uploads to %s are delayed: %s", shown(self._place), brief(error))
+                log.warning("uploads to %s are delayed: %s", redacted(self._place), brief(error))
             self._failed_since = self._failed_since or time.monotonic()
             return False
         if self._failed_since:
             delay = time.monotonic() - self._failed_since
-            log.info("uploads to %s continue after %.0f s", shown(self._place), delay)
+            log.info("uploads to %s continue after %.0f s", redacted(self._place), delay)
             self._failed_since = 0.0
         return True
 
@@ -190,7 +190,7 @@ class Results:
         deadline, pause = time.monotonic() + _CLOSE_TIMEOUT, 1.0
         while not self._try():
             if time.monotonic() + pause > deadline:
-                log.warning("the upload to %s failed; the results are in %s", shown(self._place), self._folder)
+                log.warning("the upload to %s failed; the results are in %s", redacted(self._place), self._folder)
                 return
             time.sleep(pause)
             pause = min(30.0, 2 * pause)
@@ -222,12 +222,12 @@ def download(place: str, runs: Path) -> Path:
     except Exception as error:  # obstore's exceptions have no other common base
         raise UserError(
             "results-unreadable",
-            f"{shown(place)} cannot be read ({brief(error)}). Check the URL and the AWS_* variables.",
-            url=shown(place),
+            f"{redacted(place)} cannot be read ({brief(error)}). Check the URL and the AWS_* variables.",
+            url=redacted(place),
         ) from None
     if not any(entry["path"] == "recipe.yaml" for entry in found):
-        message = f"{shown(place)} does not contain a run: recipe.yaml is missing. Check the URL."
-        raise UserError("results-not-a-run", message, url=shown(place))
+        message = f"{redacted(place)} does not contain a run: recipe.yaml is missing. Check the URL."
+        raise UserError("results-not-a-run", message, url=redacted(place))
     there = {entry["path"].split("/")[1] for entry in found if entry["path"].endswith(f"/{COMMIT}")}
     newest = next(store.committed(target / "checkpoints"), None)
     if newest and newest.name >= max(there - {"best"}, default=""):
@@ -235,7 +235,7 @@ def download(place: str, runs: Path) -> Path:
     for entry in sorted(found, key=lambda entry: entry["path"].endswith(COMMIT)):
         path = target / entry["path"]
         if ".." in path.parts or not path.is_relative_to(target):
-            message = f"{shown(place)}: {entry['path']!r} is outside the run folder. Remove it from the store."
+            message = f"{redacted(place)}: {entry['path']!r} is outside the run folder. Remove it from the store."
             raise UserError("results-path-unsafe", message, path=entry["path"])
         is_local = path.is_file() and path.stat().st_size == entry["size"]
         # files that are rewritten may keep their size

@@ -62,7 +62,7 @@ def _complete_or_empty(scaler: dict[str, Any]) -> dict[str, Any]:
 
 
 @_AT_LEAST
-class _Recipe(TypedDict):
+class _SavedRecipe(TypedDict):
     """Its fields are validated where it is used."""
 
     data: dict[str, Any]
@@ -76,7 +76,7 @@ class _Preprocessing(TypedDict):
 
 
 @_EXACTLY
-class _Model(TypedDict):
+class _ModelArguments(TypedDict):
     name: str
     num_classes: _Positive
     in_chans: _Positive
@@ -87,11 +87,11 @@ class _Model(TypedDict):
 class _Progress(TypedDict):
     step: _Count
     scaler: Annotated[_Scaler, AfterValidator(_complete_or_empty)]
-    recipe: _Recipe
+    recipe: _SavedRecipe
     data: str
     classes: list[Annotated[list[str], Field(min_length=2, max_length=2)]]
     preprocessing: _Preprocessing
-    model: _Model
+    model: _ModelArguments
 
 
 def _consistent(progress: _Progress) -> _Progress:

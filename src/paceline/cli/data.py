@@ -10,7 +10,7 @@ from paceline.errors import UserError
 from paceline.system.files import say
 
 if TYPE_CHECKING:
-    from paceline.data.prepare.sources import Source
+    from paceline.data.prepare.sources import RawDataset
 
 _PREPARE = """Convert a dataset to the format that training reads fastest.
 
@@ -125,7 +125,7 @@ def _prepare_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _source(options: argparse.Namespace) -> "Source":
+def _source(options: argparse.Namespace) -> "RawDataset":
     from paceline.data.prepare import imagenet
     from paceline.data.prepare.sources import tree
 
@@ -195,7 +195,7 @@ def data(arguments: list[str]) -> int:
         fix = "Remove these files; the same command then downloads them again."
         describe.check(dataset, options.variant, *([fix] if downloaded else []))
     if options.show:
-        describe.contact_sheet(dataset, options.show, options.variant, options.split or "train", options.seed)
+        describe.write_contact_sheet(dataset, options.show, options.variant, options.split or "train", options.seed)
     if options.export:
         describe.export(dataset, options.out, options.variant, [options.split] if options.split else ["train", "val"])
     return 0

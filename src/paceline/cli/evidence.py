@@ -10,8 +10,8 @@ from paceline.errors import UserError
 from paceline.system.files import say
 
 if TYPE_CHECKING:
-    from paceline.logbook.compare import Comparison
-    from paceline.logbook.read import Run
+    from paceline.logbook.compare import ComparedRuns
+    from paceline.logbook.run import LoggedRun
 
 _READS = """A RUN is a run folder or a log of another program: PyTorch's ImageNet example and programs derived from it,
 DAWNBench's TSV, Lightning's metrics.csv or TensorBoard's event files."""
@@ -45,21 +45,22 @@ def _add_comparison(parser: argparse.ArgumentParser) -> None:
 
 
 def _accuracy(text: str) -> float:
-    from paceline.logbook.compare import share
+    from paceline.logbook.compare import parse_accuracy
 
     try:
-        return share(text)
+        return parse_accuracy(text)
     except UserError as error:
         raise argparse.ArgumentTypeError(error.report) from None
 
 
-def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[Run], int]":
+def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[LoggedRun], int]":
     """Return the runs among the paths and the exit status.
 
     Paths that are not runs are skipped and listed, so that `runs/*` works. Unreadable runs are errors; they are fatal
     if no run remains, or if the first run is unreadable and the others are compared to it.
     """
-    from paceline.logbook.read import NotARun, named_apart, read
+    from paceline.logbook.read import read
+    from paceline.logbook.run import NotARun, named_apart
 
     runs, skipped, errors = [], [], []
     for path in paths:
@@ -106,7 +107,7 @@ def compare(arguments: list[str]) -> int:
     return status
 
 
-def _show(comparison: "Comparison") -> None:
+def _show(comparison: "ComparedRuns") -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -161,7 +162,7 @@ def _fitting(labels: Sequence[str], columns: Sequence[Sequence[str]], width: int
     yield some
 
 
-def _write(comparison: "Comparison", out: Path) -> None:
+def _write(comparison: "ComparedRuns", out: Path) -> None:
     from paceline.logbook.charts import svg
     from paceline.logbook.curves import charts_of
     from paceline.logbook.tables import as_csv, as_json, markdown

@@ -12,7 +12,7 @@ from paceline.cli.ec2 import ec2_spec
 from paceline.cli.hosts import hosts_from
 from paceline.cli.jobs import backend_of, follow_to_end
 from paceline.cli.launch_options import BACKENDS, find_source, launch_parser, refuse_options_of_other_backends
-from paceline.cli.options import check_words, plain_name, results_place, split_source, warn_of_readers
+from paceline.cli.options import check_option_values, check_results_url, plain_name, split_source, warn_of_readers
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def launch(arguments: list[str]) -> int:
     source, words = find_source(parser, rest)
     options, overrides = parser.parse_known_args(words)
     refuse_options_of_other_backends(parser, backend_name, options)
-    check_words(options)
+    check_option_values(options)
     job = _job(backend_name, source, options, overrides)
     if backend_name == "manifest":
         from paceline.launch.manifests import manifest
@@ -136,7 +136,7 @@ def _check_destination(options: argparse.Namespace) -> None:
     from paceline.launch.values import run_name
 
     if options.results:
-        results_place(options.results)
+        check_results_url(options.results)
     if not options.name:
         return
     run_name("--name", plain_name(options.name))

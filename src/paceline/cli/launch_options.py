@@ -85,7 +85,7 @@ def _add_slurm_options(parser: argparse.ArgumentParser) -> None:
 def find_source(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[str, list[str]]:
     """Return the recipe, which is the first word that is not the value of an option, and the other words."""
     from paceline.config.io import fields
-    from paceline.config.synonyms import instead
+    from paceline.config.synonyms import replacement_hint
 
     known = {option for action in parser._actions for option in action.option_strings}
     plain = {f"--{row.path}" for row in fields() if "." not in row.path}
@@ -102,7 +102,7 @@ def find_source(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[
             return word, [*words[:position], *words[position + 1 :]]
         name = word.partition("=")[0]
         if name not in known | plain and "." not in name:
-            hint = instead(name.strip("-").replace("-", "_"), None, on_command_line=True)
+            hint = replacement_hint(name.strip("-").replace("-", "_"), None, on_command_line=True)
             raise _unknown_option(name, hint, sorted(known | plain))
         takes = (word in takes_value or word in plain or "." in word) and "=" not in word
         position += 2 if takes else 1

@@ -74,9 +74,9 @@ def _discard_output() -> None:
 
 def _complain(message: str) -> None:
     if AGENT in os.environ:
-        from paceline.distributed.run import report
+        from paceline.distributed.run import report_error
 
-        if report(message):
+        if report_error(message):
             return
     with suppress(OSError):  # the exit status still reports the failure
         say(f"paceline: {message}", error=True)

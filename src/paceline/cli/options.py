@@ -54,19 +54,17 @@ def positive(text: str) -> float:
     return value
 
 
-def results_place(text: str) -> str:
-    """The URL of --results, checked for its form only; the run checks that it is writable."""
+def check_results_url(text: str) -> None:
+    """Check the form of --results; the run checks that it is writable."""
     from paceline.system.remote import refuse_password
 
     refuse_password("--results", text)
-    if not text or re.match(r"(s3|gs|az|https?)://[^/]+", text):
-        return text
-    raise UserError(
-        "results-url-invalid", f"--results {text!r} is not an object store URL. Write s3://BUCKET/PREFIX.", url=text
-    )
+    if text and not re.match(r"(s3|gs|az|https?)://[^/]+", text):
+        message = f"--results {text!r} is not an object store URL. Write s3://BUCKET/PREFIX."
+        raise UserError("results-url-invalid", message, url=text)
 
 
-def check_words(options: argparse.Namespace) -> None:
+def check_option_values(options: argparse.Namespace) -> None:
     """Check the options of a launch before it starts: values become part of scripts, and some cannot be quoted."""
     from paceline.launch.values import operand, plain, variable
 

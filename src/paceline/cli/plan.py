@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 def _known_samples(recipe: "Recipe") -> int:
     from paceline.config.data import FROM_FILES, IN_MEMORY
     from paceline.config.imports import load_imports
-    from paceline.data.prepare.sources import listing
+    from paceline.data.listing import list_images
     from paceline.data.registered import open_registered
     from paceline.data.shards import Dataset, default_folder
 
@@ -114,7 +114,7 @@ def _known_samples(recipe: "Recipe") -> int:
         return len(open_registered(data)[0]["train"])
     place = Path(data.path or default_folder(data.name))
     if data.name in ("folder", "list") and place.exists():
-        return len(listing(place).train)
+        return len(list_images(place).train)
     if data.name not in IN_MEMORY and place.exists():
         return int(Dataset.open(place).description["splits"]["train"]["samples"])
     if data.name not in _SAMPLES:

@@ -12,7 +12,7 @@ from paceline.errors import UserError
 from paceline.system.files import say
 
 if TYPE_CHECKING:
-    from paceline.logbook.overview import Row
+    from paceline.logbook.overview import RunRow
 
 _RUNS = """List run folders, newest last: status, progress, best top-1 and its epoch, training time, model, data, start.
 
@@ -50,7 +50,7 @@ def runs(arguments: list[str]) -> int:
     return 0
 
 
-def _cells(row: "Row") -> list[str]:
+def _cells(row: "RunRow") -> list[str]:
     from paceline.logbook.tables import duration
 
     place = "" if row.best_epoch is None else f" (epoch {row.best_epoch:.4g})"
@@ -66,7 +66,7 @@ def _when(started: str) -> str:
         return started
 
 
-def _progress(row: "Row") -> str:
+def _progress(row: "RunRow") -> str:
     """Return the progress in the recipe's unit."""
     if row.duration and row.duration.endswith("ep"):
         return f"{row.epoch:.1f}".removesuffix(".0") + f"/{row.duration.removesuffix('ep')} epochs"

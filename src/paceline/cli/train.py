@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.options import add_scaling, make_parser, plain_name, results_place, split_source
+from paceline.cli.options import add_scaling, check_results_url, make_parser, plain_name, split_source
 from paceline.cli.ranks import add_process_options, enter_rank, needs_agent, start_with_options, world_size
 from paceline.distributed.env import under_launcher
 from paceline.errors import ConfigError, UserError
@@ -60,7 +60,7 @@ def train(arguments: list[str]) -> int:
     if options.scale_batch:
         recipe = scaled(recipe, world_size(options), options.scale_batch)
     name = plain_name(options.name or recipe.name)
-    results_place(options.results)
+    check_results_url(options.results)
     if not under_launcher(os.environ):
         layouts(recipe, world_size(options))
         if needs_agent(options):

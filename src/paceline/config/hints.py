@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.config.duration import CODES as DURATION_CODES
 from paceline.config.phases import Phase
-from paceline.config.synonyms import field_of, instead
+from paceline.config.synonyms import field_of, replacement_hint
 from paceline.errors import Problem
 
 Given = Mapping[str, tuple[str, str]]
@@ -38,7 +38,7 @@ def describe(item: Any, rows: Sequence[FieldRow], given: Given) -> Iterator[Prob
             yield Problem(code, f"{path}={value!r}: {item['msg']}")
         case "dataclass_type" | "dataclass_exact_type":
             names = ", ".join(_level(path.split("."), rows))
-            hint = instead(path, value, path in given) or f"set its fields: {names}"
+            hint = replacement_hint(path, value, path in given) or f"set its fields: {names}"
             yield Problem("field-is-group", _sentences(f"{_typed(path, value, given)}: {path} is a group", hint))
         case _:
             message = item["msg"].replace("Input should be", "should be").split(", unable to parse")[0]
@@ -55,7 +55,9 @@ def unknown(path: str, value: Any, rows: Sequence[FieldRow], given: Given) -> It
         for key, inner in value.items():
             yield from unknown(f"{path}.{key}", inner, rows, given)
     elif hint := (
-        _in_misspelled_group(path, rows, given) or instead(path, value, path in given) or _same_name(path, rows, given)
+        _in_misspelled_group(path, rows, given)
+        or replacement_hint(path, value, path in given)
+        or _same_name(path, rows, given)
     ):
         yield _unknown(_typed(path, value, given), hint)
     else:

@@ -36,7 +36,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Point:
+class SchedulePoint:
     """A point of a piecewise schedule."""
 
     __pydantic_config__ = STRICT
@@ -69,7 +69,7 @@ class Schedule:
     """step: time between two decays."""
     gamma: Fraction = 0.1
     """step: factor on the learning rate at each decay."""
-    points: tuple[Point, ...] = ()
+    points: tuple[SchedulePoint, ...] = ()
     """piecewise: points of the schedule."""
     options: dict[str, Any] = field(default_factory=dict)
     """Additional arguments of a registered schedule."""

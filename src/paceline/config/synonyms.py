@@ -161,8 +161,8 @@ _OFF = (False, "false", "no", "off", "none", 0)
 _INSTEAD = {word: target for target, words in (_REPLACEMENTS | _NOT_NEEDED).items() for word in words.split()}
 
 
-def instead(path: str, value: Any, on_command_line: bool) -> str:
-    """What to use instead of an unknown field, with the given value (None: no value); empty if there is no hint."""
+def replacement_hint(path: str, value: Any, on_command_line: bool) -> str:
+    """Return what to use instead of an unknown field, with the given value (None: no value), or ""."""
     path = path.lower()
     if not (target := _INSTEAD.get(path) or _INSTEAD.get(path.rpartition(".")[2], "")):
         return ""

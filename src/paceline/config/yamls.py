@@ -27,7 +27,7 @@ class RefusedYaml(yaml.MarkedYAMLError):
         self.code = code
 
 
-class _Loader(yaml.SafeLoader):
+class _YamlLoader(yaml.SafeLoader):
     """Its errors quote the line."""
 
 
@@ -51,7 +51,7 @@ def _mapping(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
     return made
 
 
-for _kind in (_Loader, _FastLoader):
+for _kind in (_YamlLoader, _FastLoader):
     _kind.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != _INT]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -62,7 +62,7 @@ for _kind in (_Loader, _FastLoader):
 
 def parse(text: str, fast: bool = False) -> Any:
     """The value of a YAML text; yaml.YAMLError if it is not YAML or exceeds the limits."""
-    loader = _FastLoader if fast else _Loader
+    loader = _FastLoader if fast else _YamlLoader
     try:
         _check_limits(yaml.parse(text, loader))
         return yaml.load(text, loader)

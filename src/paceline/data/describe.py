@@ -8,9 +8,8 @@ import numpy as np
 from rich.progress import track
 
 from paceline.data import codec
-from paceline.data.description import PREPARE_AGAIN
+from paceline.data.description import LEFT_OUT, PREPARE_AGAIN
 from paceline.data.files import mismatch
-from paceline.data.prepare.assemble import LEFT_OUT
 from paceline.data.shards import Dataset, Split
 from paceline.errors import UserError
 from paceline.system import chart
@@ -113,7 +112,7 @@ def _corrupt_records(split: Split, shard: int) -> Iterator[str]:
                 yield f"{split.where(number)}: {found[0]} x {found[1]} pixels, but {width} x {height} in the index"
 
 
-def contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, seed: int) -> None:
+def write_contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, seed: int) -> None:
     """Write a PNG of random samples with their labels."""
     columns, rows, side = 8, 6, 128
     split = dataset.split(split_name, variant or dataset.variants[0])

@@ -25,6 +25,8 @@ MAX_DESCRIPTION_BYTES = 64 << 20
 MAX_CLASSES = (1 << 16) - 1
 MAX_REMARKS = 50_000
 LISTS = ("index.npy", "names.txt")
+LEFT_OUT = "left out: "
+"""The start of the remark on a file that cannot be decoded."""
 _MAX_SHARDS = 1 << 16
 _MAX_ARRAY_BYTES = 1 << 34
 _NOT_FINGERPRINTED = ("sha256", "fingerprint", "prepared", "remarks")
@@ -125,22 +127,22 @@ class _ListEntry(_FileEntry):
     bytes: Annotated[int, Field(ge=0, lt=1 << 33)]  # read into memory
 
 
-class _Files(_Strict):
+class _SplitFiles(_Strict):
     bytes: _Count
     shards: Annotated[list[_ShardEntry], FailFast(), Field(min_length=1, max_length=_MAX_SHARDS)]
     lists: Annotated[list[_ListEntry], Field(min_length=len(LISTS), max_length=len(LISTS))]
 
 
-class _Variant(_Strict):
-    splits: Annotated[dict[_Name, _Files], Field(max_length=16)]
+class _VariantEntry(_Strict):
+    splits: Annotated[dict[_Name, _SplitFiles], Field(max_length=16)]
 
 
-class _Class(_Strict):
+class _ClassEntry(_Strict):
     id: _Id
     name: str
 
 
-class _Split(_Strict):
+class _SplitEntry(_Strict):
     samples: _Samples
     left_out: _Count
     remarks: _Count
@@ -153,12 +155,12 @@ class _Remark(_Strict):
     what: str
 
 
-class _Shards(_Strict):
+class _ShardsDescription(_Strict):
     name: _Name
     fingerprint: str
-    classes: Annotated[list[_Class], FailFast(), Field(min_length=2, max_length=MAX_CLASSES)]
-    splits: Annotated[dict[_Name, _Split], Field(min_length=1, max_length=16)]
-    variants: Annotated[dict[_Name, _Variant], Field(min_length=1, max_length=256)]
+    classes: Annotated[list[_ClassEntry], FailFast(), Field(min_length=2, max_length=MAX_CLASSES)]
+    splits: Annotated[dict[_Name, _SplitEntry], Field(min_length=1, max_length=16)]
+    variants: Annotated[dict[_Name, _VariantEntry], Field(min_length=1, max_length=256)]
     remarks: Annotated[list[_Remark], FailFast(), Field(max_length=MAX_REMARKS)]
 
 
@@ -190,7 +192,7 @@ class _ArraySplit(_Strict):
     labels: _FileEntry
 
 
-class _Arrays(_Strict):
+class _ArraysDescription(_Strict):
     fingerprint: str
     classes: Annotated[list[str], FailFast(), Field(min_length=2, max_length=256)]
     shape: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=3, max_length=3)]
@@ -214,6 +216,6 @@ def _duplicates(names: list[str]) -> list[str]:
 
 
 _KINDS: dict[str, tuple[type[_Strict], Callable[[dict[str, Any]], str]]] = {
-    "shards": (_Shards, _shards_contradiction),
-    "cifar10": (_Arrays, _arrays_contradiction),
+    "shards": (_ShardsDescription, _shards_contradiction),
+    "cifar10": (_ArraysDescription, _arrays_contradiction),
 }

@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from paceline.data.prepare.convert import FORMATS, check_size, open_image
-from paceline.data.prepare.isolated import Unreadable
-from paceline.data.prepare.sources import Entry
+from paceline.data.listing import LabeledFile
+from paceline.data.pillow import FORMATS, check_size, open_image
+from paceline.system.untrusted import Unreadable
 
 Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Maps sizes (n, 2) and keys of images to the crop of each: (n, 5) of x, y, width, height, mirrored."""
@@ -43,12 +43,12 @@ class ImageSplit(Protocol):
     def reader(self) -> Reader: ...
 
 
-class Files:
+class ImageFiles:
     """One split of an image folder, decoded by Pillow on every use."""
 
     fix = "Replace or remove those files."
 
-    def __init__(self, folder: Path, entries: list[Entry]):
+    def __init__(self, folder: Path, entries: list[LabeledFile]):
         self.folder, self._entries = folder, entries
         self._labels = np.array([label for label, _ in entries], np.int64)
 
@@ -65,7 +65,7 @@ class Files:
     def where(self, number: int) -> str:
         return str(self._entries[number % len(self)][1])
 
-    def reader(self) -> "Files":
+    def reader(self) -> "ImageFiles":
         return self
 
     def read(self, keys: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:

@@ -8,8 +8,8 @@ from paceline import extensions
 from paceline.config.data import BUILT_IN, Data
 from paceline.config.recipe import Recipe
 from paceline.data.description import DESCRIPTION, PREPARE_AGAIN, read_json
-from paceline.data.prepare.lists import SUFFIXES
-from paceline.data.prepare.sources import EXTENSIONS
+from paceline.data.listing import EXTENSIONS
+from paceline.data.lists import SUFFIXES
 from paceline.data.shards import default_folder
 from paceline.errors import UserError
 from paceline.system.remote import is_remote

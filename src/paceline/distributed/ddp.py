@@ -20,8 +20,8 @@ _WHOLE_MODEL_MB = 1 << 20
 class Replica:
     """`forward` is for training, `module` for checkpoints and evaluation."""
 
-    gathers = False
-    """Every rank holds the full state, so reading it needs no collective."""
+    state_is_sharded = False
+    """Every rank holds the full state, so that reading it is not a collective."""
 
     def __init__(self, model: nn.Module, world: World, recipe: Recipe):
         self.module = model
@@ -62,12 +62,12 @@ class Replica:
         return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
 
     @staticmethod
-    def gathered(state: Any) -> Any:
+    def full_state(state: Any) -> Any:
         """Return the state with full (unsharded) tensors."""
         return state
 
     @staticmethod
-    def whole(_model: nn.Module) -> AbstractContextManager[object]:
+    def unsharded(_model: nn.Module) -> AbstractContextManager[object]:
         """Context for an evaluation, in which ranks may have different numbers of batches."""
         return nullcontext()
 

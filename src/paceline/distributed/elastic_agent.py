@@ -12,16 +12,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
-from torch.distributed.elastic.agent.server.api import (
-    RunResult,
-    SimpleElasticAgent,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
+from torch.distributed.elastic.agent.server import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline.distributed import forkserver
@@ -30,24 +23,28 @@ from paceline.distributed.failures import is_own_error
 from paceline.distributed.plan import AgentPlan
 from paceline.distributed.rendezvous import MultiNode, SingleNode
 from paceline.errors import UserError
+from paceline.system.torch_internals import ElasticAgentBase
 
-Entry = Callable[[list[str]], int]
+RankEntry = Callable[[list[str]], int]
 _context = multiprocessing.get_context("forkserver")
 _MAX_FAILURES, _FAILURE_WINDOW = 5, 60.0
+_SHUTDOWN_TIMEOUT = 30.0  # seconds that ranks have to checkpoint and exit
 _RANK_NAME = "paceline-rank-"  # as top and ps show it
 
 
-class Agent(SimpleElasticAgent):
+# torch's LocalElasticAgent with the start method "forkserver" cannot replace this class: it installs its own signal
+# handlers, reports only one of several failed ranks, and lets neither signals nor errors decide about a restart.
+class Agent(ElasticAgentBase):
     """If the job is elastic, restarts its ranks in a new rendezvous round when a rank fails or a node leaves or joins.
 
     It does not restart after an error that the user has to fix, nor after many failures within a minute.
     """
 
-    def __init__(self, handler: SingleNode | MultiNode, plan: AgentPlan, entry: Entry, scratch: Path):
+    def __init__(self, handler: SingleNode | MultiNode, plan: AgentPlan, entry: RankEntry, scratch: Path):
         self._is_elastic = plan.join.min_nodes > 0
-        # this class counts restarts itself, see _attempts_left
+        # this class counts restarts itself, see _restarts_after
         spec = WorkerSpec("ranks", plan.procs, handler, entrypoint=entry, max_restarts=3 if self._is_elastic else 0)
-        super().__init__(spec, exit_barrier_timeout=60, shutdown_timeout=30)
+        super().__init__(spec, exit_barrier_timeout=60)
         self._handler = handler
         self.received: list[int] = []
         """Stop signals received so far."""
@@ -59,9 +56,9 @@ class Agent(SimpleElasticAgent):
         self._failed_at: list[float] = []
         self._starts = 0
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+    def start_ranks(self, workers: list[Worker]) -> list[int]:
         shared = {
-            "LOCAL_WORLD_SIZE": worker_group.spec.local_world_size,
+            "LOCAL_WORLD_SIZE": len(workers),
             STORE: self._handler.rank_store,
             "TORCHELASTIC_RUN_ID": self._handler.get_run_id(),
             "TORCHELASTIC_RESTART_COUNT": self._starts,
@@ -70,7 +67,7 @@ class Agent(SimpleElasticAgent):
         self._starts += 1
         self._stop_file.unlink(missing_ok=True)
         self._processes, self._ranks = [], []
-        for worker in worker_group.workers:
+        for worker in workers:
             variables = {"RANK": worker.global_rank, "WORLD_SIZE": worker.world_size, "LOCAL_RANK": worker.local_rank}
             error_file = {"TORCHELASTIC_ERROR_FILE": self._error_file(worker.local_rank)}
             environment = {name: str(value) for name, value in (shared | variables | error_file).items()}
@@ -88,7 +85,7 @@ class Agent(SimpleElasticAgent):
             self._processes.append(process)
             with suppress(psutil.NoSuchProcess):
                 self._ranks.append(psutil.Process(process.pid))
-        return {number: process.pid for number, process in enumerate(self._processes)}
+        return [process.pid or 0 for process in self._processes]
 
     @property
     def _stop_file(self) -> Path:
@@ -97,46 +94,41 @@ class Agent(SimpleElasticAgent):
     def _error_file(self, local_rank: int) -> Path:
         return self._scratch / f"error-{self._starts}-{local_rank}.json"
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+    def check_ranks(self, workers: list[Worker]) -> RunResult:
         codes = [process.exitcode for process in self._processes]
         if any(codes):
-            self._shutdown(timeout=self._shutdown_timeout)  # the others have lost a rank and cannot continue
+            self.stop_ranks()  # the others have lost a rank and cannot continue
             failures = {
                 worker.global_rank: self._failure(worker.local_rank)
-                for worker in worker_group.workers
+                for worker in workers
                 if self._processes[worker.local_rank].exitcode
             }
-            self._remaining_restarts = self._attempts_left(failures)
+            self.set_restarts_left(self._restarts_after(failures))
             return RunResult(WorkerState.FAILED, failures=failures)
         if None in codes:
             return RunResult(WorkerState.HEALTHY)
         self.stopped = int(self._stop_file.read_text()) if self._stop_file.exists() else 0
         if self.stopped and self._is_elastic and not self.received:
-            self._remaining_restarts = 1
+            self.set_restarts_left(1)
             return RunResult(WorkerState.UNHEALTHY)  # another node leaves: continue without it
-        return RunResult(
-            WorkerState.SUCCEEDED, return_values={worker.global_rank: None for worker in worker_group.workers}
-        )
+        return RunResult(WorkerState.SUCCEEDED, return_values={worker.global_rank: None for worker in workers})
 
     def _failure(self, local_rank: int) -> ProcessFailure:
         process = self._processes[local_rank]
         return ProcessFailure(local_rank, process.pid or 0, process.exitcode or 0, str(self._error_file(local_rank)))
 
-    def _attempts_left(self, failures: dict[int, ProcessFailure]) -> int:
+    def _restarts_after(self, failures: dict[int, ProcessFailure]) -> int:
         if any(map(is_own_error, failures.values())):
             return 0  # an error that the user has to fix would occur again
         now = time.monotonic()
         self._failed_at = [then for then in self._failed_at if now - then < _FAILURE_WINDOW] + [now]
         return 1 if self._is_elastic and not self.received and len(self._failed_at) < _MAX_FAILURES else 0
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._shutdown(timeout=self._shutdown_timeout)
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+    def stop_ranks(self) -> None:
         """Ask ranks to checkpoint and exit, and kill those that do not."""
         forkserver.end_stopped_children()
-        self.signal(death_sig)
-        deadline = time.monotonic() + timeout
+        self.signal(signal.SIGTERM)
+        deadline = time.monotonic() + _SHUTDOWN_TIMEOUT
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
         self.signal(signal.SIGKILL)
@@ -155,9 +147,8 @@ class Agent(SimpleElasticAgent):
                 reached = True
         return reached
 
-    def _exit_barrier(self) -> None:
-        if not self.received:  # a node that leaves does not wait for the others
-            super()._exit_barrier()  # type: ignore[no-untyped-call]
+    def waits_for_other_nodes(self) -> bool:
+        return not self.received  # a node that leaves does not wait for the others
 
     def leave(self) -> None:
         """Close the rendezvous after the ranks have ended; a node that was asked to stop leaves it open."""
@@ -165,9 +156,9 @@ class Agent(SimpleElasticAgent):
             self._handler.shutdown()
 
 
-def _run_rank(entry: Entry, command: list[str], environment: dict[str, str]) -> None:
+def _run_rank(entry: RankEntry, command: list[str], environment: dict[str, str]) -> None:
     """Become a rank, in the forked process."""
-    forkserver.enter_rank()
+    forkserver.enter_child()
     os.environ.update(environment)
     if sys.platform == "linux":
         set_name = 15

@@ -42,7 +42,7 @@ def enter_server() -> None:
     os.environ[PARENT] = str(os.getpid())
 
 
-def enter_rank() -> None:
+def enter_child() -> None:
     """Called in a rank just after the fork: end with the fork server, and accept the launcher's SIGTERM."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -11,18 +11,18 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.config.recipe import Recipe
 from paceline.distributed.grad_sync import WIRE_DTYPES
 from paceline.distributed.world import World
 from paceline.errors import UserError
+from paceline.system.norms import BATCH_NORMS
 
 
 class Sharded:
     """`forward` is for training, `module` for checkpoints and evaluation; same methods as Replica."""
 
-    gathers = True
+    state_is_sharded = True
     """Reading the full state is a collective: all ranks take part."""
 
     def __init__(self, model: nn.Module, world: World, recipe: Recipe, precision: str):
@@ -36,12 +36,12 @@ class Sharded:
         return nullcontext()
 
     @staticmethod
-    def gathered(state: Any) -> Any:
+    def full_state(state: Any) -> Any:
         """Return the state with full (unsharded) tensors; all ranks take part."""
         return _gathered(state)
 
     @contextmanager
-    def whole(self, model: nn.Module) -> Iterator[None]:
+    def unsharded(self, model: nn.Module) -> Iterator[None]:
         """Unshard all weights, so that ranks can evaluate different numbers of batches."""
         parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for part in parts:
@@ -67,7 +67,7 @@ def shard(model: nn.Module, world: World, recipe: Recipe, precision: str) -> Non
     """Shard a model block by block, so that only one block's weights are unsharded at a time."""
     mesh = init_device_mesh(world.device.type, (world.size,))
     compute = WIRE_DTYPES[precision]
-    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+    if any(isinstance(module, BATCH_NORMS) for module in model.modules()):
         compute = torch.float32  # batch-norm kernels need fp32 weights; autocast handles the rest
     offload = recipe.fsdp.cpu_offload and world.device.type == "cuda"
     settings: dict[str, Any] = {

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed import GradBucket
 
 from paceline.distributed.world import World
 from paceline.system.device import between, now
+from paceline.system.torch_internals import copy_all_
 
 
 class PowerSgd:
@@ -110,4 +111,4 @@ def _average(tensors: list[torch.Tensor], ranks: int) -> None:
     flat = torch.cat([tensor.flatten() for tensor in tensors]).div_(ranks)
     dist.all_reduce(flat)
     parts = flat.split([tensor.numel() for tensor in tensors])
-    torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
+    copy_all_(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])

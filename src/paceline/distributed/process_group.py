@@ -7,23 +7,23 @@ Ranks therefore confirm through the authenticated store that all of them are con
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed.distributed_c10d import _set_pg_timeout, _world
+from torch.distributed import PrefixStore, Store
 
 from paceline.errors import UserError
+from paceline.system.torch_internals import restart_group_names
 
 _ATTEMPTS = 3
 _CONNECT_TIMEOUT = timedelta(seconds=30)  # once all ranks have started, connecting takes milliseconds
 
 
-def join(backend: str, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+def connect_ranks(backend: str, store: Store, rank: int, size: int, timeout: timedelta) -> None:
     """Connect all ranks, which may start at different times; `timeout` applies to the group afterwards."""
     _all_gather(store, "arrived", rank, size, "yes", timeout)
     for attempt in range(_ATTEMPTS):
         failure = _try(backend, PrefixStore(str(attempt), store), rank, size)
         answers = _all_gather(store, f"connected-{attempt}", rank, size, failure or "yes", timeout)
         if all(answer == "yes" for answer in answers):
-            _set_pg_timeout(timeout)
+            set_timeout(timeout)
             return
         _reset()
     failed = {number: answer for number, answer in enumerate(answers) if answer != "yes"}
@@ -34,6 +34,13 @@ def join(backend: str, store: Store, rank: int, size: int, timeout: timedelta) -
         "each other on all ports, and that no other program connects to them.",
         ranks=sorted(failed),
     )
+
+
+def set_timeout(timeout: timedelta) -> None:
+    """Set how long collectives wait for other ranks."""
+    group = dist.group.WORLD
+    assert group is not None
+    group.set_timeout(timeout)
 
 
 def _try(backend: str, store: Store, rank: int, size: int) -> str:
@@ -55,4 +62,4 @@ def _all_gather(store: Store, key: str, rank: int, size: int, value: str, timeou
 def _reset() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-    _world.group_count = 0  # torch derives the name of the group from it, which must be the same on all ranks
+    restart_group_names()

@@ -12,7 +12,7 @@ from threading import Event, Thread
 from typing import Any
 from uuid import uuid4
 
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 
 from paceline.distributed import preemption
 from paceline.distributed.channel import ChannelError, token_of
-from paceline.distributed.elastic_agent import Agent, Entry
+from paceline.distributed.elastic_agent import Agent, RankEntry
 from paceline.distributed.env import AGENT
 from paceline.distributed.failures import KILLED, first_failure, is_own_error
 from paceline.distributed.forkserver import end_stopped_children
@@ -35,7 +35,7 @@ from paceline.system.signals import handling_signals
 _PRINTED = re.compile(r"(?:error: )?(.*?)(?: \[([a-z0-9-]+)\])?", re.DOTALL)  # an error as the command line prints it
 
 
-def run(plan: AgentPlan, entry: Entry) -> int:
+def run(plan: AgentPlan, entry: RankEntry) -> int:
     """Start the ranks of a plan, each calling `entry`. Returns the exit status; raises the error that made ranks fail.
 
     The first SIGINT or SIGTERM is forwarded to the ranks, which checkpoint and exit (torchrun would print a traceback);
@@ -111,7 +111,7 @@ def report_stop(signum: int) -> None:
         (Path(os.environ[AGENT]) / "stopped").write_text(str(signum))
 
 
-def report(text: str) -> bool:
+def report_error(text: str) -> bool:
     """Called in a rank: pass an error, as it would be printed, to the agent, which prints one for all ranks.
 
     Returns whether there is an agent.

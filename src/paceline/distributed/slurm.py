@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch._C._distributed_c10d import FileStore, Store
+from torch.distributed import FileStore, Store
 
 from paceline.distributed.channel import ChannelError, token_of
 from paceline.distributed.env import RankEnv, last_host

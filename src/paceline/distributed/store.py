@@ -6,8 +6,7 @@ from datetime import timedelta
 from threading import Lock
 from typing import Any
 
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store
-from torch.distributed import DistStoreError
+from torch.distributed import DistStoreError, FileStore, PrefixStore, Store
 
 from paceline.distributed.channel import ChannelError, connect, token_of
 

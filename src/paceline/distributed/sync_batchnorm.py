@@ -8,20 +8,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.distributed.world import World
+from paceline.system.norms import BATCH_NORMS
 
 
 def synchronize(model: nn.Module, world: World) -> nn.Module:
     """Convert every batch norm of a model to synchronized batch norm, and return the model."""
     if world.device.type == "cuda" and world.size > 1:
-        from timm.layers import norm_act
+        from timm.layers import convert_sync_batchnorm
 
-        converted: nn.Module = norm_act.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        converted: nn.Module = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         return converted
     for module in model.modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, BATCH_NORMS):
             kind = type(module)
             module.__class__ = type(f"Synchronized{kind.__name__}", (_Synchronized, kind), {})
     return model
@@ -34,7 +34,7 @@ class _Synchronized(nn.Module):
         norm: Any = self
         if not norm.training:
             return super().forward(x)
-        y, mean, variance, count = _Normalize.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+        y, mean, variance, count = _SyncedNormalize.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             norm.num_batches_tracked.add_(1)
             momentum = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
@@ -46,7 +46,7 @@ class _Synchronized(nn.Module):
         return y
 
 
-class _Normalize(torch.autograd.Function):
+class _SyncedNormalize(torch.autograd.Function):
     """Normalization with sums over all ranks in forward and backward, computed in fp32."""
 
     @staticmethod

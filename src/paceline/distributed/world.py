@@ -4,6 +4,7 @@ A single process, gloo on CPUs and NCCL on GPUs use the same code.
 """
 
 import ctypes
+import json
 import os
 import re
 import sys
@@ -15,13 +16,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed import Store
 
 from paceline.distributed import env
 from paceline.distributed import slurm as srun
 from paceline.distributed.objects import all_gather_object, broadcast_object
-from paceline.distributed.process_group import join
+from paceline.distributed.process_group import connect_ranks, set_timeout
 from paceline.distributed.sockets import refuse_new_connections
 from paceline.distributed.store import store_at
 from paceline.errors import UserError
@@ -78,7 +78,7 @@ class World:
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         timeout = max(rank_timeout(), _STARTUP_TIMEOUT)
         if store := _store(self.size):
-            join(backend, store, self.rank, self.size, timeout)
+            connect_ranks(backend, store, self.rank, self.size, timeout)
         else:
             _join_at_master(backend, self.rank, self.size, timeout)
         if store:  # torch's own store needs further connections; NCCL opens its ports later
@@ -103,7 +103,7 @@ class World:
     def shorten_timeout(self) -> None:
         """Use the rank timeout from now on: after start-up all ranks take equally long, so a silent one has failed."""
         if self.size > 1:
-            _set_pg_timeout(rank_timeout())
+            set_timeout(rank_timeout())
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -138,7 +138,10 @@ class World:
         return received
 
     def on_rank_zero(self, action: Callable[[], T]) -> T:
-        """Call a function on rank 0 only. Every rank returns its result, or raises its UserError."""
+        """Call a function on rank 0 only. Every rank returns its result, or raises its UserError with code and fields.
+
+        Fields that JSON has no type for, such as paths, become strings on all ranks.
+        """
         if self.size == 1:
             return action()
         outcome: dict[str, Any] = {}
@@ -146,10 +149,12 @@ class World:
             try:
                 outcome = {"result": action()}
             except UserError as error:
-                outcome = {"error": [error.code, str(error)]}
+                fields = json.loads(json.dumps(error.fields, default=str))
+                outcome = {"error": [error.code, str(error), fields]}
         outcome = self.broadcast_object(outcome)
         if "error" in outcome:
-            raise UserError(*outcome["error"])
+            code, message, fields = outcome["error"]
+            raise UserError(code, message, **fields)
         result: T = outcome["result"]
         return result
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from paceline.config.timeline import columns, phase_table
-from paceline.data.load.source import Source
+from paceline.data.load.source import DataSource
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.optim.schedules import lr_at
@@ -46,7 +46,7 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
         yield from columns(phase_table(timeline, setup.world.size, recipe.train.grad_accumulation, lr))
 
 
-def _data(source: Source) -> str:
+def _data(source: DataSource) -> str:
     variants = f", variant {' and '.join(source.variants)}" if source.variants else ""
     where = f"{source.place} ({source.name}{variants})" if source.place else f"{source.name} (built in)"
     images = f"{source.num_train:,} training and {source.num_val:,} validation images"

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from paceline.config.batch import BatchLayout
@@ -14,7 +13,7 @@ from paceline.config.io import to_tree
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
 from paceline.data.load.order import Plan
-from paceline.data.load.source import Evaluator, Loader, Source, open_source
+from paceline.data.load.source import DataSource, Evaluator, Loader, open_source
 from paceline.distributed.ddp import Replica, average_buffers
 from paceline.distributed.sync_batchnorm import synchronize
 from paceline.distributed.world import World
@@ -28,6 +27,7 @@ from paceline.optim.ema import AveragedModel
 from paceline.optim.schedules import LrPlan
 from paceline.optim.state import load_state, state_dict
 from paceline.system.logs import log
+from paceline.system.norms import BATCH_NORMS
 
 if TYPE_CHECKING:
     from paceline.distributed.fsdp import Sharded
@@ -41,7 +41,7 @@ class Setup:
     world: World
     timeline: Timeline
     layouts: dict[int, BatchLayout]
-    source: Source
+    source: DataSource
     loader: Loader
     replica: "Replica | Sharded"
     optimizer: Optimizer
@@ -85,7 +85,7 @@ class Setup:
     def state(self, step: int) -> dict[str, Any]:
         """Return the unsharded state needed to resume. Sample order, augmentation and dropout depend only on seed and
         step, so they have no state."""
-        gather = self.replica.gathered
+        gather = self.replica.full_state
         return {
             "model": gather(self.replica.module.state_dict()),
             "ema": gather(self.ema.model.state_dict()) if self.ema else {},
@@ -145,7 +145,7 @@ def build(recipe: Recipe, world: World) -> Setup:
     model = build_model(recipe, source, len(source.classes), timeline, world)
     if isinstance(model, AirbenchNet) and recipe.model.weights == "random":
         model.prepare(loader.plain_images(5000))
-    has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+    has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in model.modules())
     for layout in plan.layouts.values():
         if layout.per_rank_batch == 1 and has_batch_norm and not recipe.model.sync_batchnorm:
             raise UserError(
@@ -199,7 +199,7 @@ def _strategy(recipe: Recipe, world: World) -> str:
     return recipe.strategy
 
 
-def build_model(recipe: Recipe, source: Source, num_classes: int, timeline: Timeline, world: World) -> nn.Module:
+def build_model(recipe: Recipe, source: DataSource, num_classes: int, timeline: Timeline, world: World) -> nn.Module:
     """Return the model on its device, with the same initial weights on every rank.
 
     It is tested on an image of every size that the recipe uses.

@@ -7,7 +7,7 @@ from paceline.config.duration import parse
 from paceline.config.timeline import Timeline
 
 
-class Interval:
+class IntervalTrigger:
     """A period in steps, epochs or seconds. For seconds, ranks vote so that all of them act after the same step."""
 
     def __init__(self, text: str, timeline: Timeline):

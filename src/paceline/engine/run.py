@@ -7,11 +7,9 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
-
-import torch
 
 from paceline.checkpoint import store
 from paceline.checkpoint.writer import NoWriter, Writer
@@ -21,7 +19,7 @@ from paceline.engine.callbacks import Callbacks, callback_error
 from paceline.engine.replicas import Mirror, newest_step
 from paceline.engine.sanity import sanity_warnings
 from paceline.engine.totals import totals
-from paceline.engine.window import SPLIT, Window
+from paceline.engine.window import Window, WindowFigures
 from paceline.errors import UserError
 from paceline.system import logs
 from paceline.system.device import peak_memory
@@ -34,7 +32,7 @@ from paceline.track.sinks import DiskWarning, Sink
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """The outputs of a training run, on one rank."""
 
     folder: RunFolder
@@ -67,26 +65,27 @@ class Run:
     def log(self, step: int, lr: float) -> None:
         """Gather the metrics of all ranks since the last call and write a train record."""
         newest = newest_step(self.folder.checkpoints) if self.mirror.needed and self._world.is_rank_zero else -1
-        more = [self.setup.loader.num_corrupt, peak_memory(self._world.device), newest]
-        local = torch.cat([self.window.take(), torch.tensor(more, dtype=torch.float64)])
-        ranks = torch.stack(self._world.gather(local))
-        split = {
-            name: times for name, times in zip(SPLIT, ranks[:, 5:-3].T.tolist(), strict=True) if _is_measured(times)
-        }
-        steps = int(ranks[0, 0])
-        if (ranks[:, 3] >= 0).any():
-            first = step - steps + 1 + int(ranks[ranks[:, 3] >= 0, 3].min())
+        local = replace(
+            self.window.take(),
+            num_corrupt=self.setup.loader.num_corrupt,
+            peak_memory=peak_memory(self._world.device),
+            newest_checkpoint=newest,
+        )
+        ranks = [WindowFigures.unpack(packed) for packed in self._world.gather(local.pack())]
+        steps, images = ranks[0].steps, ranks[0].images
+        if bad := [rank.first_bad for rank in ranks if rank.first_bad >= 0]:
+            first = step - steps + 1 + min(bad)
             what = f"the loss is not finite at step {first} (current learning rate {lr:.4g})"
             self._fail_not_finite("loss-not-finite", what, first - 1)
-        images = int(ranks[0, 4])
+        split = {name: [rank.seconds[name] for rank in ranks] for name in ranks[0].seconds}
         seconds = {name: sum(times) / len(times) for name, times in split.items()}
         record = {
             "kind": "train",
             **self._place(step),
             "steps": steps,
             "lr": lr,
-            "loss": (ranks[:, 1].mean() / steps).item(),
-            "top1": ranks[:, 2].sum().item() / images,
+            "loss": sum(rank.loss for rank in ranks) / len(ranks) / steps,
+            "top1": sum(rank.correct for rank in ranks) / images,
             "images": images,
             "images_per_second": images / sum(seconds.values()),
             "seconds": seconds,
@@ -100,14 +99,14 @@ class Run:
                     scale,
                 )
             self._scale = scale
-        if corrupt := int(ranks[:, -3].sum()):
+        if corrupt := sum(rank.num_corrupt for rank in ranks):
             record["corrupt"] = corrupt
         if self._world.size > 1:
             record["seconds_per_rank"] = split
-        record["memory_per_rank"] = ranks[:, -2].long().tolist()
+        record["memory_per_rank"] = [rank.peak_memory for rank in ranks]
         self.sink.write(record)
         self.display.train(record)
-        self.mirror.follow(int(ranks[0, -1]), self.writer.wait)
+        self.mirror.follow(ranks[0].newest_checkpoint, self.writer.wait)
 
     def _fail_not_finite(self, code: str, what: str, weights_of: int) -> None:
         """End the run. The weights after step `weights_of` are invalid, and so are later checkpoints."""
@@ -186,7 +185,7 @@ class Run:
         begin = time.perf_counter()
         measured = self._evaluation if self._evaluation.get("step") == step else {}
         metrics: dict[str, float] = {name: measured[name] for name in ("top1", "top5", "loss") if name in measured}
-        state = setup.state(step) if setup.replica.gathers else None  # a collective
+        state = setup.state(step) if setup.replica.state_is_sharded else None  # a collective
         parts = self.writer.snapshot(lambda: state or setup.state(step))
         self.sink.write({"kind": "checkpoint", **self._place(step), "seconds": time.perf_counter() - begin})
         self.callbacks.checkpoint(self.writer.start(step, parts, metrics, partial(self._sync_records, step)))
@@ -280,8 +279,3 @@ class Run:
     def close(self) -> None:
         self.display.close()
         self.sink.close(self._status)
-
-
-def _is_measured(times: list[float]) -> bool:
-    """Return whether a part was timed. Under FSDP communication overlaps forward and backward and is not."""
-    return not any(math.isnan(seconds) for seconds in times)

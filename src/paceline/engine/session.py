@@ -27,7 +27,7 @@ from paceline.engine.covered import newest_covered
 from paceline.engine.examples import examples
 from paceline.engine.replicas import Mirror
 from paceline.engine.resume import check_recipe_file, check_same_experiment, choose_folder, experiment
-from paceline.engine.run import Run
+from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
 from paceline.errors import UserError
 from paceline.logbook.read import read
@@ -35,12 +35,13 @@ from paceline.logbook.verdict import verdict
 from paceline.optim.factory import check as check_optimizer
 from paceline.optim.schedules import check as check_schedule
 from paceline.system import logs
-from paceline.system.files import LOCK_NAME, FolderLock, disk_error, ignoring_a_full_disk, make_folder, write_text
+from paceline.system.files import LOCK_NAME, FolderLock, disk_error, make_folder, suppress_os_errors, write_text
 from paceline.system.logs import console, log
 from paceline.system.outcome import report_outcome
 from paceline.track import environment
+from paceline.track.json_lines import JsonLines
 from paceline.track.progress import Bar, Display, Lines
-from paceline.track.records import JsonLines, RunFolder, largest_batch
+from paceline.track.records import RunFolder, largest_batch
 from paceline.track.sinks import (
     DiskWarning,
     Guarded,
@@ -106,8 +107,8 @@ def train_recipe(
         gpus, processes = world.gpus_here(), world.processes_here()
         if world.local_rank == 0:
             sampler = HostSampler(folder.telemetry, gpus=gpus, processes=processes)
-            cleanup.callback(ignoring_a_full_disk(folder.sync))
-            cleanup.callback(ignoring_a_full_disk(sampler.stop))
+            cleanup.callback(suppress_os_errors(folder.sync))
+            cleanup.callback(suppress_os_errors(sampler.stop))
         cleanup.callback(run.display.close)
         try:
             summary = train(setup, run)
@@ -207,7 +208,7 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
     except OSError as error:
         message = f"{disk_error(error)} Or choose another folder with --runs."
         raise UserError("run-folder-not-writable", message, path=path) from None
-    cleanup.callback(ignoring_a_full_disk(handler.close))
+    cleanup.callback(suppress_os_errors(handler.close))
     cleanup.callback(log.removeHandler, handler)
     return path
 
@@ -220,7 +221,7 @@ def _remove_if_unused(folder: RunFolder) -> None:
 
 def _open_run(
     folder: RunFolder, setup: Setup, saved: tuple[CheckpointInfo, dict[str, Any]] | None, mirror: Mirror
-) -> Run:
+) -> TrainingRun:
     world, recipe = setup.world, setup.recipe
     first_step = 0
     if saved:
@@ -255,7 +256,7 @@ def _open_run(
     metric = recipe.checkpoint.best
     best = world.on_rank_zero(lambda: _best_value(folder, metric))
     disk = DiskWarning()
-    run = Run(
+    run = TrainingRun(
         folder,
         setup,
         MultiSink(_sinks(folder, setup, first_step, disk) if world.is_rank_zero else []),

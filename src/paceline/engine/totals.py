@@ -4,12 +4,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from paceline.config.io import fingerprint
-from paceline.data.load.source import Source
+from paceline.data.load.source import DataSource
 from paceline.engine.build import Setup
 from paceline.track.records import RunFolder, split_seconds
 
 
-def _described(source: Source) -> dict[str, Any]:
+def _described(source: DataSource) -> dict[str, Any]:
     return {
         "name": source.name,
         "path": source.place,

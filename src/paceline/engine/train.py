@@ -29,8 +29,8 @@ from paceline.data.load.batch import Batch
 from paceline.data.load.order import step_seed
 from paceline.engine.build import Setup
 from paceline.engine.evaluate import check_corrupt_fraction, evaluate
-from paceline.engine.interval import Interval
-from paceline.engine.run import Run
+from paceline.engine.interval import IntervalTrigger
+from paceline.engine.run import TrainingRun
 from paceline.engine.stop import Agreement, Signals
 from paceline.engine.window import StepResult
 from paceline.errors import Stopped
@@ -39,7 +39,7 @@ from paceline.optim.schedules import lr_at
 from paceline.system.device import between, now
 
 
-def train(setup: Setup, run: Run) -> dict[str, Any]:
+def train(setup: Setup, run: TrainingRun) -> dict[str, Any]:
     """Train from the first step of the run to the end of the recipe and return the summary."""
     recipe, total = setup.recipe, setup.total_steps
     log_every, evaluate_every, checkpoint_every = intervals(recipe, setup.timeline)
@@ -79,7 +79,7 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
 
 
 def pause(
-    setup: Setup, run: Run, done: int, evaluating: bool, checkpointing: bool, stop: int, signals: Signals
+    setup: Setup, run: TrainingRun, done: int, evaluating: bool, checkpointing: bool, stop: int, signals: Signals
 ) -> None:
     """Evaluate, checkpoint or stop between two steps. Stopping also writes a checkpoint."""
     setup.average_buffers()
@@ -125,7 +125,7 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
 def measure(setup: Setup, step: int, on_batch: Callable[[int], object], stop: Callable[[], int]) -> dict[str, float]:
     """Return the validation metrics after a step."""
     model, tta = setup.evaluated_model, setup.recipe.evaluate.tta
-    with setup.replica.whole(model):
+    with setup.replica.unsharded(model):
         classes = len(setup.source.classes)
         batches = setup.evaluator(step)
         metrics = evaluate(model, batches, classes, setup.world, setup.autocast, tta, on_batch, stop)
@@ -133,8 +133,8 @@ def measure(setup: Setup, step: int, on_batch: Callable[[int], object], stop: Ca
     return metrics
 
 
-def intervals(recipe: Recipe, timeline: Timeline) -> tuple[Interval, Interval, Interval]:
+def intervals(recipe: Recipe, timeline: Timeline) -> tuple[IntervalTrigger, IntervalTrigger, IntervalTrigger]:
     """Return when to log, to evaluate and to checkpoint."""
     texts = (recipe.log.every, recipe.evaluate.every, recipe.checkpoint.every)
-    log_every, evaluate_every, checkpoint_every = (Interval(text, timeline) for text in texts)
+    log_every, evaluate_every, checkpoint_every = (IntervalTrigger(text, timeline) for text in texts)
     return log_every, evaluate_every, checkpoint_every

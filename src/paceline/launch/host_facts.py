@@ -18,7 +18,7 @@ from typing_extensions import TypedDict  # pydantic requires it before Python 3.
 import paceline
 from paceline.system.files import printable, sha256
 from paceline.system.host import cores
-from paceline.track.checks import Count, NotNegative, Positive
+from paceline.track.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from paceline.track.devices import Gpus
 
 _PING, _PINGS, _SECONDS = b"x", 20, 1.0
@@ -32,16 +32,16 @@ class _GpuFacts(TypedDict):
 class Facts(TypedDict):
     """What is accepted from a host's answer."""
 
-    time: NotNegative
+    time: NonNegativeFloat
     python: _Text
     code: _Text
     torch: _Text | None
-    cores: Positive
-    memory_bytes: Count
-    shared_memory_bytes: Count | None
-    disk_bytes: Count | None
+    cores: PositiveInt
+    memory_bytes: NonNegativeInt
+    shared_memory_bytes: NonNegativeInt | None
+    disk_bytes: NonNegativeInt | None
     gpus: Annotated[list[_GpuFacts], Field(max_length=1000)]
-    gpu_processes: Annotated[list[Count], Field(max_length=1000)]
+    gpu_processes: Annotated[list[NonNegativeInt], Field(max_length=1000)]
     driver: _Text | None
     data: NotRequired[_Text]
 
@@ -49,14 +49,14 @@ class Facts(TypedDict):
 class Link(TypedDict):
     """A measured connection to another host: round trip and bandwidth."""
 
-    seconds: NotNegative
-    bytes_per_second: NotNegative
+    seconds: NonNegativeFloat
+    bytes_per_second: NonNegativeFloat
 
 
 class AllReduceRate(TypedDict):
     """A measured all-reduce."""
 
-    bytes_per_second: NotNegative
+    bytes_per_second: NonNegativeFloat
 
 
 _CHECKS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Facts, Link, AllReduceRate)}

@@ -19,19 +19,20 @@ from paceline.logbook.charts import svg
 from paceline.logbook.compare import compare
 from paceline.logbook.curves import charts_of
 from paceline.logbook.entry import page_of
-from paceline.logbook.read import LOGBOOK_MARK, Run
+from paceline.logbook.read import LOGBOOK_MARK
+from paceline.logbook.run import LoggedRun
 from paceline.logbook.tables import duration, markdown, plain
 from paceline.logbook.verdict import verdict
 from paceline.system.files import make_folder, write_text
 from paceline.system.untrusted import read_regular
-from paceline.track.checks import Count, NotNegative
+from paceline.track.checks import NonNegativeFloat, NonNegativeInt
 
 _MAX_BYTES = 1 << 26
 _OPEN, _CLOSE = "<!-- your notes: kept when paceline rewrites this page -->", "<!-- end of notes -->"
 _NOTES = re.compile(re.escape(_OPEN) + r"[ \t\r]*\n(.*)" + re.escape(_CLOSE), re.DOTALL)
 
 
-def write_logbook(runs: Sequence[Run], out: Path) -> list[Path]:
+def write_logbook(runs: Sequence[LoggedRun], out: Path) -> list[Path]:
     """Write a page per run and an index of every page in `out`; return the paths written."""
     folders: list[Path] = []
     for run in runs:
@@ -56,15 +57,15 @@ class _IndexEntry(TypedDict, total=False):
     run: Required[str]
     origin: str
     model: str | None
-    best_top1: NotNegative | None
-    best_epoch: NotNegative | None
+    best_top1: NonNegativeFloat | None
+    best_epoch: NonNegativeFloat | None
     started: str | None
     status: str
-    ranks: Count | None
-    top1: NotNegative | None
-    top5: NotNegative | None
-    train_seconds: NotNegative | None
-    images_per_second: NotNegative | None
+    ranks: NonNegativeInt | None
+    top1: NonNegativeFloat | None
+    top5: NonNegativeFloat | None
+    train_seconds: NonNegativeFloat | None
+    images_per_second: NonNegativeFloat | None
 
 
 _CHECK = TypeAdapter(_IndexEntry)
@@ -80,7 +81,7 @@ def _when(entry: dict[str, Any]) -> str:
     return str(entry.get("started") or "")
 
 
-def _write_page(run: Run, folder: Path) -> Iterator[Path]:
+def _write_page(run: LoggedRun, folder: Path) -> Iterator[Path]:
     page = folder / "README.md"
     make_folder(folder)
     notes = _notes(page) if page.exists() else ""
@@ -106,7 +107,7 @@ def _notes(page: Path) -> str | None:
     return match[1] if match else None
 
 
-def _folder_of(run: Run, out: Path, others: set[str]) -> Path:
+def _folder_of(run: LoggedRun, out: Path, others: set[str]) -> Path:
     """Return the folder of an earlier page of this run, or an unused one."""
     origin, base = str(run.origin.resolve()), _file_name(run.name)
     used = dict.fromkeys(others, "") | {entry["folder"]: entry.get("origin") for entry in _entries(out)}
@@ -119,7 +120,7 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
 
 
-def _facts(run: Run) -> dict[str, Any]:
+def _facts(run: LoggedRun) -> dict[str, Any]:
     """Return the content of facts.json, which the index and other programs read."""
     row = compare([run]).rows[0]
     start = run.starts[0] if run.starts else {}
@@ -135,7 +136,7 @@ def _facts(run: Run) -> dict[str, Any]:
     }
 
 
-def _dawnbench(run: Run) -> str:
+def _dawnbench(run: LoggedRun) -> str:
     """Return the run in DAWNBench's format, with hours since the start of training."""
     lines = ["epoch\thours\ttop1Accuracy\ttop5Accuracy"]
     times = dict(zip(map(id, run.records), run.positions("seconds"), strict=True))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.logbook.read import Run
+from paceline.logbook.run import LoggedRun
 
 _CONDITIONS = {
     "hardware": "hardware",
@@ -91,7 +91,7 @@ _DECIDING = {
 }
 
 
-def fairness(runs: Sequence[Run]) -> Fairness:
+def fairness(runs: Sequence[LoggedRun]) -> Fairness:
     """Return what differs between the runs, and which deciding facts are unknown."""
     facts = [run.facts | {"global_batch": run.global_batch} for run in runs]
     differences, unknown = [], []
@@ -113,8 +113,8 @@ def fairness(runs: Sequence[Run]) -> Fairness:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    runs: list[Run]
+class ComparedRuns:
+    runs: list[LoggedRun]
     fairness: Fairness
     target: float | None
     """The top-1 accuracy whose time-to-accuracy is compared."""
@@ -161,7 +161,7 @@ _SUPERLINEAR = 1.1
 """Plausible speed-up per device: with more devices, caches hold a larger part of each device's work."""
 
 
-def _too_fast(first: Run, run: Run, row: dict[str, Any], conditions: Sequence[str]) -> str:
+def _too_fast(first: LoggedRun, run: LoggedRun, row: dict[str, Any], conditions: Sequence[str]) -> str:
     """Return why a speed-up above the ratio of devices is implausible; empty if it is plausible."""
     ratio, more = row["ratio"], row["device_ratio"]
     if not ratio or not more:
@@ -186,7 +186,7 @@ def _too_fast(first: Run, run: Run, row: dict[str, Any], conditions: Sequence[st
     return f"{speed}, more than expected; likely cause: {reason}"
 
 
-def share(value: "str | float") -> float:
+def parse_accuracy(value: "str | float") -> float:
     """Return an accuracy from 0 to 1, given as 0.93 or 93%."""
     try:
         number = float(str(value).removesuffix("%")) / (100 if str(value).endswith("%") else 1)
@@ -197,7 +197,7 @@ def share(value: "str | float") -> float:
     return number
 
 
-def compare(runs: Sequence[Run], target: float | None = None, price: float | None = None) -> Comparison:
+def compare(runs: Sequence[LoggedRun], target: float | None = None, price: float | None = None) -> ComparedRuns:
     """Compare runs to the first one.
 
     `target`: top-1 for time-to-accuracy, by default the highest that all runs reach. `price`: dollars per host and
@@ -210,10 +210,10 @@ def compare(runs: Sequence[Run], target: float | None = None, price: float | Non
     base = rows[0]
     for row in rows:
         row |= _relation(row, base)
-    return Comparison(list(runs), fairness(runs), target, rows)
+    return ComparedRuns(list(runs), fairness(runs), target, rows)
 
 
-def _row(run: Run, target: float | None, price: float | None) -> dict[str, Any]:
+def _row(run: LoggedRun, target: float | None, price: float | None) -> dict[str, Any]:
     hosts = len(run.hosts) or run.facts.get("nodes")
     price = run.price if price is None else price
     total, final = run.total_seconds, run.final

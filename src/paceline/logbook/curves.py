@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.logbook.charts import Chart, Line
-from paceline.logbook.read import Run
+from paceline.logbook.run import LoggedRun
 from paceline.logbook.settings import image_modifiers, loss_modifiers
 
 
@@ -28,7 +28,7 @@ CURVES = (
 )
 
 
-def line_name(run: Run, curve: CurveSpec, kind: str) -> str:
+def line_name(run: LoggedRun, curve: CurveSpec, kind: str) -> str:
     """Return the name of a run's line, e.g. "training loss (label smoothing 0.1)"."""
     if len(curve.kinds) == 1:
         return curve.title
@@ -42,18 +42,18 @@ def _in_brackets(words: Sequence[str]) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def _conditions(run: Run, curve: CurveSpec) -> list[str]:
+def _conditions(run: LoggedRun, curve: CurveSpec) -> list[str]:
     """Return why a training curve and the validation curve beside it are not comparable."""
     return image_modifiers(run) if curve.metric == "top1" else loss_modifiers(run)
 
 
-def common_name(runs: Sequence[Run], curve: CurveSpec, kind: str) -> str:
+def common_name(runs: Sequence[LoggedRun], curve: CurveSpec, kind: str) -> str:
     """Return the name of a line for all runs together; it says so if the runs measure different things."""
     names = list(dict.fromkeys(line_name(run, curve, kind) for run in runs))
     return names[0] if len(names) == 1 else f"{names[0].partition(' (')[0]} (not the same measure in all runs)"
 
 
-def note(runs: Sequence[Run], curve: CurveSpec) -> str:
+def note(runs: Sequence[LoggedRun], curve: CurveSpec) -> str:
     """Return the note of a chart with training and validation curves, else an empty string."""
     having = {kind: [run for run in runs if _has(run, curve, kind)] for kind in curve.kinds}
     if not having.get("eval") or not having["train"]:
@@ -63,11 +63,11 @@ def note(runs: Sequence[Run], curve: CurveSpec) -> str:
     return f"Bold: {bold}. Thin: {thin}, a running mean over augmented batches.{warning}"
 
 
-def _has(run: Run, curve: CurveSpec, kind: str) -> bool:
+def _has(run: LoggedRun, curve: CurveSpec, kind: str) -> bool:
     return any(record["kind"] == kind and record.get(curve.metric) is not None for record in run.records)
 
 
-def charts_of(runs: Sequence[Run]) -> Iterator[tuple[str, Chart]]:
+def charts_of(runs: Sequence[LoggedRun]) -> Iterator[tuple[str, Chart]]:
     """Yield file names and charts of one run or of several."""
     several = len(runs) > 1
     for curve in CURVES:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from paceline.logbook.compare import compare
-from paceline.logbook.read import PARTS, Run
+from paceline.logbook.run import PARTS, LoggedRun
 from paceline.logbook.settings import settings
 from paceline.logbook.tables import duration, plain, table
 from paceline.logbook.verdict import verdict
@@ -24,7 +24,7 @@ _WORDS = {
 }
 
 
-def page_of(run: Run, charts: list[str]) -> Iterator[str]:
+def page_of(run: LoggedRun, charts: list[str]) -> Iterator[str]:
     """Yield the parts of the page; `charts` are file names beside it."""
     yield f"# {plain(run.name)}\n"
     for note in run.notes:
@@ -51,7 +51,7 @@ def _table(title: str, rows: list[tuple[str, Any]]) -> Iterator[str]:
         yield ""
 
 
-def _overview(run: Run) -> list[tuple[str, Any]]:
+def _overview(run: LoggedRun) -> list[tuple[str, Any]]:
     recipe, start = run.recipe, run.starts[-1] if run.starts else {}
     hardware, about = start.get("hardware", {}), recipe.get("about", {})
     device = hardware.get("gpu") or hardware.get("cpu")
@@ -99,7 +99,7 @@ def _largest(search: dict[str, Any]) -> str | None:
     return f"{search['largest']} ({total}), searched {search['searched']}"
 
 
-def _times(run: Run) -> Iterator[str]:
+def _times(run: LoggedRun) -> Iterator[str]:
     total = run.total_seconds
     if not total or not run.seconds:
         return
@@ -112,7 +112,7 @@ def _times(run: Run) -> Iterator[str]:
     yield ""
 
 
-def _devices(run: Run) -> Iterator[str]:
+def _devices(run: LoggedRun) -> Iterator[str]:
     dumps = []
     for path in sorted((run.origin / "telemetry").glob("[!.]*.txt")):
         with suppress(OSError):
@@ -124,7 +124,7 @@ def _devices(run: Run) -> Iterator[str]:
             yield f"```\n{text}\n```\n"
 
 
-def _repeat(run: Run) -> Iterator[str]:
+def _repeat(run: LoggedRun) -> Iterator[str]:
     if not run.recipe:
         return
     words = ["train", printable(str(run.origin.resolve() / "recipe.yaml")), "--name", f"{run.name}-again"]

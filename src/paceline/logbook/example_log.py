@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.logbook.read import Run
+from paceline.logbook.run import LoggedRun
 from paceline.system.files import printable
 from paceline.system.untrusted import is_plain
 
@@ -40,7 +40,7 @@ def claims(head: str) -> bool:
     return bool(_STEP.search(head) or _RESULT.search(head))
 
 
-def read_into(run: Run, lines: list[str]) -> None:
+def read_into(run: LoggedRun, lines: list[str]) -> None:
     """Add the records, facts and notes of a log to the run."""
     _Example(run, lines)
 
@@ -52,7 +52,7 @@ class _Example:
     is computed from the mean.
     """
 
-    def __init__(self, run: Run, lines: list[str]):
+    def __init__(self, run: LoggedRun, lines: list[str]):
         self._run, self._unread, self._restarted = run, 0, False
         self._epochs: dict[int, dict[str, Any]] = {}
         self._both = any(result[1] for line in lines if (result := _RESULT.match(line)))

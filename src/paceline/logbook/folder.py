@@ -1,4 +1,4 @@
-"""Read a run folder into a Run; corrupt or missing parts are left out and noted."""
+"""Read a run folder into a LoggedRun; corrupt or missing parts are left out and noted."""
 
 import re
 from collections.abc import Iterator
@@ -9,20 +9,20 @@ import yaml
 
 from paceline.config import yamls
 from paceline.config.io import leaves
-from paceline.logbook.read import Run
+from paceline.logbook.run import LoggedRun
 from paceline.system.files import printable, printable_tree
-from paceline.track.checks import Recipe, is_valid
+from paceline.track.checks import RecipeFile, is_valid
 from paceline.track.records import RunFolder
 
 _PER_RANK_RECORDS = 2000
 
 
-def read_folder(path: Path) -> Run:
+def read_folder(path: Path) -> LoggedRun:
     """Return the run in a folder that has a recipe.yaml."""
     folder = RunFolder(path)
     name = printable(path.resolve().name)
     starts, summary = printable_tree(folder.read_starts()), printable_tree(folder.read_summary())
-    run = Run(name, path, starts=starts, summary=summary, folder=folder)
+    run = LoggedRun(name, path, starts=starts, summary=summary, folder=folder)
     run.notes += (f"not read: {reason}" for reason in folder.unreadable())
     run.recipe = _recipe(folder, run.notes)
     run.records = folder.records(_PER_RANK_RECORDS)
@@ -51,7 +51,7 @@ def _recipe(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
         recipe = printable_tree(yamls.read(folder.recipe, folder.path, fast=True))
     except (OSError, yaml.YAMLError):
         recipe = None
-    if recipe and is_valid(recipe, Recipe):
+    if recipe and is_valid(recipe, RecipeFile):
         if folder.recipe_is_unchanged is False:
             notes.append("recipe.yaml was changed after the run started: its values may be wrong")
         return dict(recipe)
@@ -67,13 +67,13 @@ _PARTIAL = {
 }
 
 
-def _partial(run: Run) -> Iterator[str]:
+def _partial(run: LoggedRun) -> Iterator[str]:
     if run.status in _PARTIAL:
         reason = f" ({run.summary['message']})" if run.summary.get("message") else ""
         yield f"partial: the run {_PARTIAL[run.status]}{reason}"
 
 
-def _missing_steps(run: Run, folder: RunFolder) -> Iterator[str]:
+def _missing_steps(run: LoggedRun, folder: RunFolder) -> Iterator[str]:
     if corrupt := folder.num_corrupt:
         yield f"{corrupt} corrupt line{'s were' if corrupt > 1 else ' was'} left out of metrics.jsonl"
     if folder.cut_off and run.status == "finished":
@@ -96,7 +96,7 @@ _CONSTANT_IN_A_RUN = {
 }  # fmt: skip
 
 
-def _changed_between_starts(run: Run) -> Iterator[str]:
+def _changed_between_starts(run: LoggedRun) -> Iterator[str]:
     """Yield what changed when the run was resumed: its times are then not those of one experiment."""
     first = max((number for number, start in enumerate(run.starts) if not start.get("first_step")), default=0)
     starts = [dict(leaves(start)) for start in run.starts[first:]]
@@ -109,7 +109,7 @@ def _changed_between_starts(run: Run) -> Iterator[str]:
 _NOT_THE_EXPERIMENT = re.compile(r"(name|about|log|checkpoint|curve|device|data\.(path|max_corrupt))(\.|$)")
 
 
-def _facts(run: Run) -> dict[str, Any]:
+def _facts(run: LoggedRun) -> dict[str, Any]:
     """Return what identifies the experiment: the recipe's fields, data, code and hardware, by name."""
     facts = {key: value for key, value in leaves(run.recipe) if not _NOT_THE_EXPERIMENT.match(key)}
     last = run.starts[-1] if run.starts else {}

@@ -15,10 +15,10 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.logbook import example_log
-from paceline.logbook.read import NotARun, Run
+from paceline.logbook.run import LoggedRun, NotARun
 from paceline.system.files import printable
 from paceline.system.untrusted import check_regular, open_regular, read_regular
-from paceline.track.checks import Imported, valid
+from paceline.track.checks import ImportedRecord, valid
 
 _MAX_BYTES = 1 << 28
 _MAX_LINE = 10_000
@@ -28,17 +28,17 @@ _SUPPORTED = (
 )
 
 
-def read_foreign(path: Path) -> Run:
+def read_foreign(path: Path) -> LoggedRun:
     """Return the run in another program's log; in a folder, the first readable log counts."""
     files = [path] if path.is_file() else sorted(_readable(path))
     for name, claims, convert in _FORMATS:
         if chosen := next((file for file in files if claims(file)), None):
-            run = Run(printable(path.stem if path.is_file() else path.name), path, name, "imported")
+            run = LoggedRun(printable(path.stem if path.is_file() else path.name), path, name, "imported")
             try:
                 convert(chosen, run)
             except (csv.Error, OSError) as error:
                 raise UserError("log-unreadable", f"cannot read {chosen} as {name}: {error}", path=chosen) from None
-            records, run.records = run.records, valid(run.records, Imported)
+            records, run.records = run.records, valid(run.records, ImportedRecord)
             if invalid := len(records) - len(run.records):
                 run.notes.append(f"{invalid} record{'s' * (invalid > 1)} with invalid values left out")
             run.notes.append(f"imported from {chosen} ({name})")
@@ -80,11 +80,11 @@ def _number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _example(path: Path, run: Run) -> None:
+def _example(path: Path, run: LoggedRun) -> None:
     example_log.read_into(run, _lines(path))
 
 
-def _dawnbench(path: Path, run: Run) -> None:
+def _dawnbench(path: Path, run: LoggedRun) -> None:
     previous = 0.0
     for row in csv.DictReader((line for line in _lines(path) if line.strip()), delimiter="\t"):
         epoch, hours, top1, top5 = (
@@ -117,7 +117,7 @@ _LIGHTNING = {
 }
 
 
-def _lightning(path: Path, run: Run) -> None:
+def _lightning(path: Path, run: LoggedRun) -> None:
     for row in csv.DictReader(line for line in _lines(path) if line.strip()):
         step, epoch = _number(row.get("step")), _number(row.get("epoch"))
         if step is None:
@@ -133,7 +133,7 @@ def _lightning(path: Path, run: Run) -> None:
     _as_fractions(run)
 
 
-def _as_fractions(run: Run) -> None:
+def _as_fractions(run: LoggedRun) -> None:
     """Convert percentages to fractions; the accuracies of a log are all one or the other."""
     known = [(record, name) for record in run.records for name in ("top1", "top5") if record.get(name) is not None]
     if any(record[name] > 1 for record, name in known):
@@ -150,7 +150,7 @@ _TAGS = {
 }  # fmt: skip
 
 
-def _tensorboard(path: Path, run: Run) -> None:
+def _tensorboard(path: Path, run: LoggedRun) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for file in path.parent.glob("*tfevents*"):
@@ -180,7 +180,7 @@ def _is_lightning(path: Path) -> bool:
     return path.suffix == ".csv" and {"epoch", "step"} <= set(_head(path).partition("\n")[0].strip().split(","))
 
 
-_FORMATS: tuple[tuple[str, Callable[[Path], bool], Callable[[Path, Run], None]], ...] = (
+_FORMATS: tuple[tuple[str, Callable[[Path], bool], Callable[[Path, LoggedRun], None]], ...] = (
     ("TensorBoard events", lambda path: "events.out.tfevents" in path.name, _tensorboard),
     ("Lightning metrics.csv", _is_lightning, _lightning),
     ("DAWNBench TSV", lambda path: _head(path).lstrip().startswith("epoch\thours"), _dawnbench),

@@ -17,7 +17,7 @@ _MAX_VALUE = 1e15
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     """A run in the list."""
 
     name: str
@@ -39,7 +39,7 @@ class Row:
     """Time of the first start, in ISO 8601."""
 
 
-def overview(folder: Path) -> list[Row]:
+def overview(folder: Path) -> list[RunRow]:
     """Return the runs in a folder, or the run that the folder itself is, oldest first."""
     candidates = [folder] if _is_run(folder) else filter(_is_run, folder.iterdir())
     return sorted(map(_row, candidates), key=lambda row: (row.started, row.name))
@@ -51,14 +51,14 @@ def _is_run(path: Path) -> bool:
     return run.exists and any(file.exists() for file in (run.environment, run.summary, run.metrics))
 
 
-def _row(path: Path) -> Row:
+def _row(path: Path) -> RunRow:
     run = RunFolder(path)
     summary, recipe = run.read_summary(), _recipe(run)
     train = recipe.get("train", {})
     figures = summary if "train_seconds" in summary else _from_records(run, recipe) | summary
     best = figures.get("best")
     best = best if isinstance(best, dict) else {}
-    return Row(
+    return RunRow(
         name=printable(path.resolve().name),
         path=str(path),
         status=current_status(run, summary),

@@ -7,15 +7,15 @@ from importlib import resources
 from string import Template
 
 from paceline.logbook.charts import COLORS, COLORS_ON_DARK
-from paceline.logbook.compare import Comparison
+from paceline.logbook.compare import ComparedRuns
 from paceline.logbook.page_data import page_data
-from paceline.logbook.read import Run
+from paceline.logbook.run import LoggedRun
 from paceline.logbook.settings import shared_and_differing
 from paceline.logbook.tables import listing, page_table, runs_are_rows
 from paceline.logbook.verdict import verdict
 
 
-def report(comparison: Comparison, title: str) -> str:
+def report(comparison: ComparedRuns, title: str) -> str:
     """Return the HTML page."""
     runs = comparison.runs
     assets = resources.files("paceline.logbook") / "assets"
@@ -42,7 +42,7 @@ def _palettes() -> str:
     return rule(":root", COLORS) + rule(':root[data-theme="dark"]', COLORS_ON_DARK)
 
 
-def fairness_html(comparison: Comparison) -> str:
+def fairness_html(comparison: ComparedRuns) -> str:
     """Return the heading: what limits a single run, or whether several runs are the same experiment."""
     if len(comparison.runs) == 1:
         return f"<strong>{escape(verdict(comparison.runs[0])[0].text)}</strong>"
@@ -51,7 +51,7 @@ def fairness_html(comparison: Comparison) -> str:
     return f"<strong{kind}>{escape(sentence[0].upper() + sentence[1:])}.</strong>"
 
 
-def table_html(comparison: Comparison) -> str:
+def table_html(comparison: ComparedRuns) -> str:
     """Return the table of results."""
     head, *rows = page_table(comparison)
     marked = [f"{_mark(number)}{escape(run.name)}" for number, run in enumerate(comparison.runs)]
@@ -77,7 +77,7 @@ def _line(label: str, cells: Iterable[str]) -> str:
     return f'<tr><th scope="row">{label}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
-def settings_html(runs: Sequence[Run]) -> str:
+def settings_html(runs: Sequence[LoggedRun]) -> str:
     """Return model, data and hyperparameters: a table of those that differ, and a list of the others."""
     shared, differing = shared_and_differing(runs)
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in shared.items())
@@ -105,7 +105,7 @@ def _setting(value: str, first: str) -> str:
     return shown if value == first else f"<mark>{shown}</mark>"
 
 
-def _differences(comparison: Comparison) -> str:
+def _differences(comparison: ComparedRuns) -> str:
     lines = listing(comparison.fairness)
     if not lines:
         return ""
@@ -113,7 +113,7 @@ def _differences(comparison: Comparison) -> str:
     return f"<details><summary>Differences ({len(lines)})</summary><ul>{items}</ul></details>"
 
 
-def _verdict(run: Run) -> str:
+def _verdict(run: LoggedRun) -> str:
     notes = "".join(f'<li class="note">{escape(note)}</li>' for note in run.notes)
     findings = "".join(f"<li>{escape(finding.text)}</li>" for finding in verdict(run))
     return f"<h3>{escape(run.name)}</h3><ul>{notes}{findings}</ul>"

@@ -7,12 +7,12 @@ from typing import Any
 
 from paceline.logbook.charts import COLORS, dashes, thinned
 from paceline.logbook.curves import CURVES, line_name, note
-from paceline.logbook.read import Run
+from paceline.logbook.run import LoggedRun
 
 _AXES = ("epoch", "step", "images", "seconds")
 
 
-def page_data(runs: Sequence[Run]) -> dict[str, Any]:
+def page_data(runs: Sequence[LoggedRun]) -> dict[str, Any]:
     """Return runs and charts as plain JSON values."""
     axes = [_Axes(run) for run in runs]
     return {
@@ -33,7 +33,7 @@ def page_data(runs: Sequence[Run]) -> dict[str, Any]:
 class _Axes:
     """The x values of every record of a run: epoch, step, images and minutes."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: LoggedRun):
         self._columns = [run.positions(axis) for axis in _AXES]
 
     def at(self, index: int) -> list[float | None]:
@@ -41,7 +41,7 @@ class _Axes:
         return [epoch, step, images, None if seconds is None else round(seconds / 60, 4)]
 
 
-def _phases(run: Run, axes: _Axes) -> Iterator[dict[str, Any]]:
+def _phases(run: LoggedRun, axes: _Axes) -> Iterator[dict[str, Any]]:
     numbered = [(record["phase"], index) for index, record in enumerate(run.records) if "phase" in record]
     begin = [0.0] * len(_AXES)
     for _, group in groupby(numbered, key=lambda pair: pair[0]):
@@ -50,7 +50,7 @@ def _phases(run: Run, axes: _Axes) -> Iterator[dict[str, Any]]:
         begin = end
 
 
-def _ranks(run: Run) -> Iterator[dict[str, Any]]:
+def _ranks(run: LoggedRun) -> Iterator[dict[str, Any]]:
     split = run.seconds_per_rank or {
         part: [seconds] for part, seconds in run.seconds.items() if part not in ("evaluate", "checkpoint")
     }
@@ -66,13 +66,13 @@ def _ranks(run: Run) -> Iterator[dict[str, Any]]:
         }
 
 
-def _peaks(run: Run) -> list[int]:
+def _peaks(run: LoggedRun) -> list[int]:
     """Return the peak memory of each rank in bytes; empty if the number of ranks changed."""
     memory = [record["memory_per_rank"] for record in run.trained if record.get("memory_per_rank")]
     return [max(column) for column in zip(*memory, strict=True)] if len(set(map(len, memory))) == 1 else []
 
 
-def _charts(runs: Sequence[Run], axes: Sequence[_Axes]) -> Iterator[dict[str, Any]]:
+def _charts(runs: Sequence[LoggedRun], axes: Sequence[_Axes]) -> Iterator[dict[str, Any]]:
     for curve in CURVES:
         both = len(curve.kinds) > 1
         lines = [
@@ -101,7 +101,9 @@ def _charts(runs: Sequence[Run], axes: Sequence[_Axes]) -> Iterator[dict[str, An
         yield {"title": title, "percent": percent, "fromZero": True, "minutes": True, "lines": lines}
 
 
-def _points(run: Run, axes: _Axes, kind: str, value_of: Callable[[dict[str, Any]], Any]) -> list[list[float | None]]:
+def _points(
+    run: LoggedRun, axes: _Axes, kind: str, value_of: Callable[[dict[str, Any]], Any]
+) -> list[list[float | None]]:
     values = [
         (index, value)
         for index, record in enumerate(run.records)
@@ -125,7 +127,7 @@ _HOST_FIGURES: tuple[tuple[str, bool, dict[str, Any]], ...] = (
 )
 
 
-def _telemetry(run: Run, figures: dict[str, Any]) -> Iterator[tuple[str, list[list[Any]]]]:
+def _telemetry(run: LoggedRun, figures: dict[str, Any]) -> Iterator[tuple[str, list[list[Any]]]]:
     begin = min((samples[0]["time"] for samples in run.telemetry.values() if samples), default=0.0)
     for host, samples in run.telemetry.items():
         gpus = max((len(sample.get("gpus", [])) for sample in samples), default=0)

@@ -5,19 +5,19 @@ from typing import Any
 
 from paceline.config.data import IN_MEMORY
 from paceline.config.io import leaves
-from paceline.logbook.read import Run
+from paceline.logbook.run import LoggedRun
 from paceline.system.files import printable
-from paceline.system.remote import is_remote, shown
+from paceline.system.remote import is_remote, redacted
 
 _OFF = "off"
 
 
-def settings(run: Run) -> dict[str, str]:
+def settings(run: LoggedRun) -> dict[str, str]:
     """Return the settings by name, the most important first, without unknown ones and those that are off."""
     return {name: text for name, text in _texts(run).items() if text not in ("", _OFF)}
 
 
-def _texts(run: Run) -> dict[str, str]:
+def _texts(run: LoggedRun) -> dict[str, str]:
     return {name: "" if value is None else printable(_text(value)) for name, value in _settings(run)}
 
 
@@ -27,7 +27,7 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _settings(run: Run) -> Iterator[tuple[str, Any]]:
+def _settings(run: LoggedRun) -> Iterator[tuple[str, Any]]:
     fields = _fields(run)
     start = run.starts[-1] if run.starts else {}
     recorded = run.summary.get("data")
@@ -59,10 +59,10 @@ def _settings(run: Run) -> Iterator[tuple[str, Any]]:
 
 
 def _without_password(path: Any) -> Any:
-    return shown(path) if isinstance(path, str) and is_remote(path) else path
+    return redacted(path) if isinstance(path, str) and is_remote(path) else path
 
 
-def _fields(run: Run) -> dict[str, Any]:
+def _fields(run: LoggedRun) -> dict[str, Any]:
     """Return the recipe's fields, or the facts in another program's log, by dotted name."""
     return run.facts | dict(leaves(run.recipe))
 
@@ -80,24 +80,24 @@ def _duration(text: Any) -> str | None:
     return text
 
 
-def _phases(run: Run) -> list[dict[str, Any]]:
+def _phases(run: LoggedRun) -> list[dict[str, Any]]:
     phases = run.recipe.get("phases")
     return [phase for phase in phases if isinstance(phase, dict)] if isinstance(phases, list | tuple) else []
 
 
-def _batches(run: Run) -> str | int | None:
+def _batches(run: LoggedRun) -> str | int | None:
     default = run.recipe.get("train", {}).get("global_batch")
     sizes = list(dict.fromkeys(_text(phase.get("global_batch") or default) for phase in _phases(run)))
     return ", then ".join(sizes) if len(sizes) > 1 else run.global_batch
 
 
-def _peak(run: Run, fields: dict[str, Any]) -> float | None:
+def _peak(run: LoggedRun, fields: dict[str, Any]) -> float | None:
     rates = [rate for phase in _phases(run) if isinstance(each := phase.get("lr"), list | tuple) for rate in each]
     numbers = [rate for rate in rates if isinstance(rate, int | float)]
     return float(max(numbers)) if numbers else fields.get("optim.lr")
 
 
-def _schedule(run: Run, fields: dict[str, Any]) -> str | None:
+def _schedule(run: LoggedRun, fields: dict[str, Any]) -> str | None:
     if any(phase.get("lr") for phase in _phases(run)):
         return f"by phase ({len(_phases(run))} phases)"
     name, warmup = fields.get("optim.schedule.name"), fields.get("optim.schedule.warmup")
@@ -105,7 +105,7 @@ def _schedule(run: Run, fields: dict[str, Any]) -> str | None:
     return f"{name}, warmup {_duration(warmup)}" if name and warm else name
 
 
-def _sizes(run: Run, fields: dict[str, Any]) -> str | None:
+def _sizes(run: LoggedRun, fields: dict[str, Any]) -> str | None:
     ramp = fields.get("ramp.sizes")
     default = fields.get("data.size") or (None if fields.get("data.name", IN_MEMORY[0]) in IN_MEMORY else 224)
     sizes = list(dict.fromkeys(str(phase.get("size") or default or "native") for phase in _phases(run)))
@@ -117,7 +117,7 @@ def _sizes(run: Run, fields: dict[str, Any]) -> str | None:
     return f"{text}, evaluated at {evaluated}" if text and evaluated and str(evaluated) != text else text
 
 
-def loss_modifiers(run: Run) -> list[str]:
+def loss_modifiers(run: LoggedRun) -> list[str]:
     """Return the settings that make the training loss differ from cross entropy."""
     fields = _fields(run)
     names = {"train.label_smoothing": "label smoothing", "train.mixup": "mixup", "train.cutmix": "cutmix"}
@@ -125,7 +125,7 @@ def loss_modifiers(run: Run) -> list[str]:
     return ["BCE", *modifiers] if fields.get("train.loss") == "bce" else modifiers
 
 
-def image_modifiers(run: Run) -> list[str]:
+def image_modifiers(run: LoggedRun) -> list[str]:
     """Return the settings that mix training images, which lowers the training accuracy."""
     return [text for text in loss_modifiers(run) if text.startswith(("mixup", "cutmix"))]
 
@@ -138,7 +138,7 @@ def _is_on(value: Any) -> bool:
     return isinstance(value, int | float) and value > 0
 
 
-def shared_and_differing(runs: Sequence[Run]) -> tuple[dict[str, str], dict[str, list[str]]]:
+def shared_and_differing(runs: Sequence[LoggedRun]) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Return the settings that all runs share, and those that differ with a value per run (empty: unknown)."""
     each = [_texts(run) for run in runs]
     columns = {name: [texts[name] for texts in each] for name in each[0]}

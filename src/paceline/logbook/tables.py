@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.logbook.compare import Comparison, Fairness
+from paceline.logbook.compare import ComparedRuns, Fairness
 from paceline.logbook.curves import CURVES, common_name
-from paceline.logbook.read import Run
+from paceline.logbook.run import LoggedRun
 from paceline.system.files import printable
 
 _MAX_COLUMNS = 3
@@ -17,7 +17,7 @@ _MAX_COLUMNS = 3
 _LOSS = next(curve for curve in CURVES if curve.metric == "loss")
 
 
-def table(comparison: Comparison) -> list[list[str]]:
+def table(comparison: ComparedRuns) -> list[list[str]]:
     """Return rows of text, the first one the header: a row per figure, a column per run, the main results first."""
     rows, runs, counts = comparison.rows, comparison.runs, comparison.speedup_counts
     of = " and ".join(dict.fromkeys(row["ratio_of"] for row in rows[1:] if row["ratio_of"])) or "training time"
@@ -54,7 +54,7 @@ def table(comparison: Comparison) -> list[list[str]]:
     return [["", *(row["run"] for row in rows)], *([label, *cells] for label, cells in known)]
 
 
-def best(run: Run) -> str:
+def best(run: LoggedRun) -> str:
     """Return the best top-1 and its epoch."""
     if not run.best:
         return ""
@@ -62,11 +62,11 @@ def best(run: Run) -> str:
     return f"{run.best['top1']:.2%} ({place})"
 
 
-def _last_loss(run: Run) -> float | None:
+def _last_loss(run: LoggedRun) -> float | None:
     return run.trained[-1].get("loss") if run.trained else None
 
 
-def _ratio_name(comparison: Comparison, of: str) -> str:
+def _ratio_name(comparison: ComparedRuns, of: str) -> str:
     if not comparison.speedup_counts:
         return f"ratio of {of} (not a speed-up)"
     return "speed-up" if comparison.certified else "speed-up (unreliable)"
@@ -121,18 +121,18 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
 
 
-def runs_are_rows(comparison: Comparison) -> bool:
+def runs_are_rows(comparison: ComparedRuns) -> bool:
     """Return whether the table has a row per run instead of a column."""
     return len(comparison.runs) > _MAX_COLUMNS
 
 
-def page_table(comparison: Comparison) -> list[list[str]]:
+def page_table(comparison: ComparedRuns) -> list[list[str]]:
     """Return the table as terminals and pages show it: with many runs, a row per run."""
     rows = table(comparison)
     return [list(column) for column in zip(*rows, strict=True)] if runs_are_rows(comparison) else rows
 
 
-def markdown(comparison: Comparison) -> str:
+def markdown(comparison: ComparedRuns) -> str:
     """Return the verdict, the table and the differences as Markdown."""
     head, *rows = page_table(comparison)
     lines = [_cells(head), _cells(["---"] * len(head)), *map(_cells, rows)]
@@ -160,7 +160,7 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", printable(text))
 
 
-def as_json(comparison: Comparison) -> str:
+def as_json(comparison: ComparedRuns) -> str:
     """Return verdict, differences and all figures as JSON."""
     fair = comparison.fairness
     content = {
@@ -178,7 +178,7 @@ def as_json(comparison: Comparison) -> str:
     return json.dumps(content, indent=2, default=str) + "\n"
 
 
-def as_csv(comparison: Comparison) -> str:
+def as_csv(comparison: ComparedRuns) -> str:
     """Return a line per run with all figures as CSV."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(comparison.rows[0]))

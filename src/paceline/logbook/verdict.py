@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.logbook.read import Run
+from paceline.logbook.run import LoggedRun
 
 _STRAGGLER = 0.1
 """Fraction of a step that a slow rank must cost to be reported."""
@@ -22,7 +22,7 @@ class Bottleneck:
     text: str
 
 
-def verdict(run: Run) -> list[Bottleneck]:
+def verdict(run: LoggedRun) -> list[Bottleneck]:
     """Return the bottlenecks, most expensive first; `compute-bound` alone if there is no other."""
     if not run.total_seconds or not run.trained or "compute" not in run.seconds:
         return [Bottleneck("unknown", 0.0, "no times were recorded, so the bottleneck is unknown")]
@@ -35,7 +35,7 @@ def verdict(run: Run) -> list[Bottleneck]:
     return [Bottleneck("compute-bound", fraction, f"compute-bound: {fraction:.0%} of run time in {where}{speed}")]
 
 
-def _bottlenecks(run: Run) -> Iterator[Bottleneck]:
+def _bottlenecks(run: LoggedRun) -> Iterator[Bottleneck]:
     stragglers = [straggler for part in ("data", "compute") if (straggler := _straggler(run, part))]
     yield from stragglers
     yield from _input(run, one_rank=any(straggler.cause == "input-straggler" for straggler in stragglers))
@@ -45,15 +45,15 @@ def _bottlenecks(run: Run) -> Iterator[Bottleneck]:
     yield from _checkpoints(run)
 
 
-def _steps(run: Run) -> int:
+def _steps(run: LoggedRun) -> int:
     return sum(record["steps"] for record in run.trained)
 
 
-def _step_seconds(run: Run) -> float:
+def _step_seconds(run: LoggedRun) -> float:
     return (run.train_seconds or 0.0) / max(1, _steps(run))
 
 
-def _straggler(run: Run, part: str) -> Bottleneck | None:
+def _straggler(run: LoggedRun, part: str) -> Bottleneck | None:
     """Return the rank that the others wait for in gradient synchronization, if there is one."""
     ranks = run.seconds_per_rank.get(part, [])
     if len(ranks) < 2:
@@ -76,7 +76,7 @@ def _straggler(run: Run, part: str) -> Bottleneck | None:
     )
 
 
-def _input(run: Run, one_rank: bool) -> Iterator[Bottleneck]:
+def _input(run: LoggedRun, one_rank: bool) -> Iterator[Bottleneck]:
     data, train = run.seconds.get("data", 0.0), run.train_seconds or 1.0
     if one_rank:  # the straggler is reported separately: count what the other ranks wait
         data = statistics.median(sorted(run.seconds_per_rank["data"])[:-1])
@@ -92,7 +92,7 @@ def _input(run: Run, one_rank: bool) -> Iterator[Bottleneck]:
     yield Bottleneck("input-bound", data / (run.total_seconds or 1.0), text)
 
 
-def _communication(run: Run) -> Iterator[Bottleneck]:
+def _communication(run: LoggedRun) -> Iterator[Bottleneck]:
     """The time that even the last rank spends in gradient synchronization: the rest is waiting for a slow rank."""
     sync = min(run.seconds_per_rank.get("sync", []), default=run.seconds.get("sync", 0.0))
     train = run.train_seconds or 1.0
@@ -106,7 +106,7 @@ def _communication(run: Run) -> Iterator[Bottleneck]:
     yield Bottleneck("communication-bound", sync / (run.total_seconds or 1.0), text)
 
 
-def _gradient_bits(run: Run) -> float:
+def _gradient_bits(run: LoggedRun) -> float:
     """Return the bits that a rank sends per step: a ring all-reduce sends 2 (n - 1) / n of the gradients."""
     ranks, grad_sync = run.ranks or 1, run.recipe.get("grad_sync", {})
     width = 32 if grad_sync.get("dtype", "fp32") == "fp32" else 16
@@ -115,7 +115,7 @@ def _gradient_bits(run: Run) -> float:
     return float(run.summary.get("parameters") or 0) * width * 2 * (ranks - 1) / ranks
 
 
-def _small_batch(run: Run) -> Iterator[Bottleneck]:
+def _small_batch(run: LoggedRun) -> Iterator[Bottleneck]:
     """The optimizer step costs the same for any batch, so it dominates with a small one."""
     optimizer, train = run.seconds.get("optimizer", 0.0), run.train_seconds or 1.0
     if not run.global_batch or not run.ranks:
@@ -128,7 +128,7 @@ def _small_batch(run: Run) -> Iterator[Bottleneck]:
     yield Bottleneck("small-batch", optimizer / (run.total_seconds or 1.0), f"{text}. {fix}")
 
 
-def _evaluation(run: Run) -> Iterator[Bottleneck]:
+def _evaluation(run: LoggedRun) -> Iterator[Bottleneck]:
     fraction = run.seconds.get("evaluate", 0.0) / (run.total_seconds or 1.0)
     if fraction >= 0.2 and len(run.evaluated) > 1:
         each = _short(run.seconds["evaluate"] / len(run.evaluated))
@@ -138,7 +138,7 @@ def _evaluation(run: Run) -> Iterator[Bottleneck]:
         yield Bottleneck("frequent-evaluation", fraction, f"{text}. {fix}")
 
 
-def _checkpoints(run: Run) -> Iterator[Bottleneck]:
+def _checkpoints(run: LoggedRun) -> Iterator[Bottleneck]:
     fraction = run.seconds.get("checkpoint", 0.0) / (run.total_seconds or 1.0)
     count = sum(record["kind"] == "checkpoint" for record in run.records)
     if fraction >= 0.1 and count > 1:

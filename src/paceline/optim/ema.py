@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from paceline.config.recipe import Ema
 
@@ -21,13 +22,13 @@ class AveragedModel:
         if step % self._config.every:
             return
         updates = step // self._config.every
-        decay = min(self._config.decay, (1 + updates) / (10 + updates))
+        average = get_ema_multi_avg_fn(min(self._config.decay, (1 + updates) / (10 + updates)))
         ours, theirs = self.model.state_dict().values(), model.state_dict().values()
         pairs = [(our, their) for our, their in zip(ours, theirs, strict=True)]
         moving = [(our, their) for our, their in pairs if our.is_floating_point()]
         for kind in {type(our) for our, _ in moving}:  # under FSDP weights are sharded and buffers are not
             same = [(our, their) for our, their in moving if type(our) is kind]
-            torch._foreach_lerp_([our for our, _ in same], [their for _, their in same], 1 - decay)
+            average([our for our, _ in same], [their for _, their in same], None)
         for our, their in pairs:
             if not our.is_floating_point():
                 our.copy_(their)

@@ -8,8 +8,7 @@ from paceline.config.recipe import Optim
 from paceline.errors import UserError
 from paceline.optim.factory import Groups, check, construct, has_known_state
 from paceline.optim.rehearsal import check_resumable, check_shardable
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+from paceline.system.norms import NORMS
 
 
 def groups(model: nn.Module, config: Optim) -> Groups:
@@ -18,7 +17,7 @@ def groups(model: nn.Module, config: Optim) -> Groups:
     `scale` of a group is its factor on the scheduled learning rate.
     """
     norm_biases = {
-        id(module.bias) for module in model.modules() if isinstance(module, _NORMS) and module.bias is not None
+        id(module.bias) for module in model.modules() if isinstance(module, NORMS) and module.bias is not None
     }
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [p for p in trained if p.ndim > 1]

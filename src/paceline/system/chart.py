@@ -9,13 +9,12 @@ from PIL import Image, ImageDraw, ImageFont
 
 from paceline.system.files import replacing
 
-Point = tuple[float, float]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 420, 90, 30, 50, 50
 _COLORS = ("#1f5fa8", "#c2571a", "#2e8540", "#7a3e9d")
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def line_chart(path: Path, title: str, x_label: str, lines: dict[str, Sequence[Point]]) -> None:
+def line_chart(path: Path, title: str, x_label: str, lines: dict[str, Sequence[tuple[float, float]]]) -> None:
     """Write a chart of named lines, with one y axis from zero."""
     points = [point for line in lines.values() for point in line]
     low, high = min(x for x, _ in points), max(x for x, _ in points)
@@ -24,7 +23,7 @@ def line_chart(path: Path, title: str, x_label: str, lines: dict[str, Sequence[P
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(14)
     inner_width, inner_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
-    def place(x: float, y: float) -> Point:
+    def place(x: float, y: float) -> tuple[float, float]:
         fraction = (x - low) / (high - low) if high > low else 0.5
         return _LEFT + fraction * inner_width, _TOP + inner_height * (1 - y / top)
 

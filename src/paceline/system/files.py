@@ -179,8 +179,8 @@ def size_text(count: int) -> str:
     return f"{count / 1e3:,.1f} kB"
 
 
-def ignoring_a_full_disk(action: Callable[[], None]) -> Callable[[], None]:
-    """Return the action without its OSErrors, for cleanup after everything that matters is written."""
+def suppress_os_errors(action: Callable[[], None]) -> Callable[[], None]:
+    """Return the action without its OSErrors: a full disk does not matter once everything important is written."""
 
     def attempt() -> None:
         with suppress(OSError):

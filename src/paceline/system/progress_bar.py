@@ -34,10 +34,10 @@ class OneLineProgress(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         for task in self.tasks:
             if task.visible:
-                yield _Line(task, self._count(task), [figure for figure in self._figures(task) if figure])
+                yield _ProgressLine(task, self._count(task), [figure for figure in self._figures(task) if figure])
 
 
-class _Line:
+class _ProgressLine:
     def __init__(self, task: Task, counts: tuple[str, str], figures: Sequence[str]):
         self._task, self._counts, self._figures = task, counts, figures
 

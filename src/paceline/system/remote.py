@@ -29,7 +29,7 @@ def join(place: str, *names: str) -> str:
     return "/".join([place.rstrip("/"), *map(urllib.parse.quote, names)])
 
 
-def shown(place: str) -> str:
+def redacted(place: str) -> str:
     """Return a URL without its secrets: the password, or the signature of a presigned URL."""
     try:
         parts = urllib.parse.urlsplit(place)
@@ -43,9 +43,9 @@ def refuse_password(what: str, place: str) -> None:
     if "@" in place.partition("://")[2].partition("/")[0]:
         raise UserError(
             "password-in-url",
-            f"{what} {shown(place)} contains a password, which other users could see. Remove it from the URL. "
+            f"{what} {redacted(place)} contains a password, which other users could see. Remove it from the URL. "
             "Set the keys for s3:// in AWS_* variables.",
-            url=shown(place),
+            url=redacted(place),
         )
 
 
@@ -102,8 +102,8 @@ class _Http(io.RawIOBase):
                 response = urllib.request.urlopen(request, timeout=_TIMEOUT)
                 version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
                 if self._version not in (None, version):
-                    message = f"{shown(self._place)} changed while it was read. Run the command again."
-                    raise UserError("url-changed", message, url=shown(self._place))
+                    message = f"{redacted(self._place)} changed while it was read. Run the command again."
+                    raise UserError("url-changed", message, url=redacted(self._place))
                 self._version = version
                 self.size = int(response.headers.get("Content-Length") or 0)
                 if response.status == 206:
@@ -170,4 +170,4 @@ class _S3(io.RawIOBase):
 
 def _unreadable(place: str, error: Exception, fix: str = "Check the URL and the network.") -> UserError:
     reason = printable(" ".join(str(error).split())[:200]) or type(error).__name__
-    return UserError("url-unreadable", f"{shown(place)} cannot be read ({reason}). {fix}", url=shown(place))
+    return UserError("url-unreadable", f"{redacted(place)} cannot be read ({reason}). {fix}", url=redacted(place))

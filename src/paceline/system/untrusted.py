@@ -12,6 +12,10 @@ HUGE = 1e39
 _MAX_DEPTH = 50
 
 
+class Unreadable(Exception):
+    """A file cannot be decoded; the message gives the reason."""
+
+
 def check_regular(path: Path, inside: Path | None = None) -> None:
     """Raise an OSError for a FIFO, a socket, a device, a folder, or a link to outside of `inside`."""
     if inside is not None and leads_out(inside, path):

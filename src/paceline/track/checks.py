@@ -9,12 +9,12 @@ from typing_extensions import TypedDict  # pydantic requires it before Python 3.
 from paceline.system.untrusted import HUGE, is_plain
 
 _MAX_SECONDS = 1e15
-Finite = Annotated[float, Field(allow_inf_nan=False, ge=-HUGE, le=HUGE)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False, ge=-HUGE, le=HUGE)]
 Percent = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1000)]
-Fraction = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
-Count = Annotated[int, Field(ge=0, le=10**18)]
-Positive = Annotated[int, Field(ge=1, le=10**12)]
-NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0, le=_MAX_SECONDS)]
+UnitFraction = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=10**18)]
+PositiveInt = Annotated[int, Field(ge=1, le=10**12)]
+NonNegativeFloat = Annotated[float, Field(allow_inf_nan=False, ge=0, le=_MAX_SECONDS)]
 Part = Annotated[str, Field(pattern=r"^\w{1,32}$")]
 """A part of a step: data, compute, sync, optimizer."""
 
@@ -26,48 +26,48 @@ def _same_number_of_ranks(split: dict[str, list[float]]) -> dict[str, list[float
 
 
 class _Place(TypedDict, total=False):
-    step: Required[Count]
-    epoch: NotNegative
-    phase: Count
+    step: Required[NonNegativeInt]
+    epoch: NonNegativeFloat
+    phase: NonNegativeInt
 
 
-class _Train(_Place, total=False):
-    steps: Required[Positive]
-    images: Required[Count]
-    seconds: Required[dict[Part, NotNegative]]
-    seconds_per_rank: Annotated[dict[Part, list[NotNegative]], AfterValidator(_same_number_of_ranks)]
-    memory_per_rank: Annotated[list[Count], Field(min_length=1)]
-    images_per_second: NotNegative
-    top1: Fraction
-    lr: Finite
-    loss: Finite | None
+class _TrainRecord(_Place, total=False):
+    steps: Required[PositiveInt]
+    images: Required[NonNegativeInt]
+    seconds: Required[dict[Part, NonNegativeFloat]]
+    seconds_per_rank: Annotated[dict[Part, list[NonNegativeFloat]], AfterValidator(_same_number_of_ranks)]
+    memory_per_rank: Annotated[list[NonNegativeInt], Field(min_length=1)]
+    images_per_second: NonNegativeFloat
+    top1: UnitFraction
+    lr: FiniteFloat
+    loss: FiniteFloat | None
 
 
-class _Eval(_Place, total=False):
-    top1: Required[Fraction | None]
-    top5: Required[Fraction | None]
-    loss: Required[Finite | None]
-    samples: Count
-    chance: Fraction
-    predicted: Count
-    seconds: Required[NotNegative]
+class _EvalRecord(_Place, total=False):
+    top1: Required[UnitFraction | None]
+    top5: Required[UnitFraction | None]
+    loss: Required[FiniteFloat | None]
+    samples: NonNegativeInt
+    chance: UnitFraction
+    predicted: NonNegativeInt
+    seconds: Required[NonNegativeFloat]
 
 
-class _Checkpoint(_Place, total=False):
-    seconds: Required[NotNegative]
+class _CheckpointRecord(_Place, total=False):
+    seconds: Required[NonNegativeFloat]
 
 
-class _Callback(_Place):
-    values: dict[str, Finite | str]
+class _CallbackRecord(_Place):
+    values: dict[str, FiniteFloat | str]
 
 
 class _Hardware(TypedDict, total=False):
     cpu: str
     gpu: str
     device: str
-    cores: Positive
-    threads_per_process: Positive
-    gpus: Count
+    cores: PositiveInt
+    threads_per_process: PositiveInt
+    gpus: NonNegativeInt
 
 
 class _LargestBatch(TypedDict):
@@ -80,8 +80,8 @@ class _LargestBatch(TypedDict):
 class Start(TypedDict, total=False):
     started: str
     recipe_sha256: str
-    ranks: Positive
-    first_step: Count
+    ranks: PositiveInt
+    first_step: NonNegativeInt
     hosts: dict[str, Any]
     host_of_rank: list[str]
     hardware: _Hardware
@@ -90,32 +90,32 @@ class Start(TypedDict, total=False):
     imports: dict[str, dict[str, str]]
     largest_batch: _LargestBatch | None
     command: list[str]
-    price: NotNegative
+    price: NonNegativeFloat
 
 
 class Summary(TypedDict, total=False):
     status: str
     message: str
-    global_batch: Count
-    parameters: Count
-    total_steps: Count
+    global_batch: NonNegativeInt
+    parameters: NonNegativeInt
+    total_steps: NonNegativeInt
 
 
-class _Data(TypedDict, total=False):
+class _DataSection(TypedDict, total=False):
     name: str
-    decode_threads: Count
+    decode_threads: NonNegativeInt
 
 
-class _Training(TypedDict, total=False):
-    global_batch: Count
+class _TrainSection(TypedDict, total=False):
+    global_batch: NonNegativeInt
 
 
-class Recipe(TypedDict, total=False):
+class RecipeFile(TypedDict, total=False):
     name: str
     about: dict[str, Any]
-    data: _Data
+    data: _DataSection
     model: dict[str, Any]
-    train: _Training
+    train: _TrainSection
     evaluate: dict[str, Any]
     checkpoint: dict[str, Any]
     grad_sync: dict[str, Any]
@@ -123,48 +123,49 @@ class Recipe(TypedDict, total=False):
 
 class _GpuSample(TypedDict, total=False):
     use_percent: Percent | None
-    memory_bytes: Count | None
-    watts: NotNegative | None
-    celsius: Finite | None
+    memory_bytes: NonNegativeInt | None
+    watts: NonNegativeFloat | None
+    celsius: FiniteFloat | None
 
 
 class TelemetrySample(TypedDict, total=False):
-    time: Required[NotNegative]
+    time: Required[NonNegativeFloat]
     cpu_percent: Required[Percent]
-    memory_bytes: Required[Count]
+    memory_bytes: Required[NonNegativeInt]
     other_cpu_percent: Percent
-    other_gpu_processes: Count
+    other_gpu_processes: NonNegativeInt
     gpus: list[_GpuSample]
 
 
-class Imported(TypedDict, total=False):
+class ImportedRecord(TypedDict, total=False):
     """A record of another program's log."""
 
     kind: Required[str]
-    step: Required[Count]
-    epoch: NotNegative | None
-    steps: Positive
-    images: Count
-    seconds: dict[Part, NotNegative]
-    images_per_second: NotNegative
-    top1: Fraction | None
-    top5: Fraction | None
-    loss: Finite | None
-    lr: Finite
+    step: Required[NonNegativeInt]
+    epoch: NonNegativeFloat | None
+    steps: PositiveInt
+    images: NonNegativeInt
+    seconds: dict[Part, NonNegativeFloat]
+    images_per_second: NonNegativeFloat
+    top1: UnitFraction | None
+    top5: UnitFraction | None
+    loss: FiniteFloat | None
+    lr: FiniteFloat
 
 
 _RECORDS: dict[str, type] = {
-    "train": _Train,
-    "eval": _Eval,
-    "checkpoint": _Checkpoint,
-    "callback": _Callback,
+    "train": _TrainRecord,
+    "eval": _EvalRecord,
+    "checkpoint": _CheckpointRecord,
+    "callback": _CallbackRecord,
     "resume": _Place,
 }
 _CHECKS: dict[type, TypeAdapter[Any]] = {
-    kind: TypeAdapter(kind) for kind in (*_RECORDS.values(), Start, Summary, Recipe, TelemetrySample, Imported)
+    kind: TypeAdapter(kind)
+    for kind in (*_RECORDS.values(), Start, Summary, RecipeFile, TelemetrySample, ImportedRecord)
 }
 
-_READ_COMPLETELY = (Start, Summary, Recipe)
+_READ_COMPLETELY = (Start, Summary, RecipeFile)
 """Of other kinds only the fields above are read, so unknown fields need no check."""
 
 

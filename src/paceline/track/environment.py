@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from paceline.system.host import cpu_name
-from paceline.system.remote import is_remote, shown
+from paceline.system.remote import is_remote, redacted
 
 _PACKAGES = ("paceline", "torch", "torchvision", "timm", "numpy", "safetensors")
 
@@ -35,7 +35,7 @@ def collect(hosts: list[str], device: torch.device) -> dict[str, Any]:
 
 def _without_password(word: str) -> str:
     name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    return f"{name}{equals}{shown(value)}" if is_remote(value) else word
+    return f"{name}{equals}{redacted(value)}" if is_remote(value) else word
 
 
 def _price() -> dict[str, float]:

@@ -12,7 +12,6 @@ summary.json       status and results; rewritten during the run
 
 import hashlib
 import json
-import math
 import os
 import re
 import sys
@@ -24,11 +23,11 @@ from typing import Any
 from pydantic_core import from_json
 
 from paceline.config import yamls
-from paceline.system.files import LOCK_NAME, GrowingFile, is_locked, sync
+from paceline.system.files import LOCK_NAME, is_locked, sync
 from paceline.system.host import host_name
-from paceline.system.untrusted import check_regular, is_plain, leads_out, open_regular, read_regular
+from paceline.system.untrusted import is_plain, leads_out, open_regular, read_regular
 from paceline.track.checks import Start, Summary, TelemetrySample, is_valid, is_valid_record, valid
-from paceline.track.sealed import is_intact, seal, write_sealed
+from paceline.track.sealed import is_intact, write_sealed
 
 _RECENT = 60.0  # seconds
 _MAX_JSON = 1 << 26
@@ -170,7 +169,7 @@ class RunFolder:
         Corrupt lines are left out and counted. With `per_rank`, only about that many records, evenly spaced, keep
         their per-rank values, which are slow to read for a long run on many ranks.
         """
-        read = [line for line in lines_of(self.metrics, self.path) if line.strip()]
+        read = [line for line in read_lines(self.metrics, self.path) if line.strip()]
         self.cut_off = bool(read) and not read[-1].endswith(b"\n")
         lines = [line if is_intact(line) else b"?" for line in read]
         detailed = [number for number, line in enumerate(lines) if b"_per_rank" in line]
@@ -185,7 +184,7 @@ class RunFolder:
         return [record for record in kept if record is not None]
 
 
-def lines_of(path: Path, inside: Path) -> Iterator[bytes]:
+def read_lines(path: Path, inside: Path) -> Iterator[bytes]:
     """Yield the lines of a file in a run folder. Lines longer than any record are truncated."""
     try:
         with open_regular(path, _MAX_LINES, inside) as file:
@@ -262,45 +261,3 @@ def _read_json(path: Path, inside: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) and is_intact(text) else {}
-
-
-class JsonLines:
-    """Appends records with a time stamp to a file. GrowingFile handles a full disk."""
-
-    def __init__(self, path: Path):
-        if path.exists():
-            check_regular(path, path.parent)
-        truncated = _is_truncated(path)
-        self._file = GrowingFile(path)
-        if truncated:
-            self._file.write(b"\n")
-
-    def write(self, record: dict[str, Any]) -> None:
-        self._file.write(seal(_rounded(record) | {"time": round(time.time(), 3)}) + b"\n")
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self, status: str = "finished") -> None:
-        self._file.close()
-
-
-def _is_truncated(path: Path) -> bool:
-    """Return whether the last line is incomplete."""
-    try:
-        with path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read() != b"\n"
-    except OSError:  # no file, or an empty one
-        return False
-
-
-def _rounded(value: Any) -> Any:
-    """Round to nine significant digits, which keep float32 exact. NaN becomes null, because JSON has no NaN."""
-    if isinstance(value, float):
-        return float(f"{value:.9g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return value

@@ -17,8 +17,8 @@ import psutil
 from paceline.system.files import make_folder, write_text
 from paceline.system.host import BackgroundThread, host_name
 from paceline.track.devices import Gpus
+from paceline.track.json_lines import JsonLines
 from paceline.track.other_work import OtherWork
-from paceline.track.records import JsonLines
 
 _STOP_TIMEOUT = 5.0
 

@@ -13,6 +13,7 @@ from paceline.config.data import Augment
 from paceline.data.images import Change
 from paceline.data.load.custom import apply_custom_
 from paceline.data.load.order import uniform
+from paceline.system.torch_internals import augmentation_op
 from paceline.system.torchvision_compat import allow_torchvision
 
 _FIRST_STREAM = 200
@@ -78,9 +79,6 @@ def _operate(
     levels: list[float],
     signs: list[float],
 ) -> None:
-    from torchvision.transforms.autoaugment import _apply_op
-    from torchvision.transforms.functional import InterpolationMode
-
     names = list(space)
     for image, choice, level, sign in zip(pixels, choices, levels, signs, strict=True):
         name = names[int(choice * len(names))]
@@ -95,7 +93,7 @@ def _operate(
         if signed and sign < 0.5:
             magnitude = -magnitude
         view = torch.from_numpy(image)
-        view.copy_(_apply_op(view, name, magnitude, InterpolationMode.NEAREST, None))
+        view.copy_(augmentation_op(view, name, magnitude))
 
 
 def _jitter(pixels: np.ndarray, strength: float, draw: Callable[[int], list[float]]) -> None:

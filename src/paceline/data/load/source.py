@@ -12,11 +12,11 @@ from paceline.config.recipe import Recipe
 from paceline.config.timeline import ResolvedPhase, Timeline
 from paceline.data import cache, sets
 from paceline.data.classes import Class
-from paceline.data.images import Files, ImageSplit
+from paceline.data.images import ImageFiles, ImageSplit
+from paceline.data.listing import list_images, list_validation_images, listing_fingerprint
 from paceline.data.load.in_memory import ResidentEvaluator, ResidentLoader
 from paceline.data.load.loader import DEFAULT_SIZE, ImageEvaluator, ImageLoader
 from paceline.data.load.order import Plan
-from paceline.data.prepare.sources import all_for_validation, fingerprint, listing
 from paceline.data.registered import open_registered
 from paceline.data.shards import Dataset, default_folder
 from paceline.system.logs import log
@@ -26,7 +26,7 @@ Loader = ResidentLoader | ImageLoader
 Evaluator = ResidentEvaluator | ImageEvaluator
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -64,7 +64,7 @@ class Source(Protocol):
     def evaluator(self, phase: ResolvedPhase, rank: int, ranks: int, device: torch.device) -> Evaluator: ...
 
 
-def open_source(recipe: Recipe, only_evaluate: bool = False) -> Source:
+def open_source(recipe: Recipe, only_evaluate: bool = False) -> DataSource:
     """Return the data of a recipe that data/kinds.py has resolved. `only_evaluate`: image files need no train split."""
     data = recipe.data
     if data.name in _PREPARED:
@@ -104,14 +104,16 @@ def _shards(recipe: Recipe) -> "_ImageData":
 
 
 def _files(recipe: Recipe, root: Path, only_evaluate: bool) -> "_ImageData":
-    files = all_for_validation(root) if only_evaluate else listing(root)
+    files = list_validation_images(root) if only_evaluate else list_images(root)
     log.info(
         "%s: %d image files, which Pillow decodes on every use. Prepared images load many times faster: run "
         '"paceline prepare folder %s --out DIR".',
         *(root, len(files.train) + len(files.val), root),
     )
-    digest = fingerprint(files, root)
-    splits = {split: dict.fromkeys(_variants(recipe), Files(root, entries)) for split, entries in files.splits.items()}
+    digest = listing_fingerprint(files, root)
+    splits = {
+        split: dict.fromkeys(_variants(recipe), ImageFiles(root, entries)) for split, entries in files.splits.items()
+    }
     classes = tuple(Class(id_, id_) for id_ in files.ids)
     return _ImageData(recipe, recipe.data.name, str(root), classes, digest, splits)
 

@@ -7,21 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.description import DESCRIPTION, FORMAT, LISTS, MAX_REMARKS, sealed
+from paceline.data.description import DESCRIPTION, FORMAT, LEFT_OUT, LISTS, MAX_REMARKS, sealed
 from paceline.data.files import file_entry, write_array
 from paceline.data.index import INDEX
 from paceline.data.prepare.convert import Variant
-from paceline.data.prepare.sources import Source
+from paceline.data.prepare.sources import RawDataset
 from paceline.errors import UserError
 from paceline.system.files import replacing, write_json, write_text
 
 PARTS = ".parts"  # the folder for notes of an unfinished preparation
-LEFT_OUT = "left out: "
-"""The start of the remark on a file that cannot be decoded."""
 
 
 def assemble(
-    source: Source, out: Path, variants: list[Variant], plan: dict[str, Any], allow_empty_classes: bool
+    source: RawDataset, out: Path, variants: list[Variant], plan: dict[str, Any], allow_empty_classes: bool
 ) -> None:
     """Write indexes and names from the parts of all shards, then dataset.json."""
     remarks: list[dict[str, str]] = []
@@ -74,7 +72,7 @@ def assemble(
     shutil.rmtree(out / PARTS)
 
 
-def _unreadable_classes(source: Source, split: str, lost: list[int], entries: list[dict[str, Any]]) -> UserError:
+def _unreadable_classes(source: RawDataset, split: str, lost: list[int], entries: list[dict[str, Any]]) -> UserError:
     classes = [source.classes[label].name for label in lost]
     names = ", ".join(classes[:5]) + (", ..." if classes[5:] else "")
     files = "\n  ".join(f"{entry['name']}: {entry['remark'].removeprefix(LEFT_OUT)}" for entry in entries[:10])

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.data.classes import Class
-from paceline.data.prepare.convert import MAX_BYTES
-from paceline.data.prepare.isolated import Isolated, Unreadable
-from paceline.data.prepare.sources import Sample, Source, opened, size_of, tree
+from paceline.data.pillow import MAX_BYTES
+from paceline.data.prepare.isolated import Isolated
+from paceline.data.prepare.sources import RawDataset, Sample, opened, size_of, tree
 from paceline.data.prepare.tars import archive
 from paceline.errors import UserError
-from paceline.system.remote import is_remote, shown
+from paceline.system.remote import is_remote, redacted
+from paceline.system.untrusted import Unreadable
 
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _MAX_DEVKIT = 1 << 24  # bytes per file; the originals have less than 1 MB
@@ -21,14 +22,14 @@ _SAME_RELEASE = "Use archives of the same release."
 _VALIDATION_NAME = re.compile(r"ILSVRC2012_val_([0-9]{1,9})\.\w+")
 
 
-def from_archives(train: str, val: str, devkit: str, limit_per_class: int = 0) -> Source:
+def from_archives(train: str, val: str, devkit: str, limit_per_class: int = 0) -> RawDataset:
     """Return a source with classes in the usual order (by WordNet id) and validation labels from the devkit."""
     classes, truth = _devkit(devkit)
     labels = {entry.id: label for label, entry in enumerate(classes)}
     limit = limit_per_class
     for samples in (_train(train, labels, limit), _val(val, truth, limit)):
         next(samples, None)  # detect a wrong archive before anything is written
-    return Source(
+    return RawDataset(
         name="imagenet",
         classes=classes,
         splits={  # the smaller one first, so that its problems show early
@@ -47,14 +48,14 @@ def from_archives(train: str, val: str, devkit: str, limit_per_class: int = 0) -
     )
 
 
-def from_tree(root: Path, devkit: str, limit_per_class: int = 0, val_fraction: float = 0.0) -> Source:
+def from_tree(root: Path, devkit: str, limit_per_class: int = 0, val_fraction: float = 0.0) -> RawDataset:
     """Return a source that reads an image folder, with class names from the devkit if there is one."""
     readable = {entry.id: entry.name for entry in _devkit(devkit)[0]} if devkit else {}
     return tree(root, "imagenet", val_fraction, limit_per_class, readable)
 
 
 def _identity(place: str) -> list[Any]:
-    return [shown(place) if is_remote(place) else Path(place).name, size_of(place)]
+    return [redacted(place) if is_remote(place) else Path(place).name, size_of(place)]
 
 
 def _devkit(place: str) -> tuple[list[Class], list[int]]:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from paceline.errors import UserError
+from paceline.system.untrusted import Unreadable
 
 CPU_SECONDS = 60
 MEMORY = 4 << 30
@@ -28,10 +29,6 @@ _COMMAND = [
     "-c",
     f"from {__name__} import main; main()",
 ]  # -P: do not import from the current folder
-
-
-class Unreadable(Exception):
-    """A file cannot be decoded; the message gives the reason."""
 
 
 class Isolated:

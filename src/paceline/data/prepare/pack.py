@@ -20,15 +20,17 @@ from typing import Any, BinaryIO
 from rich.progress import Progress, Task, TaskID
 
 from paceline.data import codec
-from paceline.data.description import DESCRIPTION, FORMAT, MAX_CLASSES, read_json, shard_name
-from paceline.data.prepare.assemble import LEFT_OUT, PARTS, assemble
-from paceline.data.prepare.convert import MAX_BYTES, Variant, check_size, convert_as
-from paceline.data.prepare.isolated import Isolated, Unreadable
-from paceline.data.prepare.sources import Sample, Source
+from paceline.data.description import DESCRIPTION, FORMAT, LEFT_OUT, MAX_CLASSES, read_json, shard_name
+from paceline.data.pillow import MAX_BYTES, check_size
+from paceline.data.prepare.assemble import PARTS, assemble
+from paceline.data.prepare.convert import Variant, convert_as
+from paceline.data.prepare.isolated import Isolated
+from paceline.data.prepare.sources import RawDataset, Sample
 from paceline.errors import UserError
 from paceline.system.files import FolderLock, make_folder, replacing, size_text, write_json
 from paceline.system.logs import console
 from paceline.system.progress_bar import OneLineProgress, compact
+from paceline.system.untrusted import Unreadable
 
 SHARD_SAMPLES = 2048
 _MAX_PENDING_BYTES = 1 << 30  # of files in memory
@@ -36,7 +38,7 @@ _LOG_SECONDS = 30.0  # between lines of progress without a terminal
 
 
 def prepare(
-    source: Source, out: Path, variants: list[Variant], workers: int, allow_empty_classes: bool = False
+    source: RawDataset, out: Path, variants: list[Variant], workers: int, allow_empty_classes: bool = False
 ) -> None:
     """Write all splits and variants of a source to a folder."""
     plan = {
@@ -107,7 +109,7 @@ def _begin(out: Path, plan: dict[str, Any]) -> None:
         write_json(path, plan)
 
 
-def _check_disk_space(source: Source, out: Path, variants: list[Variant]) -> None:
+def _check_disk_space(source: RawDataset, out: Path, variants: list[Variant]) -> None:
     """Raise if the estimated size exceeds the free space, rather than fail after hours."""
     if any(size is None for size in source.bytes.values()):
         return
@@ -124,7 +126,7 @@ def _check_disk_space(source: Source, out: Path, variants: list[Variant]) -> Non
         )
 
 
-def _estimate(source: Source, variant: Variant, total: int) -> float:
+def _estimate(source: RawDataset, variant: Variant, total: int) -> float:
     whole = 1.7 * total
     if variant.name == "original" or any(size is None for size in source.sizes.values()):
         return whole
@@ -141,7 +143,7 @@ def _bar() -> Progress:
 
 
 def _write_split(
-    source: Source,
+    source: RawDataset,
     split: str,
     out: Path,
     variants: list[Variant],

@@ -12,11 +12,11 @@ SUFFIXES = (".csv", ".tsv")
 _COLUMNS = {"path": ("path", "image", "file", "filename"), "label": ("label", "class"), "split": ("split",)}
 _SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
 
-Row = tuple[str, str, Path]
+ListRow = tuple[str, str, Path]
 """Split (empty if not given), label and file."""
 
 
-def read_list(path: Path) -> list[Row]:
+def read_list(path: Path) -> list[ListRow]:
     """Return all rows of a list. File names are relative to the folder of the list."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -27,7 +27,7 @@ def read_list(path: Path) -> list[Row]:
         raise UserError("list-unreadable", message, path=path) from None
 
 
-def _rows(reader: Any, path: Path) -> Iterator[Row]:
+def _rows(reader: Any, path: Path) -> Iterator[ListRow]:
     head = [name.strip().lower() for name in next(reader, [])]
     places = {kind: _column(head, kind, known, path) for kind, known in _COLUMNS.items()}
     seen: dict[Path, int] = {}
