@@ -23,7 +23,7 @@ from paceline.distributed.failures import is_own_error
 from paceline.distributed.plan import AgentPlan
 from paceline.distributed.rendezvous import MultiNode, SingleNode
 from paceline.errors import UserError
-from paceline.system.torch_internals import ElasticAgentBase
+from paceline.system.torch_internals.elastic import ElasticAgentBase
 
 RankEntry = Callable[[list[str]], int]
 _context = multiprocessing.get_context("forkserver")
