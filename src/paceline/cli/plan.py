@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.options import add_scaling, count, make_parser, positive, with_recipe
 from paceline.errors import UserError
-from paceline.system.files import say
+from paceline.system.files import say, write_text
 
 if TYPE_CHECKING:
     from paceline.config.recipe import Recipe
@@ -25,14 +25,14 @@ def plan(arguments: list[str]) -> int:
     from paceline.config.scaling import scaled
     from paceline.config.timeline import Timeline, columns, phase_table
     from paceline.data.kinds import resolve
+    from paceline.logbook.charts import Chart, Line, sparkline, svg
     from paceline.optim.schedules import LrPlan, lr_at
-    from paceline.system.chart import line_chart, sparkline
 
     options, recipe = with_recipe(_parser(), arguments)
-    if options.chart and options.chart.suffix != ".png":
+    if options.chart and options.chart.suffix != ".svg":
         raise UserError(
             "wrong-suffix",
-            f"--chart {options.chart}: charts are written as .png. Choose a name with that suffix.",
+            f"--chart {options.chart}: charts are written as .svg. Choose a name with that suffix.",
             path=options.chart,
         )
     if not 0 <= options.overlap <= 1:
@@ -67,7 +67,8 @@ def plan(arguments: list[str]) -> int:
     print(f"learning rate, maximum {max(rates):.4g}:\n{sparkline(rates)}")
     if options.chart:
         points = [(timeline.epoch_at(step), rate) for step, rate in zip(shown, rates, strict=True)]
-        line_chart(options.chart, f"{recipe.name}: learning rate", "epoch", {"learning rate": points})
+        chart = Chart(f"{recipe.name}: learning rate", [Line("learning rate", points)], from_zero=True)
+        write_text(options.chart, svg(chart))
         print(options.chart)
     if options.images_per_second or options.learn_from:
         _print_times(options, recipe, timeline)
@@ -79,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=count, default=1, metavar="N", help="number of nodes (default 1)")
     parser.add_argument("--gpus-per-node", type=count, default=1, metavar="G", help="ranks per node (default 1)")
     parser.add_argument("--train-images", type=count, metavar="N", help="size of the training set, if unknown")
-    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw the learning rate")
+    parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="draw the learning rate")
     add_scaling(parser)
     time = parser.add_argument_group("time and cost")
     time.add_argument("--images-per-second", type=positive, metavar="X", help="throughput of a single rank")

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
-from paceline.data import codec
+from paceline.data import codec, sheets
 from paceline.data.description import PREPARE_AGAIN
 from paceline.data.files import mismatch
 from paceline.data.prepare.assemble import LEFT_OUT
 from paceline.data.shards import Dataset, Split
 from paceline.errors import UserError
-from paceline.system import chart
 from paceline.system.files import printable, size_text
 from paceline.system.logs import console
 
@@ -128,7 +127,7 @@ def contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, se
         codec.reason(int(status)) if status else dataset.classes[int(row["label"])].name
         for row, status in zip(index, statuses, strict=True)
     ]
-    chart.write_png(chart.contact_sheet(list(pixels.transpose(0, 2, 3, 1)), labels, columns, side), out)
+    sheets.write_png(sheets.contact_sheet(list(pixels.transpose(0, 2, 3, 1)), labels, columns, side), out)
     console.print(f"{out}: {len(chosen)} random images of {split_name}")
 
 
