@@ -16,6 +16,7 @@ from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
 from paceline.launch.batch_finder import Trial, as_records, attempt, outcome, search
 from paceline.system.signals import interrupts_end
+from paceline.system.tables import print_row
 
 _FIND = """Find the largest per-rank batch that fits in memory, and the fastest one.
 
@@ -24,6 +25,8 @@ precision and strategy. Each batch size runs in new processes. On GPUs the devic
 --memory-limit, which limits the address space (RLIMIT_AS). Fields can be overridden as for `paceline train`:
 `--strategy fsdp --precision bf16`."""
 
+_HEADS = ("per-rank batch", "peak memory", "images/s")
+_WIDTHS = (14, 11)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -53,10 +56,10 @@ def find_batch(arguments: list[str]) -> int:
 
     def reported(batch: int) -> Trial:
         trial = attempt(path, options.procs, options.steps, limits, batch)
-        print(_line(trial), flush=True)
+        print_row(_cells(trial), _WIDTHS)
         return trial
 
-    print(f"{'per-rank batch':>14}  {'peak memory':>14}  {'images/s':>10}", flush=True)
+    print_row(_HEADS, _WIDTHS)
     trials = search(reported, options.max_batch)
     largest, fastest = outcome(trials)
     result = {
@@ -101,10 +104,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _line(trial: Trial) -> str:
+def _cells(trial: Trial) -> tuple[str, str, str]:
     if not trial.fits:
-        return f"{trial.per_rank_batch:>14}  {trial.reason}"
-    return f"{trial.per_rank_batch:>14}  {max(trial.memory) / 1e9:>11,.2f} GB  {trial.images_per_second:>10,.1f}"
+        return str(trial.per_rank_batch), "-", trial.reason
+    return str(trial.per_rank_batch), f"{max(trial.memory) / 1e9:,.2f} GB", f"{trial.images_per_second:,.1f}"
 
 
 def _chart(trials: list[Trial], name: str) -> str:
