@@ -1,14 +1,10 @@
-"""Recipes as shown by `--help` and `paceline recipes`."""
+"""The fields of a recipe as shown by `--help`."""
 
 import json
 from collections.abc import Sequence
 
-from rich.table import Table
-from rich.text import Text
-
-from paceline.config.io import fields, load_recipe, shipped, to_tree
+from paceline.config.io import fields, to_tree
 from paceline.config.recipe import Recipe
-from paceline.system.logs import Screen
 from paceline.system.tables import new_table, output, show
 
 
@@ -30,20 +26,3 @@ def print_fields(recipe: Recipe, source: str, only: Sequence[str] = ()) -> None:
     table.columns[1].max_width = screen.width // 3
     screen.print(f"\nfields of {source}\n", soft_wrap=True)
     show(table, screen)
-
-
-def print_recipes() -> None:
-    """Print the shipped recipes with their source and results."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column()
-    for name in shipped():
-        recipe = load_recipe(name)
-        about = recipe.about
-        grid.add_row(Text(name, "bold"))
-        batch = f"global batch {recipe.train.global_batch}"
-        grid.add_row("  trains", Text(f"{recipe.model.name} on {recipe.data.name}, {recipe.train.duration}, {batch}"))
-        grid.add_row("  source", Text(about.source))
-        grid.add_row("  published", Text(about.published or "-"))
-        grid.add_row("  measured here", Text(about.measured or "not measured"))
-    Screen().print(grid)
