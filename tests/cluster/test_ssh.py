@@ -87,7 +87,7 @@ def _check_and_stop(cluster: Cluster, tmp_path: Path, secret: str) -> None:
     logs = paceline_in(tmp_path, "logs")
     assert "n1 | " in logs.stdout
     assert "2 cpu ranks on 2 nodes" in logs.stdout
-    assert "n1: running" in paceline_in(tmp_path, "status").stdout
+    assert re.search("^n1 +running$", paceline_in(tmp_path, "status").stdout, re.MULTILINE)
     _no_trace_of(secret, cluster, tmp_path, logs.stdout)
     stopped = paceline_in(tmp_path, "stop")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr

@@ -1,6 +1,7 @@
 """Results in an object store: uploaded during a run, and downloaded to resume it."""
 
 import json
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,8 @@ from conftest import TINY, raises
 from processes import free_port
 
 from paceline.checkpoint import store
-from paceline.checkpoint.results import Results
+from paceline.checkpoint.results import Results, download
+from paceline.system import remote
 from paceline.track.records import RunFolder
 
 boto3 = pytest.importorskip("boto3", reason="needs boto3: pip install 'paceline[dev]'")
@@ -112,14 +114,65 @@ def test_tags_that_are_not_checksums(tmp_path: Path, bucket, monkeypatch) -> Non
     import obstore
 
     put = obstore.put
-    monkeypatch.setattr(obstore, "put", lambda *words: put(*words) | {"e_tag": '"' + 32 * "0" + '"'})
+    monkeypatch.setattr(obstore, "put", lambda *words, **more: put(*words, **more) | {"e_tag": '"' + 32 * "0" + '"'})
     results = Results(_folder(tmp_path / "run"), "s3://results", "top1", every=1000)
     assert results._try()
-    monkeypatch.setattr(obstore, "put", lambda place, name, content: put(place, name, b"") | {"e_tag": 32 * "0"})
+    monkeypatch.setattr(obstore, "put", lambda place, name, _, **more: put(place, name, b"") | {"e_tag": 32 * "0"})
     (tmp_path / "run" / "metrics.jsonl").write_text("1\n2\n")
     assert not results._try()
     monkeypatch.setattr(obstore, "put", put)
     results.close()
+
+
+@pytest.mark.parametrize("damage", ["", "flipped", "truncated"])
+def test_large_files_are_uploaded_in_parts_and_verified(tmp_path: Path, bucket, monkeypatch, damage: str) -> None:
+    import obstore
+
+    content = random.Random(0).randbytes(2 * remote._PART + 1)
+    sent: list[int] = []
+    put = obstore.put
+
+    def damaging(place, name: str, parts, **more):
+        assert not isinstance(parts, bytes)  # the whole file is never in memory
+
+        def damaged() -> Iterator[bytes]:
+            for number, part in enumerate(parts):
+                sent.append(len(part))
+                if number == 1 and damage:
+                    yield part[:-1] + (bytes([part[-1] ^ 1]) if damage == "flipped" else b"")
+                else:
+                    yield part
+
+        return put(place, name, damaged(), **more)
+
+    monkeypatch.setattr(obstore, "put", damaging)
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(content)
+    target = remote.ObjectStore("s3://results/large")
+    if damage:
+        with pytest.raises(OSError, match="corrupt in the store"):
+            target.upload("weights", path)
+    else:
+        target.upload("weights", path)
+        assert bucket.head_object(Bucket="results", Key="large/weights")["ETag"].endswith('-3"')
+        with target.opened("weights", 5) as stream:
+            assert stream.read() == content[5:]
+    assert sent == [remote._PART, remote._PART, 1]
+
+
+def test_run_is_downloaded_and_replaces_older_files(tmp_path: Path, bucket, monkeypatch) -> None:
+    monkeypatch.setattr(store, "best", lambda *_: None)
+    run = _folder(tmp_path / "run")
+    _write_checkpoint(run, 10)
+    Results(run, "s3://results", "top1", every=1000).close()
+    here = _folder(tmp_path / "here" / "run", begun="other")  # as long as "today"
+    download("s3://results/run", tmp_path / "here")
+    for path in (path for path in run.rglob("*") if path.is_file()):
+        assert (here / path.relative_to(run)).read_bytes() == path.read_bytes()
+    monkeypatch.setattr(remote.ObjectStore, "files", lambda _: {"recipe.yaml": 1, "a/../../outside": 1})
+    with raises("results-path-unsafe"):
+        download("s3://results/run", tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_unreachable_store_does_not_block_training(tmp_path: Path, bucket, caplog, monkeypatch) -> None:

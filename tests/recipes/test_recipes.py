@@ -1,11 +1,13 @@
 """Every shipped recipe loads, names its source, round-trips, trains and matches its publication."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sample_images import tree
 
+from paceline.cli.main import main
 from paceline.config.io import dump_recipe, load_recipe, shipped
 from paceline.config.timeline import Timeline
 from paceline.data.prepare.convert import Variant
@@ -25,6 +27,40 @@ def test_a_recipe_loads_and_round_trips(name: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(dump_recipe(recipe))
     assert load_recipe(str(path)) == recipe
+
+
+def test_recipes_are_listed_with_their_accuracy(capsys) -> None:
+    assert main(["recipes"]) == 0
+    head, *lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert head.split() == ["name", "model", "data", "epochs", "published", "measured"]
+    assert [line.split()[0] for line in lines] == NAMES
+    for line in lines:
+        recipe = load_recipe(line.split()[0])
+        for figure, text in (("published", recipe.about.published), ("measured", recipe.about.measured)):
+            shown = re.split(r" {2,}", line[head.index(figure) :])[0]
+            assert (shown == "-") == (not text or text.startswith("none")), line
+            assert shown == "-" or (text.startswith(shown) and "%" in shown), line
+    rows = {line.split()[0]: line for line in lines}
+    assert re.split(r" {2,}", rows["cifar10-airbench94"]) == [
+        *("cifar10-airbench94", "airbench", "cifar10", "9.9", "94.01 %", "-")
+    ]
+    assert "93.05 % top-5" in rows["imagenet-rn50-dawnbench-4"]
+
+
+def test_a_recipe_is_shown_with_its_source_and_commands(capsys, tmp_path: Path) -> None:
+    for name in NAMES:
+        assert main(["recipes", name]) == 0
+        shown = capsys.readouterr().out
+        about = load_recipe(name).about
+        for text in (about.source, about.published or "-", about.measured or "not measured", f"paceline train {name}"):
+            assert text in shown
+        if name == "imagenet-rn50-dawnbench-4":
+            assert "paceline prepare imagenet --train TAR --val TAR --devkit TAR --short-side 160 352\n" in shown
+    (tmp_path / "mine.yaml").write_text("name: mine\nbase: digits\nabout: {published: ''}\n")
+    assert main(["recipes", str(tmp_path / "mine.yaml")]) == 0
+    assert re.search("^published +-$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["recipes", "digit"]) == 1
+    assert "[recipe-not-found]" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

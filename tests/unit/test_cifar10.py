@@ -1,5 +1,6 @@
 """Preparation of CIFAR-10 from archives with the right size and labels, but generated pixels."""
 
+import contextlib
 import io
 import json
 import pickle
@@ -14,6 +15,7 @@ from PIL import Image
 from paceline.config.data import Data
 from paceline.data.prepare import cifar10
 from paceline.data.sets import load
+from paceline.system import remote
 
 LABELS = np.arange(10_000) % 10
 NAMES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
@@ -146,24 +148,30 @@ def test_corrupt_arrays_are_rejected_and_prepared_again(tmp_path: Path, binary_f
     assert load(Data(name="cifar10", path=str(tmp_path / "out"))).val.labels.tolist() == LABELS.tolist()
 
 
-def test_truncated_or_wrong_download_is_not_used(tmp_path: Path, monkeypatch) -> None:
-    """A server on the loopback interface first truncates its response, then serves another file."""
+def test_truncated_wrong_or_endless_download_is_not_used(tmp_path: Path, monkeypatch) -> None:
+    """A server on the loopback interface truncates its response, serves another file, then an endless one."""
     import http.server
     import threading
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
-            self.send_header("Content-Length", "1000000" if "truncated" in self.path else "5")
+            if "endless" not in self.path:
+                self.send_header("Content-Length", "1000000" if "truncated" in self.path else "5")
             self.end_headers()
             self.wfile.write(b"12345")
+            with contextlib.suppress(OSError):  # until the client has enough
+                while "endless" in self.path:
+                    self.wfile.write(bytes(1 << 16))
 
         def log_message(self, *_: object) -> None: ...
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr(cifar10.shutil, "which", lambda _: None)
-        for name in ("truncated", "other"):
+        monkeypatch.setattr(cifar10, "_MAX_ARCHIVE", 1 << 20)
+        monkeypatch.setattr(remote, "_PAUSE", 0.01)
+        for name in ("truncated", "other", "endless"):
             monkeypatch.setattr(cifar10, "_URL", f"http://127.0.0.1:{server.server_port}/{name}")
             with raises("download-failed") as caught:
                 cifar10.prepare(tmp_path / name)

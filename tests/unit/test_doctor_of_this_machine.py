@@ -37,7 +37,7 @@ def test_each_check_prints_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     status = main(["doctor", "--quick"])
     *lines, last = capsys.readouterr().out.splitlines()
-    found = [re.fullmatch(r"(ok|note|problem) +(\S.{13}) (\S.*)", line) for line in lines]
+    found = [re.fullmatch(r"(ok|note|problem) +(\S.{13})  (\S.*)", line) for line in lines]
     assert all(found), lines
     subjects = {match[2].strip() for match in found if match}
     wanted = {"Python", "torch", "torchvision", "timm", "native codec", "processor", "memory", "GPUs", "bf16"}

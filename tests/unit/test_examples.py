@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from paceline.data.sheets import contact_sheet
 from paceline.engine.examples import chosen
-from paceline.system.chart import contact_sheet
 
 
 def test_every_class_is_shown() -> None:

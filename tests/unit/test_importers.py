@@ -7,8 +7,9 @@ from conftest import raises
 from made_runs import make_run
 
 from paceline.logbook.compare import compare
+from paceline.logbook.page import report
 from paceline.logbook.read import read
-from paceline.logbook.tables import table
+from paceline.logbook.tables import markdown, table
 from paceline.logbook.verdict import verdict
 
 ONE_VM = """# global_batch: 1024
@@ -76,15 +77,28 @@ def test_logs_of_other_programs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "cell"),
     [
-        ("# seconds: 100\n * Acc@1 60.0 Acc@5 80.0\n", "unknown (the log has no times)"),
-        (" * Acc@1 60.0 Acc@5 80.0\n", "unknown (the log has no times)"),
+        ("# seconds: 100\n * Acc@1 60.0 Acc@5 80.0\n", "no times in the log"),
+        (" * Acc@1 60.0 Acc@5 80.0\n", "no times in the log"),
+        (" * Acc@1 40.0 Acc@5 80.0\n", "no times in the log"),
         ("# seconds: 100\n * Acc@1 40.0 Acc@5 80.0\n", "not reached"),
+        ("Epoch: [0][9/10]\tTime 2.0 (2.0)\n * Acc@1 40.0 Acc@5 80.0\n", "not reached"),
         ("Epoch: [0][9/10]\tTime 2.0 (2.0)\n * Acc@1 60.0 Acc@5 80.0\n", "20.0 s"),
     ],
 )
 def test_time_to_accuracy_is_unknown_without_times(tmp_path: Path, text: str, cell: str) -> None:
     (tmp_path / "run.log").write_text(text)
-    assert ["time to 50% top-1", cell] in table(compare([read(tmp_path / "run.log")], target=0.5))
+    comparison = compare([read(tmp_path / "run.log")], target=0.5)
+    assert ["time to 50% top-1", cell] in table(comparison)
+    assert f">{cell}<" in report(comparison, "title")
+
+
+def test_lightning_log_without_times_beside_a_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,step,val_acc\n0,1,0.3\n1,2,0.4\n")
+    runs = [read(make_run(tmp_path, "one")), read(tmp_path / "metrics.csv")]
+    cells = next(cells for label, *cells in table(compare(runs, target=0.8)) if label.startswith("time to"))
+    assert cells[0].endswith(" s")
+    assert cells[1] == "no times in the log"
+    assert "no times in the log" in markdown(compare(runs, target=0.8))
 
 
 def test_tensorboard_events(tmp_path: Path) -> None:

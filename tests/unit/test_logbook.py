@@ -19,6 +19,7 @@ from paceline.logbook.page import report
 from paceline.logbook.read import read
 from paceline.logbook.tables import as_csv, as_json, markdown, table
 from paceline.logbook.verdict import verdict
+from paceline.system import tables as terminal
 
 
 def test_killed_run_is_partial_and_truncated_lines_are_left_out(tmp_path: Path) -> None:
@@ -101,7 +102,9 @@ def test_other_paths_are_named_and_the_runs_are_compared(tmp_path: Path, capsys)
         main(["compare", "--help"])
 
 
-def test_tables_of_many_runs_fit_the_terminal(tmp_path: Path, capsys) -> None:
+def test_tables_of_many_runs_fit_the_terminal(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
     runs = [str(make_run(tmp_path, f"run-{number:02d}-with-a-name", "--seed", str(number))) for number in range(12)]
     assert main(["compare", *runs, "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out

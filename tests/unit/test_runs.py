@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from made_runs import make_run
 
-from paceline.cli import runs as verb
-from paceline.cli.columns import lines_of
 from paceline.cli.main import main
+from paceline.system import tables
 from paceline.system.files import FolderLock
+from paceline.system.logs import Screen
 
 Answer = Callable[..., tuple[int, str, str]]
 
@@ -122,16 +122,8 @@ def test_corrupt_files_do_not_stop_the_list(some: Path, ask: Answer) -> None:
 @pytest.mark.parametrize("width", [120, 80, 60, 40])
 def test_lines_fit_the_terminal(some: Path, ask: Answer, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     (some / "b-finished").rename(some / ("b-finished-" + 100 * "x"))
-    monkeypatch.setattr(verb, "terminal_width", lambda: width)
+    monkeypatch.setattr(tables, "output", lambda: Screen(width=width))
     lines = ask()[1].splitlines()
     assert max(map(len, lines)) <= width
     assert "finished" in lines[3]
     assert "99.17%" in lines[3]
-
-
-def test_columns_are_dropped_in_order() -> None:
-    heads, rows = ("name", "a", "b"), [["n" * 10, "1" * 10, "2" * 10]]
-    assert lines_of(heads, rows, ("a", "b"))[0].split() == ["name", "a", "b"]
-    assert lines_of(heads, rows, ("a", "b"), 30)[0].split() == ["name", "b"]
-    assert lines_of(heads, rows, ("a", "b"), 15)[0].split() == ["name"]
-    assert lines_of(heads, rows, ("a", "b"), 9)[1] == "nnnnnnnn…"

@@ -19,6 +19,7 @@ from paceline.logbook.read import read
 from paceline.logbook.run import LoggedRun
 from paceline.logbook.settings import settings, shared_and_differing
 from paceline.logbook.tables import page_table, table
+from paceline.system import tables
 
 
 def _data(page: str) -> dict:
@@ -187,5 +188,10 @@ def test_ten_runs_in_a_terminal_show_top1_first(tmp_path: Path, capsys, monkeypa
     first = [line for line in lines if line.strip().startswith("digits-with-seed-")][:10]
     assert [line.split()[0] for line in first] == [folder.name for folder in folders]
     assert all(line.split()[1] == "90.00%" for line in first)
+    assert len(first) == sum("digits-with-seed-" in line for line in lines)  # not a terminal: one table of any width
+    monkeypatch.setattr(tables, "is_terminal", lambda: True)
+    assert main(["compare", *map(str, folders)]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
+    assert [line.split()[1] for line in lines if line.startswith("digits-with-seed-")][:10] == ["90.00%"] * 10
     assert page_table(compare([read(folder) for folder in folders]))[0][1:3] == ["top-1", "best top-1"]

@@ -12,7 +12,7 @@ from sample_images import tree
 
 from paceline.cli.launch import _reachable
 from paceline.config.data import Data
-from paceline.system.chart import sparkline
+from paceline.logbook.charts import sparkline
 from paceline.track.records import RunFolder
 
 SMALL = (

@@ -4,13 +4,11 @@ A background thread uploads, retries until it succeeds, and verifies what the st
 A checkpoint is valid in the store only with its commit marker, which is uploaded last.
 """
 
-import hashlib
 import json
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from paceline.checkpoint import store
 from paceline.checkpoint.verified import COMMIT
@@ -18,24 +16,21 @@ from paceline.errors import UserError
 from paceline.system.files import make_folder, replacing
 from paceline.system.host import BackgroundThread
 from paceline.system.logs import log
-from paceline.system.remote import redacted
+from paceline.system.progress_bar import transfer_bar
+from paceline.system.remote import ObjectStore, redacted, save
 
 _EVERY = 10.0  # seconds between passes
 _CLOSE_TIMEOUT = 600.0
 _RETRIES = 3  # per request; the next pass tries again
+_MAX_ENVIRONMENT = 1 << 26  # bytes of environment.json
 _BEST = "checkpoints/best"
 
 
-def _open(place: str) -> Any:
+def _open(place: str) -> ObjectStore:
     try:
-        import obstore
-    except ImportError:
-        message = f"{redacted(place)}: object stores need the package obstore. Run: pip install 'paceline[s3]'"
-        raise UserError("missing-package", message, package="obstore") from None
-    try:
-        return obstore.store.from_url(
-            place.rstrip("/"), client_options={"allow_http": True}, retry_config={"max_retries": _RETRIES}
-        )
+        return ObjectStore(place, _RETRIES)
+    except UserError:
+        raise
     except Exception as error:  # obstore's exceptions have no other common base
         message = f"{redacted(place)} is not a valid object store URL ({brief(error)}). Use s3://BUCKET/PREFIX."
         raise UserError("results-url-invalid", message, url=redacted(place)) from None
@@ -51,7 +46,6 @@ class Results:
         self._there: dict[str, tuple[int, float]] = {}
         """Size and modification time of uploaded files, by name."""
         self._best, self._failed_since = "", 0.0
-        self._tags_are_checksums = True
         if not only:
             self._begin()
         self._stop, self._every = threading.Event(), every
@@ -63,14 +57,14 @@ class Results:
 
         A store that cannot be used is an error before the first checkpoint, and a warning after it.
         """
-        import obstore
-
         begun = next(store.committed(self._folder / "checkpoints"), None) is not None
         try:
-            found = [entry["path"] for batch in obstore.list(self._store) for entry in batch]
-            there = bytes(obstore.get(self._store, "environment.json").bytes()) if "environment.json" in found else b""
+            found, there = self._store.files(), b""
+            if "environment.json" in found:
+                with self._store.opened("environment.json") as stream:
+                    there = stream.read(_MAX_ENVIRONMENT)
             if not found:
-                obstore.put(self._store, "recipe.yaml", (self._folder / "recipe.yaml").read_bytes())
+                self._store.upload("recipe.yaml", self._folder / "recipe.yaml")
         except Exception as error:  # obstore's exceptions have no other common base
             if begun:
                 log.warning("uploads to %s are delayed: %s", redacted(self._place), brief(error))
@@ -117,15 +111,11 @@ class Results:
         return True
 
     def _upload(self) -> None:
-        import obstore
-
         checkpoints = [path.name for path in store.committed(self._folder / "checkpoints")] if not self._only else []
         for path in self._changed(checkpoints):
             name = path.relative_to(self._folder).as_posix()
             state = path.stat()
-            content = path.read_bytes()
-            answer = obstore.put(self._store, name, content)
-            self._verify(name, content, answer)
+            self._store.upload(name, path)
             self._there[name] = (state.st_size, state.st_mtime)
         if not self._only:
             self._copy_best()
@@ -146,41 +136,22 @@ class Results:
                 if path.relative_to(self._folder).as_posix() not in self._there:
                     yield path
 
-    def _verify(self, name: str, content: bytes, answer: Any) -> None:
-        """Compare an upload with the MD5 that the store returns for single-part uploads, else with its size."""
-        import obstore
-
-        tag = str(answer.get("e_tag") or "").strip('"')
-        if len(tag) == 32 and "-" not in tag and self._tags_are_checksums:
-            if tag == hashlib.md5(content, usedforsecurity=False).hexdigest():
-                return
-            # in encrypted buckets the tag is not the MD5
-            if bytes(obstore.get(self._store, name).bytes()) != content:
-                raise OSError(f"{name} is corrupt in the store")
-            self._tags_are_checksums = False
-        elif obstore.head(self._store, name)["size"] != len(content):
-            raise OSError(f"{name} is truncated in the store")
-
     def _copy_best(self) -> None:
         """Copy the best checkpoint to a fixed name."""
-        import obstore
-
         best = store.best(self._folder / "checkpoints", self._metric)
         if best is None or best.folder.name == self._best:
             return
         for path in store.files_of(best.folder):
-            obstore.copy(self._store, f"checkpoints/{best.folder.name}/{path.name}", f"{_BEST}/{path.name}")
+            self._store.copy(f"checkpoints/{best.folder.name}/{path.name}", f"{_BEST}/{path.name}")
         self._best = best.folder.name
 
     def _remove_old(self, checkpoints: set[str]) -> None:
-        import obstore
-
         old = [
             name for name in self._there if name.startswith("checkpoints/") and name.split("/")[1] not in checkpoints
         ]
         for name in sorted(old, key=lambda name: not name.endswith(COMMIT)):  # the marker first
             if name in self._there:
-                obstore.delete(self._store, name)
+                self._store.delete(name)
                 del self._there[name]
 
     def close(self) -> None:
@@ -212,36 +183,39 @@ def _first_start(environment: bytes) -> object:
 
 def download(place: str, runs: Path) -> Path:
     """Download a run folder from an object store to resume it, and return its path."""
-    import obstore
-
     source = _open(place)
-    name = place.rstrip("/").rpartition("/")[2]
-    target = runs / name
+    target = runs / place.rstrip("/").rpartition("/")[2]
     try:
-        found = [entry for batch in obstore.list(source) for entry in batch]
+        found = source.files()
     except Exception as error:  # obstore's exceptions have no other common base
         raise UserError(
             "results-unreadable",
             f"{redacted(place)} cannot be read ({brief(error)}). Check the URL and the AWS_* variables.",
             url=redacted(place),
         ) from None
-    if not any(entry["path"] == "recipe.yaml" for entry in found):
+    if "recipe.yaml" not in found:
         message = f"{redacted(place)} does not contain a run: recipe.yaml is missing. Check the URL."
         raise UserError("results-not-a-run", message, url=redacted(place))
-    there = {entry["path"].split("/")[1] for entry in found if entry["path"].endswith(f"/{COMMIT}")}
+    there = {name.split("/")[1] for name in found if name.endswith(f"/{COMMIT}")}
     newest = next(store.committed(target / "checkpoints"), None)
     if newest and newest.name >= max(there - {"best"}, default=""):
         return target  # the local copy is as new
-    for entry in sorted(found, key=lambda entry: entry["path"].endswith(COMMIT)):
-        path = target / entry["path"]
-        if ".." in path.parts or not path.is_relative_to(target):
-            message = f"{redacted(place)}: {entry['path']!r} is outside the run folder. Remove it from the store."
-            raise UserError("results-path-unsafe", message, path=entry["path"])
-        is_local = path.is_file() and path.stat().st_size == entry["size"]
-        # files that are rewritten may keep their size
-        if entry["path"].startswith(_BEST) or (is_local and path.suffix not in (".json", ".yaml")):
-            continue
-        make_folder(path.parent)
-        with replacing(path) as file:
-            file.write(bytes(obstore.get(source, entry["path"]).bytes()))
+    for name in found:
+        if ".." in Path(name).parts or not (target / name).is_relative_to(target):
+            message = f"{redacted(place)}: {name!r} is outside the run folder. Remove it from the store."
+            raise UserError("results-path-unsafe", message, path=name)
+    missing = [name for name, size in found.items() if _is_missing(target / name, name, size)]
+    with transfer_bar() as bar:
+        task = bar.add_task(f"downloading {target.name}", total=sum(found[name] for name in missing))
+        for name in sorted(missing, key=lambda name: name.endswith(COMMIT)):  # the markers last
+            make_folder((target / name).parent)
+            with source.opened(name) as stream, replacing(target / name) as file:
+                save(stream, file, advance=lambda count: bar.advance(task, count))
     return target
+
+
+def _is_missing(path: Path, name: str, size: int) -> bool:
+    if name.startswith(_BEST):
+        return False
+    is_local = path.is_file() and path.stat().st_size == size
+    return not is_local or path.suffix in (".json", ".yaml")  # which may keep their size when they are rewritten

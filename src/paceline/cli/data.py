@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.options import count, make_parser
 from paceline.errors import UserError
-from paceline.system.files import say
 
 if TYPE_CHECKING:
     from paceline.data.prepare.sources import RawDataset
@@ -48,7 +47,7 @@ def prepare(arguments: list[str]) -> int:
 
         cifar10.prepare(out, options.source)
         return 0
-    from paceline.data.describe import summary
+    from paceline.data.describe import print_summary
     from paceline.data.prepare.convert import Variant
     from paceline.data.prepare.pack import prepare as write
     from paceline.data.shards import Dataset
@@ -67,7 +66,7 @@ def prepare(arguments: list[str]) -> int:
     source = _source(options)
     workers = options.workers or os.cpu_count() or 1
     write(source, out, list(dict.fromkeys(variants)), workers, options.allow_empty_classes)
-    console.print("\n".join(summary(Dataset.open(out))))
+    print_summary(Dataset.open(out), console)
     return 0
 
 
@@ -173,6 +172,7 @@ def data(arguments: list[str]) -> int:
     from paceline.data.description import DESCRIPTION
     from paceline.data.kinds import kind_of
     from paceline.data.shards import Dataset
+    from paceline.system.tables import output
 
     if options.show and options.show.suffix != ".png":
         raise UserError(
@@ -189,7 +189,7 @@ def data(arguments: list[str]) -> int:
     dataset = Dataset.open(folder)
     if options.variant:
         dataset.choose(options.variant)
-    say("\n".join(describe.summary(dataset)))
+    describe.print_summary(dataset, output())
     if options.check:
         downloaded = str(folder) != str(Path(options.folder))
         fix = "Remove these files; the same command then downloads them again."

@@ -1,13 +1,12 @@
 """The command `doctor`: this machine, other hosts, or runs."""
 
-import textwrap
 from pathlib import Path
 
-from paceline.cli.columns import terminal_width
 from paceline.cli.evidence import doctor_of_runs
 from paceline.cli.hosts import add_host_options, doctor_of_hosts
 from paceline.cli.options import make_parser
 from paceline.errors import UserError
+from paceline.system.tables import print_row
 
 _DOCTOR = """Diagnose problems and suggest fixes.
 
@@ -20,6 +19,8 @@ _DOCTOR = """Diagnose problems and suggest fixes.
 
 RUN is a run folder, or a log of another program (PyTorch's ImageNet example, DAWNBench's TSV, Lightning's metrics.csv,
 TensorBoard's event files). The exit status is 1 if a problem is found."""
+
+_WIDTHS = (7, 14)  # of level and subject
 
 
 def doctor(arguments: list[str]) -> int:
@@ -49,15 +50,7 @@ def _check_this_machine(runs: Path, quick: bool) -> int:
     findings = []
     for finding in check(runs, quick):
         findings.append(finding)
-        print(_line(f"{finding.level:<8} {finding.subject:<14} ", finding.text), flush=True)
+        print_row((finding.level, finding.subject, finding.text), _WIDTHS)
     last, status = summarized(findings)
     print(last)
     return status
-
-
-def _line(head: str, text: str) -> str:
-    """Wrap a long text to the width of the terminal, indented by the length of `head`."""
-    width = terminal_width()
-    if not width or width < len(head) + 20:
-        return head + text
-    return textwrap.fill(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)

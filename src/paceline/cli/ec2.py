@@ -219,11 +219,14 @@ def _terminate(client: Any, options: argparse.Namespace) -> int:
 
 def _volumes(client: Any, options: argparse.Namespace) -> int:
     from paceline.launch.ec2_client import tag
+    from paceline.system.tables import new_table, show
 
-    for volume in client.volumes():
-        size = f"{volume['Size']} GB {volume['VolumeType']}"
-        state = f"{volume['AvailabilityZone']}  {volume['State']}"
-        print(f"{tag(volume, 'Name') or '-'}  {volume['VolumeId']}  {size}  {state}")
+    fields = ("VolumeId", "VolumeType", "AvailabilityZone", "State")
+    rows = [
+        (tag(volume, "Name") or "-", f"{volume['Size']} GB", *(volume[field] for field in fields))
+        for volume in client.volumes()
+    ]
+    show(new_table(("name", "size", "volume", "type", "zone", "state"), rows))
     return 0
 
 
@@ -270,10 +273,13 @@ def _image(client: Any, options: argparse.Namespace) -> int:
 
 
 def _prices(client: Any, options: argparse.Namespace) -> int:
+    from paceline.system.tables import new_table, show
+
+    rows = []
     for kind in options.words or [_argument(options)]:
-        prices = {"spot": client.spot_price(kind, options.zone), "on demand": client.on_demand_price(kind)}
-        known = {market: "unknown" if price is None else f"{price:g} $ per hour" for market, price in prices.items()}
-        print(f"{kind}  {', '.join(f'{price} ({market})' for market, price in known.items())}")
+        prices = (client.spot_price(kind, options.zone), client.on_demand_price(kind))
+        rows.append((kind, *("unknown" if price is None else f"{price:g} $ per hour" for price in prices)))
+    show(new_table(("instance type", "spot", "on demand"), rows))
     return 0
 
 

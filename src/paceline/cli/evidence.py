@@ -10,6 +10,8 @@ from paceline.errors import UserError
 from paceline.system.files import say
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from paceline.logbook.compare import ComparedRuns
     from paceline.logbook.run import LoggedRun
 
@@ -108,30 +110,39 @@ def compare(arguments: list[str]) -> int:
 
 
 def _show(comparison: "ComparedRuns") -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     from paceline.logbook.tables import listing, page_table
-    from paceline.system.logs import Screen
+    from paceline.system.tables import fits, output, show
 
-    screen = Screen()
+    screen = output()
     if len(comparison.runs) > 1:
-        screen.print(comparison.sentence, style="bold", highlight=False, soft_wrap=True, markup=False)
+        screen.print(comparison.sentence, style="bold", soft_wrap=True)
         for line in listing(comparison.fairness):
-            screen.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
+            screen.print(f"  {line}", soft_wrap=True)
     labels, *columns = zip(*page_table(comparison), strict=True)
-    for some in _fitting(labels, columns, screen.width):
-        shown = Table(box=box.SIMPLE)
-        shown.add_column(Text(""), max_width=_label_width(labels), overflow="fold")
-        for head, *cells in some:
-            shown.add_column(Text(head), justify="right", max_width=_width(head, cells), overflow="fold")
-        for row in list(zip(labels, *some, strict=True))[1:]:
-            shown.add_row(*map(Text, row))
-        screen.print(shown)
+    tables = [_table([labels, *columns])]
+    if not fits(tables[0], screen):
+        tables = [_table([labels, *some], folded=True) for some in _fitting(labels, columns, screen.width)]
+    for table in tables:
+        print()
+        show(table, screen)
+    print()
     for run in comparison.runs:
         for note in run.notes:
-            screen.print(f"{run.name}: {note}", highlight=False, soft_wrap=True, markup=False)
+            screen.print(f"{run.name}: {note}", soft_wrap=True)
+
+
+def _table(columns: Sequence[Sequence[str]], folded: bool = False) -> "Table":
+    from paceline.system.tables import new_table
+
+    heads, *rows = zip(*columns, strict=True)
+    table = new_table(heads, rows)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    if folded:
+        table.columns[0].max_width = _label_width(columns[0])
+        for column, (head, *cells) in zip(table.columns[1:], columns[1:], strict=True):
+            column.max_width = _width(head, cells)
+    return table
 
 
 _LONG_NAME, _LONG_LABEL = 22, 26
@@ -150,13 +161,13 @@ def _width(head: str, cells: Sequence[str]) -> int:
 
 def _fitting(labels: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequence[str]]]:
     """Yield groups of columns that fit the terminal; each group becomes a table."""
-    used = _label_width(labels) + 4
-    left, some = width - used, list[Sequence[str]]()
+    room = width - _label_width(labels)
+    left, some = room, list[Sequence[str]]()
     for column in columns:
-        needed = _width(column[0], column[1:]) + 3
+        needed = _width(column[0], column[1:]) + 2
         if some and needed > left:
             yield some
-            left, some = width - used, []
+            left, some = room, []
         some.append(column)
         left -= needed
     yield some

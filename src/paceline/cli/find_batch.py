@@ -16,6 +16,7 @@ from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
 from paceline.launch.batch_finder import Trial, as_records, attempt, outcome, search
 from paceline.system.signals import interrupts_end
+from paceline.system.tables import print_row
 
 _FIND = """Find the largest per-rank batch that fits in memory, and the fastest one.
 
@@ -24,6 +25,8 @@ precision and strategy. Each batch size runs in new processes. On GPUs the devic
 --memory-limit, which limits the address space (RLIMIT_AS). Fields can be overridden as for `paceline train`:
 `--strategy fsdp --precision bf16`."""
 
+_HEADS = ("per-rank batch", "peak memory", "images/s")
+_WIDTHS = (14, 11)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -47,16 +50,16 @@ def find_batch(arguments: list[str]) -> int:
     out = options.out or Path("runs") / f"find-batch-{recipe.name}"
     make_folder(out)
     path = out / "recipe.yaml"
-    for old in ("find-batch.json", "find-batch.png"):
+    for old in ("find-batch.json", "find-batch.svg"):
         (out / old).unlink(missing_ok=True)  # results of an earlier search
     write_text(path, dump_recipe(recipe))
 
     def reported(batch: int) -> Trial:
         trial = attempt(path, options.procs, options.steps, limits, batch)
-        print(_line(trial), flush=True)
+        print_row(_cells(trial), _WIDTHS)
         return trial
 
-    print(f"{'per-rank batch':>14}  {'peak memory':>14}  {'images/s':>10}", flush=True)
+    print_row(_HEADS, _WIDTHS)
     trials = search(reported, options.max_batch)
     largest, fastest = outcome(trials)
     result = {
@@ -71,14 +74,14 @@ def find_batch(arguments: list[str]) -> int:
         "trials": as_records(trials),
     }
     write_json(out / "find-batch.json", result)
-    _plot(trials, out / "find-batch.png", recipe.name)
+    write_text(out / "find-batch.svg", _chart(trials, recipe.name))
     whole = f"{largest.per_rank_batch} x {options.procs} = {largest.per_rank_batch * options.procs}"
     print(
         f"largest batch: {whole}; fastest: {fastest.per_rank_batch} per rank, {fastest.images_per_second:,.0f} images/s"
     )
     if largest.per_rank_batch == options.max_batch:
         print(f"a larger batch may fit: sizes above --max-batch {options.max_batch} were not tried")
-    print(f"{out / 'find-batch.json'}, {out / 'find-batch.png'}")
+    print(f"{out / 'find-batch.json'}, {out / 'find-batch.svg'}")
     return 0
 
 
@@ -101,31 +104,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _line(trial: Trial) -> str:
+def _cells(trial: Trial) -> tuple[str, str, str]:
     if not trial.fits:
-        return f"{trial.per_rank_batch:>14}  {trial.reason}"
-    return f"{trial.per_rank_batch:>14}  {max(trial.memory) / 1e9:>11,.2f} GB  {trial.images_per_second:>10,.1f}"
+        return str(trial.per_rank_batch), "-", trial.reason
+    return str(trial.per_rank_batch), f"{max(trial.memory) / 1e9:,.2f} GB", f"{trial.images_per_second:,.1f}"
 
 
-def _plot(trials: list[Trial], path: Path, name: str) -> None:
-    from paceline.system.chart import line_chart
+def _chart(trials: list[Trial], name: str) -> str:
+    from paceline.logbook.charts import Chart, Line, svg
 
     fitting = [trial for trial in trials if trial.fits]
     most_memory = max(max(trial.memory) for trial in fitting)
     most_speed = max(trial.images_per_second for trial in fitting)
-    line_chart(
-        path,
-        f"{name}: relative to the maximum",
-        "images per rank",
-        {
-            f"memory (1 = {most_memory / 1e9:,.2f} GB)": [
-                (trial.per_rank_batch, max(trial.memory) / most_memory) for trial in fitting
-            ],
-            f"images/s (1 = {most_speed:,.1f})": [
-                (trial.per_rank_batch, trial.images_per_second / most_speed) for trial in fitting
-            ],
-        },
-    )
+    memory = [(trial.per_rank_batch, max(trial.memory) / most_memory) for trial in fitting]
+    speed = [(trial.per_rank_batch, trial.images_per_second / most_speed) for trial in fitting]
+    lines = [
+        Line(f"memory (1 = {most_memory / 1e9:,.2f} GB)", memory),
+        Line(f"images/s (1 = {most_speed:,.1f})", speed, run=1),
+    ]
+    return svg(Chart(f"{name}: relative to the maximum", lines, "images per rank", from_zero=True))
 
 
 def _sizes(text: str) -> list[int]:

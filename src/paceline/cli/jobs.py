@@ -99,9 +99,9 @@ def jobs(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="do not ask other hosts; show what is known here")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
-    from paceline.cli.columns import lines_of, terminal_width
     from paceline.launch.job import all_ids, home, load
     from paceline.launch.states import states_of
+    from paceline.system.tables import print_list
 
     jobs: dict[str, Job | UserError] = {}
     for job_id in all_ids():
@@ -120,8 +120,7 @@ def jobs(arguments: list[str]) -> int:
         else [job_id, states[job_id], job.backend, _when(job.created), ", ".join(job.hosts)]
         for job_id, job in jobs.items()
     ]
-    for line in lines_of(("job", "state", "backend", "created", "hosts"), rows, ("hosts", "created"), terminal_width()):
-        print(line)
+    print_list(("job", "state", "backend", "created", "hosts"), rows, ("hosts", "created"))
     for job in jobs.values():
         if isinstance(job, UserError):
             print(f"paceline: error: {job.report}", file=sys.stderr)
@@ -142,15 +141,15 @@ def status(arguments: list[str]) -> int:
     from paceline.cli.watch import figures
     from paceline.launch.job import load
     from paceline.launch.states import HAS_RUN, RUNNING, described, kind_of, overall, runs_of
+    from paceline.system.tables import new_table, show
 
     job = load(options.job)
     parts = backend_of(job).status(job)
     print(job.id)
-    for name, state in parts:
-        say(f"  {name}: {described(state)}")
+    show(new_table(("node", "state"), [(name, described(state)) for name, state in parts]))
     for now in runs_of(job, [name for name, state in parts if kind_of(state) in HAS_RUN]):
         progress = ", ".join(f"{label} {value}" for label, value in figures(now)[1:])
-        say(f"  run {now.name}: {progress or 'no step yet'}")
+        say(f"run {now.name}: {progress or 'no step yet'}")
     if (state := overall(job, parts)) != RUNNING:
         print(_summary(job, state))
     return 0

@@ -126,7 +126,7 @@ _COMMANDS = {
     "demo": ("train digits in one process, then in two, and compare", "demo"),
     "prepare": ("convert a dataset to the format that training reads fastest", "data"),
     "data": ("describe, verify, show or export prepared data", "data"),
-    "recipes": ("list the shipped recipes", "train"),
+    "recipes": ("list the shipped recipes, or show one", "recipes"),
     "train": ("train a recipe in one process or many", "train"),
     "evaluate": ("evaluate a run or a checkpoint", "train"),
     "export": ("export the weights of a run as one file", "train"),

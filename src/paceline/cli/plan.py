@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.options import add_scaling, count, make_parser, positive, with_recipe
 from paceline.errors import UserError
-from paceline.system.files import say
+from paceline.system.files import say, write_text
+from paceline.system.tables import new_table, print_list, show
 
 if TYPE_CHECKING:
     from paceline.config.recipe import Recipe
@@ -16,6 +17,7 @@ _PLAN = """Show the phases, steps, images and learning rate of a recipe without 
 
 With --images-per-second, or a finished run (--learn-from), also estimate time and cost on 1 to 16 nodes."""
 
+_DROPPED_FIRST = ("images", "data", "eval size", "steps")
 _SAMPLES = {"imagenet": 1_281_167, "cifar10": 50_000, "digits": 1437}
 
 
@@ -23,16 +25,16 @@ def plan(arguments: list[str]) -> int:
     """Run `paceline plan`; returns the exit status."""
     from paceline.config.batch import check_samples, layouts
     from paceline.config.scaling import scaled
-    from paceline.config.timeline import Timeline, columns, phase_table
+    from paceline.config.timeline import Timeline, phase_table
     from paceline.data.kinds import resolve
+    from paceline.logbook.charts import Chart, Line, sparkline, svg
     from paceline.optim.schedules import LrPlan, lr_at
-    from paceline.system.chart import line_chart, sparkline
 
     options, recipe = with_recipe(_parser(), arguments)
-    if options.chart and options.chart.suffix != ".png":
+    if options.chart and options.chart.suffix != ".svg":
         raise UserError(
             "wrong-suffix",
-            f"--chart {options.chart}: charts are written as .png. Choose a name with that suffix.",
+            f"--chart {options.chart}: charts are written as .svg. Choose a name with that suffix.",
             path=options.chart,
         )
     if not 0 <= options.overlap <= 1:
@@ -57,17 +59,15 @@ def plan(arguments: list[str]) -> int:
     rates = [lr_at(step, lr_plan) for step in shown]
     what = f"{recipe.model.name} on {recipe.data.name or recipe.data.path} ({samples:,} images)"
     say(f"{recipe.name}: {what}, {ranks} rank{'s' * (ranks > 1)}\n")
-    print(
-        "\n".join(
-            columns(phase_table(timeline, ranks, recipe.train.grad_accumulation, lambda step: lr_at(step, lr_plan)))
-        )
-    )
+    heads, *rows = phase_table(timeline, ranks, recipe.train.grad_accumulation, lambda step: lr_at(step, lr_plan))
+    print_list(heads, rows, _DROPPED_FIRST)
     images = sum(phase.images for phase in timeline.phases)
     print(f"\n{timeline.total:,} steps, {images:,} images, {images / samples:.2f} times the training set")
     print(f"learning rate, maximum {max(rates):.4g}:\n{sparkline(rates)}")
     if options.chart:
         points = [(timeline.epoch_at(step), rate) for step, rate in zip(shown, rates, strict=True)]
-        line_chart(options.chart, f"{recipe.name}: learning rate", "epoch", {"learning rate": points})
+        chart = Chart(f"{recipe.name}: learning rate", [Line("learning rate", points)], from_zero=True)
+        write_text(options.chart, svg(chart))
         print(options.chart)
     if options.images_per_second or options.learn_from:
         _print_times(options, recipe, timeline)
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=count, default=1, metavar="N", help="number of nodes (default 1)")
     parser.add_argument("--gpus-per-node", type=count, default=1, metavar="G", help="ranks per node (default 1)")
     parser.add_argument("--train-images", type=count, metavar="N", help="size of the training set, if unknown")
-    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw the learning rate")
+    parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="draw the learning rate")
     add_scaling(parser)
     time = parser.add_argument_group("time and cost")
     time.add_argument("--images-per-second", type=positive, metavar="X", help="throughput of a single rank")
@@ -127,8 +127,6 @@ def _known_samples(recipe: "Recipe") -> int:
 
 def _print_times(options: argparse.Namespace, recipe: "Recipe", timeline: "Timeline") -> None:
     """Each rank computes its part of a batch; a ring all-reduce then sends 2 (n - 1) / n of the gradients."""
-    from paceline.config.timeline import columns
-
     speed, origin = options.images_per_second, "--images-per-second"
     if options.learn_from:
         speed, origin = _measured_speed(options.learn_from)
@@ -136,7 +134,7 @@ def _print_times(options: argparse.Namespace, recipe: "Recipe", timeline: "Timel
     if recipe.grad_sync.powersgd_rank:
         print("\nThese estimates assume uncompressed gradients; PowerSGD sends less.")
     width = 4 if recipe.grad_sync.dtype == "fp32" else 2
-    rows = [["nodes", "ranks", "step", "communication", "time", "cost"]]
+    rows = []
     for nodes in sorted({1, 2, 4, 8, 16, options.nodes}):
         ranks = nodes * options.gpus_per_node
         if any(phase.global_batch % (ranks * recipe.train.grad_accumulation) for phase in timeline.phases):
@@ -152,7 +150,8 @@ def _print_times(options: argparse.Namespace, recipe: "Recipe", timeline: "Timel
         cost = f"{hours * nodes * options.price:,.2f}" if options.price else "-"
         step = total / timeline.total
         rows.append([str(nodes), str(ranks), f"{step:.3f} s", f"{communication / total:.0%}", _duration(total), cost])
-    print("\n" + "\n".join(columns(rows)))
+    print()
+    show(new_table(("nodes", "ranks", "step", "communication", "time", "cost"), rows))
     print(
         f"assumptions: {speed:,.0f} images/s per rank at every image size ({origin}); {parameters / 1e6:.1f} M "
         f"parameters, all-reduced as {recipe.grad_sync.dtype} at {options.bandwidth:g} Gbit/s, {options.overlap:.0%} "

@@ -6,10 +6,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.columns import lines_of, terminal_width
 from paceline.cli.options import make_parser
 from paceline.errors import UserError
 from paceline.system.files import say
+from paceline.system.tables import print_list
 
 if TYPE_CHECKING:
     from paceline.logbook.overview import RunRow
@@ -45,8 +45,7 @@ def runs(arguments: list[str]) -> int:
         )
     else:
         heads = ("name", "status", "progress", "best top-1", "time", "model", "data", "started")
-        for line in lines_of(heads, [_cells(row) for row in found], _DROPPED_FIRST, terminal_width()):
-            say(line)
+        print_list(heads, [_cells(row) for row in found], _DROPPED_FIRST)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The commands train, evaluate, export and recipes."""
+"""The commands train, evaluate and export."""
 
 import argparse
 import os
@@ -227,17 +227,4 @@ def _help_with_fields(
 
     parser.print_help()
     print_fields(load_recipe(source, overrides), source, only)
-    return 0
-
-
-def recipes(arguments: list[str]) -> int:
-    """Run `paceline recipes`; returns the exit status."""
-    parser = make_parser(
-        "recipes", "[-h]", "List the shipped recipes with their source, published result and measured result."
-    )
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    parser.parse_args(arguments)
-    from paceline.cli.help import print_recipes
-
-    print_recipes()
     return 0

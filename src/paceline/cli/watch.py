@@ -125,23 +125,17 @@ def _plain(now: "Snapshot") -> str:
 
 
 def _screen(now: "Snapshot") -> "Group":
-    from rich import box
-    from rich.console import Group
+    from rich.console import Group, RenderableType
     from rich.progress_bar import ProgressBar
-    from rich.table import Table
     from rich.text import Text
 
-    known = Table(box=None, show_header=False)
-    for label, value in figures(now):
-        known.add_row(label, Text(value))
-    hosts = Table(*("host", "utilization", "memory", "power", "temperature"), box=box.SIMPLE)
-    for row in _hosts(now):
-        hosts.add_row(*map(Text, row))
-    ranks = Table(
-        "rank", *now.train.get("seconds_per_rank", {}), box=box.SIMPLE, title="time per step", title_justify="left"
-    )
-    for row in _ranks(now):
-        ranks.add_row(*row)
+    from paceline.system.tables import new_table
+
+    known = new_table(("", ""), figures(now))
+    known.show_header = False
+    hosts = new_table(("host", "utilization", "memory", "power", "temperature"), _hosts(now))
+    parts: list[RenderableType] = [known, Text(""), hosts]
+    if rows := _ranks(now):
+        parts += [Text("\ntime per step"), new_table(("rank", *now.train["seconds_per_rank"]), rows)]
     bar = ProgressBar(total=now.total_steps or 1, completed=now.step, width=60)
-    # the bar does not end its line
-    return Group(Text(now.name), bar, Text(""), known, hosts, *([ranks] if ranks.row_count else []))
+    return Group(Text(now.name), bar, Text(""), *parts)  # the bar does not end its line

@@ -187,9 +187,3 @@ def phase_table(timeline: Timeline, ranks: int, accumulation: int, lr: Callable[
             ]
         )
     return rows
-
-
-def columns(rows: list[list[str]]) -> list[str]:
-    """Rows formatted as lines with aligned columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

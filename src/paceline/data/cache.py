@@ -9,14 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
 from paceline.data.description import DESCRIPTION, MAX_DESCRIPTION_BYTES
 from paceline.data.shards import Dataset
 from paceline.errors import UserError
 from paceline.system import remote
 from paceline.system.files import FolderLock, make_folder, replacing, sha256, size_text, sync
-from paceline.system.logs import console, log
+from paceline.system.logs import log
+from paceline.system.progress_bar import transfer_bar
 from paceline.system.untrusted import leads_out
 
 _ATTEMPTS = 3
@@ -98,14 +97,9 @@ def _fetch(missing: list[_RemoteFile], what: str, folder: Path) -> None:
         return
     _check_disk_space(missing, folder)
     log.info("downloading %s to %s", what, folder)
-    bar = Progress(
-        *(TextColumn("{task.description}"), BarColumn(bar_width=30), DownloadColumn(), TransferSpeedColumn()),
-        *(TimeRemainingColumn(), TextColumn("left")),
-        console=console,
-    )
     stop = threading.Event()
     pool = ThreadPoolExecutor(_STREAMS, thread_name_prefix="download")
-    with bar:
+    with transfer_bar() as bar:
         task = bar.add_task("downloading", total=sum(file.bytes for file in missing))
 
         def advance(count: int) -> None:
@@ -153,10 +147,7 @@ def _append(file: _RemoteFile, begin: int, advance: Callable[[int], None]) -> in
     with open(file.part, "ab", opener=_open_no_follow) as out:
         if begin < file.bytes:
             with remote.opened(file.url, begin) as stream:
-                while block := stream.read(min(1 << 20, file.bytes - begin - fetched)):
-                    out.write(block)
-                    advance(len(block))
-                    fetched += len(block)
+                fetched = remote.save(stream, out, file.bytes - begin, advance)
         out.flush()
         os.fsync(out.fileno())
     return fetched

@@ -5,38 +5,43 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
 from rich.progress import track
 
-from paceline.data import codec
+from paceline.data import codec, sheets
 from paceline.data.description import LEFT_OUT, PREPARE_AGAIN
 from paceline.data.files import mismatch
 from paceline.data.shards import Dataset, Split
 from paceline.errors import UserError
-from paceline.system import chart
 from paceline.system.files import printable, size_text
 from paceline.system.logs import console
+from paceline.system.tables import new_table, show
 
 _MAX_REASONS = 12
 
 
-def summary(dataset: Dataset) -> Iterator[str]:
-    """Return lines without control characters: names in the data are untrusted."""
-    return map(printable, _summary(dataset))
+def print_summary(dataset: Dataset, screen: Console) -> None:
+    """Print classes, splits, variants, and files that were left out."""
+    classes = f"{len(dataset.classes)} classes, fingerprint {dataset.fingerprint}"
+    screen.print(f"{dataset.folder}: {dataset.name}, {classes}", soft_wrap=True)
+    show(new_table(("split", "images", "per class", "left out"), list(_splits(dataset))), screen)
+    show(new_table(("variant", "size", "shards", "per image"), list(_variants(dataset))), screen)
+    for line in _remarks(dataset):
+        screen.print(line, soft_wrap=True)
 
 
-def _summary(dataset: Dataset) -> Iterator[str]:
-    description = dataset.description
-    yield f"{dataset.folder}: {dataset.name}, {len(dataset.classes)} classes, fingerprint {dataset.fingerprint}"
-    for split, entry in description["splits"].items():
+def _splits(dataset: Dataset) -> Iterator[tuple[str, ...]]:
+    for split, entry in dataset.description["splits"].items():
         least, most = min(entry["per_class"]), max(entry["per_class"])
-        left_out = f", {entry['left_out']} left out" if entry["left_out"] else ""
-        yield f"  {split}: {entry['samples']:,} images, {least} to {most} per class{left_out}"
-    for name, variant in description["variants"].items():
-        samples = sum(entry["samples"] for entry in description["splits"].values())
+        yield split, f"{entry['samples']:,}", f"{least} to {most}", f"{entry['left_out']:,}"
+
+
+def _variants(dataset: Dataset) -> Iterator[tuple[str, ...]]:
+    samples = sum(entry["samples"] for entry in dataset.description["splits"].values())
+    for name, variant in dataset.description["variants"].items():
         total = sum(split["bytes"] for split in variant["splits"].values())
         shards = sum(len(split["shards"]) for split in variant["splits"].values())
-        yield f"  {name}: {size_text(total)} in {shards} shards, {total / samples / 1e3:,.1f} kB per image"
-    yield from _remarks(dataset)
+        yield name, size_text(total), str(shards), f"{total / samples / 1e3:,.1f} kB"
 
 
 def _remarks(dataset: Dataset) -> Iterator[str]:
@@ -49,13 +54,13 @@ def _remarks(dataset: Dataset) -> Iterator[str]:
         return
     total = sum(split["remarks"] for split in dataset.description["splits"].values())
     listed = "all" if total == len(remarks) else f"{len(remarks):,} of them"
-    yield f"  {total:,} files were skipped or re-encoded ({listed} listed in {dataset.folder / 'dataset.json'}):"
+    yield f"{total:,} files were skipped or re-encoded ({listed} listed in {dataset.folder / 'dataset.json'}):"
     ordered = sorted(groups.items(), key=lambda group: (not group[0].startswith(LEFT_OUT), -len(group[1])))
     for reason, group in ordered[:_MAX_REASONS]:
         first = group[0]
-        yield f"    {len(group):,} {reason}, e.g. {first['split']} {first['file']}"
+        yield f"  {len(group):,} {reason}, e.g. {first['split']} {first['file']}"
     if rest := sum(len(group) for _, group in ordered[_MAX_REASONS:]):
-        yield f"    {rest:,} for other reasons"
+        yield f"  {rest:,} for other reasons"
 
 
 def _reason(what: str) -> str:
@@ -127,7 +132,7 @@ def write_contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: s
         codec.reason(int(status)) if status else dataset.classes[int(row["label"])].name
         for row, status in zip(index, statuses, strict=True)
     ]
-    chart.write_png(chart.contact_sheet(list(pixels.transpose(0, 2, 3, 1)), labels, columns, side), out)
+    sheets.write_png(sheets.contact_sheet(list(pixels.transpose(0, 2, 3, 1)), labels, columns, side), out)
     console.print(f"{out}: {len(chosen)} random images of {split_name}")
 
 

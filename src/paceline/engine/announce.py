@@ -5,12 +5,13 @@ from pathlib import Path
 
 import torch
 
-from paceline.config.timeline import columns, phase_table
+from paceline.config.timeline import phase_table
 from paceline.data.load.source import DataSource
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.optim.schedules import lr_at
 from paceline.system.logs import log
+from paceline.system.tables import lines_of, new_table
 
 _FEW_STEPS = 10
 
@@ -43,7 +44,8 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
     if len(phases) > 1:
         yield f"training: {timeline.total:,} steps in total ({recipe.train.duration}), {len(phases)} phases"
         lr = lambda step: lr_at(step, setup.lr_plan)  # noqa: E731
-        yield from columns(phase_table(timeline, setup.world.size, recipe.train.grad_accumulation, lr))
+        heads, *rows = phase_table(timeline, setup.world.size, recipe.train.grad_accumulation, lr)
+        yield from lines_of(new_table(heads, rows))
 
 
 def _data(source: DataSource) -> str:

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from paceline.data.sheets import contact_sheet
 from paceline.engine.build import Setup
-from paceline.system.chart import contact_sheet
 
 _MOST, _COLUMNS, _SIDE = 128, 16, 96
 

@@ -1,4 +1,7 @@
-"""Line charts as SVG for logbooks and notebooks, without a plotting library."""
+"""Line charts as SVG and as a line of text, without a plotting library.
+
+Only the report page has axes of its own, in report.js: they follow the zoom.
+"""
 
 import math
 import textwrap
@@ -20,6 +23,7 @@ COLORS_ON_DARK = (
 _LEGEND_COLUMNS, _LEGEND_LINE = 3, 18
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM = 640, 300, 64, 16, 42
 _NOTE_WIDTH = 100  # characters per line of the note
+_BLOCKS = " ▁▂▃▄▅▆▇█"
 _MIN_POINTS = 4  # shorter curves have no later half to focus on
 
 
@@ -128,6 +132,14 @@ def svg(chart: Chart) -> str:
         "",
     ]
     return "\n".join(parts)
+
+
+def sparkline(values: Sequence[float], width: int = 72) -> str:
+    """Return a curve from zero to its maximum as one line of text."""
+    top = max(values) or 1.0
+    columns = min(width, len(values))
+    chosen = [values[column * len(values) // columns] for column in range(columns)]
+    return "".join(_BLOCKS[round(value / top * (len(_BLOCKS) - 1))] for value in chosen)
 
 
 def _finite(points: Sequence[Point]) -> list[Point]:

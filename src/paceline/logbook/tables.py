@@ -96,11 +96,9 @@ def _difference(row: dict[str, Any]) -> str:
 
 
 def _time_to_target(row: dict[str, Any]) -> str:
-    if row["target_reached"] is False:
-        return "not reached"
-    if row["target_reached"] and row["seconds_to_target"] is None:
-        return "unknown (the log has no times)"
-    return duration(row["seconds_to_target"])
+    if row["target_reached"] is None or row["seconds_to_target"] is not None:
+        return duration(row["seconds_to_target"])
+    return "no times in the log" if row["target_reached"] or not row["total_seconds"] else "not reached"
 
 
 def _gigabytes(value: float | None) -> float | None:

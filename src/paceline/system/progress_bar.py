@@ -7,7 +7,8 @@ from rich.progress import Progress, Task
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from paceline.system.files import printable
+from paceline.system.files import printable, size_text
+from paceline.system.logs import console
 
 _GAP = "  "
 _WIDEST, _NARROW, _NARROWEST = 20, 10, 5  # columns of the bar itself
@@ -72,6 +73,16 @@ class _ProgressLine:
             yield "", bar, [count, left]
         yield "", 0, [count, left]
         yield "", 0, [short, left]
+
+
+def transfer_bar() -> Progress:
+    """Return a bar for tasks that are counted in bytes."""
+
+    def count(task: Task) -> tuple[str, str]:
+        done = size_text(int(task.completed))
+        return f"{done} of {size_text(int(task.total))}" if task.total else done, done
+
+    return OneLineProgress(count, lambda task: [f"{size_text(int(task.speed))}/s"] if task.speed else [], console)
 
 
 def steps_of(task: Task) -> tuple[str, str]:

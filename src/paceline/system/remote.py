@@ -1,13 +1,16 @@
-"""Files at https:// and s3:// URLs, read as streams that resume after a broken connection."""
+"""Files at https:// and s3:// URLs: downloads as streams that resume after a broken connection, and uploads."""
 
 import contextlib
+import hashlib
 import http.client
 import io
+import os
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import UserError
@@ -15,8 +18,11 @@ from paceline.system.files import printable
 
 _ATTEMPTS = 8  # about a minute in total
 _PAUSE = 0.5  # seconds before the second attempt, doubled for each further one
-_TIMEOUT = 60  # seconds without data
+_TIMEOUT = 30  # seconds without data
 _BROKEN = (OSError, http.client.HTTPException)
+_BLOCK = 1 << 20  # bytes between two reports of progress
+_PART = 8 << 20  # bytes per request to an object store; larger files are uploaded in several parts
+_PARALLEL_PARTS = 4
 
 
 def is_remote(place: str) -> bool:
@@ -50,23 +56,48 @@ def refuse_password(what: str, place: str) -> None:
 
 
 @contextlib.contextmanager
-def opened(place: str, offset: int = 0) -> Iterator[IO[bytes]]:
-    """Open a remote file as a stream of bytes from `offset` on."""
-    raw = _S3(place, offset) if place.startswith("s3://") else _Http(place, offset)
-    with raw, io.BufferedReader(raw, 1 << 20) as stream:
+def opened(place: str, offset: int = 0, attempts: int = _ATTEMPTS) -> Iterator[IO[bytes]]:
+    """Open a remote file as a stream of bytes from `offset` on; `attempts` without any data in between are an error."""
+    if place.startswith("s3://"):
+        bucket, _, key = place.removeprefix("s3://").partition("/")
+        with _readable(place):
+            store = ObjectStore(f"s3://{bucket}")
+        stream = store.opened(key, offset)
+    else:
+        stream = io.BufferedReader(_Http(place, offset, attempts), _BLOCK)
+    with stream:
         yield stream
 
 
 def size(place: str) -> int:
     """Return the size of a remote file in bytes."""
     with opened(place) as stream:
-        return int(stream.raw.size)  # type: ignore[attr-defined]
+        return size_of(stream)
 
 
+def size_of(stream: IO[bytes]) -> int:
+    """Return the size of an opened remote file in bytes, 0 if the server does not tell."""
+    return int(stream.raw.size)  # type: ignore[attr-defined]
+
+
+def save(
+    stream: IO[bytes], file: IO[bytes], limit: int | None = None, advance: Callable[[int], object] = lambda _: None
+) -> int:
+    """Write a stream to a file, at most `limit` bytes, and return their number. `advance` gets the bytes per block."""
+    count = 0
+    while block := stream.read(_BLOCK if limit is None else min(_BLOCK, limit - count)):
+        file.write(block)
+        advance(len(block))
+        count += len(block)
+    return count
+
+
+# not obstore's HTTPStore: it rejects servers without byte ranges or file sizes, does not resume without an ETag,
+# and its messages contain the signatures of presigned URLs
 class _Http(io.RawIOBase):
-    def __init__(self, place: str, offset: int):
+    def __init__(self, place: str, offset: int, attempts: int):
         refuse_password("URL", place)
-        self._place, self._position, self._failures = place, offset, 0
+        self._place, self._position, self._attempts, self._failures = place, offset, attempts, 0
         self.size = 0
         self._version: str | None = None
         self._response: Any = self._connect()
@@ -121,9 +152,9 @@ class _Http(io.RawIOBase):
                 raise _unreadable(self._place, error) from None
 
     def _wait(self, error: Exception) -> None:
-        """Wait before the next attempt. Raises after _ATTEMPTS failures in a row."""
+        """Wait before the next attempt. Raises after too many failures in a row."""
         self._failures += 1
-        if self._failures >= _ATTEMPTS:
+        if self._failures >= self._attempts:
             raise _unreadable(self._place, error) from None
         time.sleep(_PAUSE * 2 ** (self._failures - 1))
 
@@ -133,41 +164,110 @@ def _skip(response: Any, count: int) -> None:
         count -= len(block)
 
 
-class _S3(io.RawIOBase):
-    """Reads through obstore, which takes credentials, region and endpoint from AWS_* variables, and retries."""
+class ObjectStore:
+    """A folder of an object store. obstore takes keys, region and endpoint from AWS_* variables, and retries."""
 
-    def __init__(self, place: str, offset: int):
-        self._place = place
+    def __init__(self, place: str, retries: int = 10):
         try:
             import obstore
         except ImportError:
-            message = f"reading {place} needs obstore, which is not installed. Run: pip install 'paceline[s3]'"
+            message = f"{redacted(place)} needs obstore, which is not installed. Run: pip install 'paceline[s3]'"
             raise UserError("missing-package", message, package="obstore") from None
-        bucket, _, key = place.removeprefix("s3://").partition("/")
-        with self._errors():
-            store = obstore.store.from_url(f"s3://{bucket}", client_options={"allow_http": True})
-            self._file = obstore.open_reader(store, key, buffer_size=8 << 20)
-            self.size = int(self._file.size)
-            self._file.seek(offset)
+        self._place, self._obstore = place.rstrip("/"), obstore
+        self._store = obstore.store.from_url(
+            self._place, client_options={"allow_http": True}, retry_config={"max_retries": retries}
+        )
+        self._tags_are_checksums = True
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # obstore's exceptions have no other common base class
-            raise _unreadable(self._place, error, "Check the URL and the AWS_* variables.") from None
+    def files(self) -> dict[str, int]:
+        """Return the sizes of all files by name."""
+        return {entry["path"]: entry["size"] for batch in self._obstore.list(self._store) for entry in batch}
+
+    def opened(self, name: str, offset: int = 0) -> IO[bytes]:
+        """Open a file as a stream of bytes from `offset` on."""
+        place = f"{self._place}/{name}"
+        with _readable(place):
+            file = self._obstore.open_reader(self._store, name, buffer_size=_PART)
+            file.seek(offset)
+        return io.BufferedReader(_Object(file, place), _BLOCK)
+
+    def upload(self, name: str, path: Path) -> None:
+        """Upload a file part by part, and raise OSError if the store then has something else."""
+        digests: list[bytes] = []
+        with path.open("rb") as file:
+            length = os.fstat(file.fileno()).st_size  # what is appended meanwhile belongs to the next upload
+            parts = _parts(file, length, digests)
+            content = parts if length > _PART else b"".join(parts)
+            answer = self._obstore.put(self._store, name, content, chunk_size=_PART, max_concurrency=_PARALLEL_PARTS)
+        self._verify(name, length, _tag(digests), str(answer["e_tag"] or "").strip('"'))
+
+    def _verify(self, name: str, length: int, expected: str, tag: str) -> None:
+        """Compare an upload with the checksum that the store returns, or with its size if it returns none."""
+        if not self._tags_are_checksums or not tag:
+            if self._obstore.head(self._store, name)["size"] != length:
+                raise OSError(f"{name} is truncated in the store")
+        elif tag != expected:  # in encrypted buckets it is not a checksum
+            digests: list[bytes] = []
+            with self.opened(name) as stream:
+                for _ in _parts(stream, length + 1, digests):
+                    pass
+            if _tag(digests) != expected:
+                raise OSError(f"{name} is corrupt in the store")
+            self._tags_are_checksums = False
+
+    def copy(self, name: str, target: str) -> None:
+        """Copy a file within the store."""
+        self._obstore.copy(self._store, name, target)
+
+    def delete(self, name: str) -> None:
+        """Delete a file."""
+        self._obstore.delete(self._store, name)
+
+
+def _parts(stream: IO[bytes], length: int, digests: list[bytes]) -> Iterator[bytes]:
+    """Yield up to `length` bytes in parts, and append their checksums to `digests`."""
+    while part := stream.read(min(_PART, length)):
+        digests.append(hashlib.md5(part, usedforsecurity=False).digest())
+        length -= len(part)
+        yield part
+
+
+def _tag(digests: list[bytes]) -> str:
+    """Return the ETag that S3 gives to a file: its MD5, or the MD5 of the MD5s of several parts."""
+    whole = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
+    return f"{whole}-{len(digests)}" if len(digests) > 1 else "".join(digest.hex() for digest in digests) or whole
+
+
+class _Object(io.RawIOBase):
+    """Adapts obstore's reader to io."""
+
+    def __init__(self, file: Any, place: str):
+        self._file, self._place, self.size = file, place, int(file.size)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer)
-        with self._errors():
+        with _readable(self._place):
             block = memoryview(self._file.read(len(view)))
+            if not block and self._file.tell() < self.size:
+                raise OSError("it changed while it was read")
         view[: len(block)] = block
         return len(block)
 
 
+@contextlib.contextmanager
+def _readable(place: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # obstore's exceptions have no other common base
+        raise _unreadable(place, error, "Check the URL and the AWS_* variables.") from None
+
+
 def _unreadable(place: str, error: Exception, fix: str = "Check the URL and the network.") -> UserError:
     reason = printable(" ".join(str(error).split())[:200]) or type(error).__name__
-    return UserError("url-unreadable", f"{redacted(place)} cannot be read ({reason}). {fix}", url=redacted(place))
+    message = f"{redacted(place)} cannot be read ({reason}). {fix}"
+    return UserError("url-unreadable", message, url=redacted(place), reason=reason)

