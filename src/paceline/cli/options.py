@@ -8,7 +8,7 @@ import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.errors import UserError
 from paceline.system.files import printable_lines
@@ -25,15 +25,24 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser(command: str, usage: str, description: str) -> argparse.ArgumentParser:
     """A parser for one command, without --help."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    return _Parser(
-        prog=f"paceline {command}",
-        usage=f"paceline {command} {usage}",
-        description=description,
-        formatter_class=formatter,
-        allow_abbrev=False,
-        add_help=False,
-    )
+    return _Parser(**parser_settings(command, usage, description))
+
+
+def parser_settings(command: str, usage: str, description: str) -> dict[str, Any]:
+    """The arguments of a command's parser, or of one of its subparsers."""
+    return {
+        "prog": f"paceline {command}",
+        "usage": f"paceline {command} {usage}",
+        "description": description,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,
+        "add_help": False,
+    }
+
+
+def option_name(dest: str) -> str:
+    """The option of a parsed value; names that are keywords of Python end with an underscore there."""
+    return "--" + dest.rstrip("_").replace("_", "-")
 
 
 def count(text: str) -> int:
@@ -64,20 +73,6 @@ def results_place(text: str) -> str:
     raise UserError(
         "results-url-invalid", f"--results {text!r} is not an object store URL. Write s3://BUCKET/PREFIX.", url=text
     )
-
-
-def check_words(options: argparse.Namespace) -> None:
-    """Check the options of a launch before it starts: values become part of scripts, and some cannot be quoted."""
-    from paceline.launch.values import operand, plain, variable
-
-    named = {"pass_env": "pass", "engine": "for"}
-    for name, value in vars(options).items():
-        if isinstance(value, str | Path):
-            plain(f"--{named.get(name, name).replace('_', '-')}", str(value))
-    for name in filter(None, options.pass_env.split(",")):
-        variable("--pass", name)
-    for name in ("python", "container", "image"):
-        operand(f"--{name}", getattr(options, name))
 
 
 def plain_name(name: str) -> str:
