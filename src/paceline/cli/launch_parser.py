@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from paceline.cli.launch_ec2 import add_ec2_options
-from paceline.cli.options import count, make_parser, option_name, parser_settings, positive
+from paceline.cli.options import complete_source, count, make_parser, option_name, parser_settings, positive
 from paceline.errors import UserError
 
 _LAUNCH = """Train a recipe on several nodes, and follow it.
@@ -67,6 +67,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         backend.add_argument("--detach", action="store_true", help="do not follow the job")
         backend.add_argument("--dry-run", action="store_true", help="print the plan and exit")
         backend.add_argument("-h", "--help", action="help", help="show this help")
+        complete_source(backend, "RECIPE")
         backends[name] = backend
     return parser, backends
 

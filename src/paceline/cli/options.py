@@ -6,9 +6,10 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from paceline.errors import UserError
 from paceline.system.files import printable_lines
@@ -17,7 +18,18 @@ if TYPE_CHECKING:
     from paceline.config.recipe import Recipe
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """The parser of a command."""
+
+    before_parsing: ClassVar[Callable[[argparse.ArgumentParser], None] | None] = None
+    """Called once, in place of parsing: prints completions for a shell and exits."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        hook, Parser.before_parsing = Parser.before_parsing, None
+        if hook:
+            hook(self)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         # the message quotes arguments, and a shell glob may expand to untrusted file names
         super().error(f"{printable_lines(message)} [usage]")
@@ -25,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser(command: str, usage: str, description: str) -> argparse.ArgumentParser:
     """A parser for one command, without --help."""
-    return _Parser(**parser_settings(command, usage, description))
+    return Parser(**parser_settings(command, usage, description))
 
 
 def parser_settings(command: str, usage: str, description: str) -> dict[str, Any]:
@@ -38,6 +50,12 @@ def parser_settings(command: str, usage: str, description: str) -> dict[str, Any
         "allow_abbrev": False,
         "add_help": False,
     }
+
+
+def complete_source(parser: argparse.ArgumentParser, metavar: str) -> None:
+    """Let shells complete the recipe or run of a command that looks for it among the words itself."""
+    if Parser.before_parsing:
+        parser.add_argument("source", nargs="?", metavar=metavar)
 
 
 def option_name(dest: str) -> str:
@@ -95,6 +113,7 @@ def with_recipe(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[
     """The options of a command, and the recipe that the rest of the command line names and overrides."""
     from paceline.config.io import load_recipe
 
+    complete_source(parser, "RECIPE")
     source, rest = split_source(arguments)
     options, overrides = parser.parse_known_args(rest)
     if not source:
