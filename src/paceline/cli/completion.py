@@ -62,6 +62,6 @@ class _Values(FilesCompleter):
             from paceline.config.io import shipped
 
             named = list(shipped())
-        elif "RUN" in metavar:
+        elif metavar.startswith("RUN"):
             named = [str(path.parent) for path in Path("runs").glob("*/recipe.yaml")]
         return [*named, *(path for path in super().__call__(prefix) if path.rstrip("/") not in named)]

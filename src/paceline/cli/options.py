@@ -22,10 +22,10 @@ class Parser(argparse.ArgumentParser):
     """The parser of a command."""
 
     before_parsing: ClassVar[Callable[[argparse.ArgumentParser], None] | None] = None
-    """Called once, in place of parsing: prints completions for a shell and exits."""
+    """Print completions for a shell and exit, in place of parsing; None: parse."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        hook, Parser.before_parsing = Parser.before_parsing, None
+        hook, Parser.before_parsing = Parser.before_parsing, None  # only once: finding completions parses as well
         if hook:
             hook(self)
         return super().parse_known_args(args, namespace)
@@ -41,7 +41,7 @@ def make_parser(command: str, usage: str, description: str) -> argparse.Argument
 
 
 def parser_settings(command: str, usage: str, description: str) -> dict[str, Any]:
-    """The arguments of a command's parser, or of one of its subparsers."""
+    """Return the arguments of a command's parser, or of one of its subparsers."""
     return {
         "prog": f"paceline {command}",
         "usage": f"paceline {command} {usage}",
@@ -59,7 +59,7 @@ def complete_source(parser: argparse.ArgumentParser, metavar: str) -> None:
 
 
 def option_name(dest: str) -> str:
-    """The option of a parsed value; names that are keywords of Python end with an underscore there."""
+    """Return the option of a parsed value; names that are keywords of Python end with an underscore there."""
     return "--" + dest.rstrip("_").replace("_", "-")
 
 
