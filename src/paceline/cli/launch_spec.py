@@ -27,18 +27,17 @@ _KINDS = {"local": LocalSpec, "ssh": SshSpec, "slurm": SlurmSpec, "ec2": Ec2Spec
 def spec_of(options: argparse.Namespace, source: str, overrides: Sequence[str]) -> Spec | ManifestSpec:
     """Return the spec of a launch after checking it; its fields are the options of the same name, unless changed."""
     _check_words(options)
-    given = _run_fields(options, source, overrides) | _backend_fields(options)
+    recipe, resumed = _recipe(options, source, overrides)
+    given = _common_fields(options) | _backend_fields(options) | resumed
     nodes = len(given["hosts"])
     if options.min_nodes > nodes:
         message = f"--min-nodes {options.min_nodes} is more than the {nodes} nodes of the job."
         raise UserError("too-few-nodes", message, min_nodes=options.min_nodes, nodes=nodes)
-    recipe: Recipe = given["recipe"]
     layouts(recipe, nodes * options.procs_per_node)
     _check_destination(options, given)
-    given["recipe"] = dump_recipe(recipe)
     kind = _KINDS[options.backend]
     same = {field.name: getattr(options, field.name) for field in fields(kind) if hasattr(options, field.name)}
-    spec: Spec | ManifestSpec = kind(**(same | given))
+    spec: Spec | ManifestSpec = kind(**(same | given), recipe=dump_recipe(recipe))
     return spec
 
 
@@ -53,25 +52,18 @@ def _check_words(options: argparse.Namespace) -> None:
         operand(option_name(name), getattr(options, name, ""))
 
 
-def _run_fields(options: argparse.Namespace, source: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the fields that all backends share, with the recipe not yet dumped."""
-    given: dict[str, Any] = {
-        "rank_timeout": int(options.rank_timeout),
-        "python": options.python or ("" if options.backend in ("ssh", "ec2") else sys.executable),
-        "code": str(_source_tree() or ""),
-        "pass_env": tuple(filter(None, options.pass_.split(","))),
-        "runs": plain("--runs", str(options.runs.resolve())),
-    }
+def _recipe(options: argparse.Namespace, source: str, overrides: Sequence[str]) -> tuple[Recipe, dict[str, str]]:
+    """Return the recipe with data that the nodes can reach; with --resume, also the name and place of its results."""
+    resumed: dict[str, str] = {}
     if getattr(options, "resume", ""):
-        given |= _from_results(options, source, overrides)
+        recipe, resumed = _from_results(options, source, overrides)
     elif source:
         # as JSON, because an override is parsed as YAML
         path = ["--data.path", json.dumps(options.data, ensure_ascii=False)] if options.data else []
-        given["recipe"] = load_recipe(source, [*overrides, *path])
+        recipe = load_recipe(source, [*overrides, *path])
     else:
         raise UserError("missing-recipe", "launch needs a recipe. `paceline recipes` lists the shipped ones.")
-    data = reachable(given["recipe"].data, options.backend)
-    return given | {"recipe": replace(given["recipe"], data=data)}
+    return replace(recipe, data=reachable(recipe.data, options.backend)), resumed
 
 
 def reachable(data: Data, backend: str) -> Data:
@@ -92,8 +84,8 @@ def reachable(data: Data, backend: str) -> Data:
     return data
 
 
-def _from_results(options: argparse.Namespace, source: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the recipe, the name and the place of the results to resume from."""
+def _from_results(options: argparse.Namespace, source: str, overrides: Sequence[str]) -> tuple[Recipe, dict[str, str]]:
+    """Return the recipe of the results to resume from, and their name and place."""
     import yaml
 
     from paceline.config import yamls
@@ -119,7 +111,18 @@ def _from_results(options: argparse.Namespace, source: str, overrides: Sequence[
     if summary.get("status") == "finished":
         raise UserError("run-finished", f"--resume {url}: the run is finished.", url=url)
     results, _, name = url.rpartition("/")
-    return {"recipe": recipe_from_tree(tree, url), "results": results, "name": name}
+    return recipe_from_tree(tree, url), {"results": results, "name": name}
+
+
+def _common_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of all backends that differ from the options."""
+    return {
+        "rank_timeout": int(options.rank_timeout),
+        "python": options.python or ("" if options.backend in ("ssh", "ec2") else sys.executable),
+        "code": str(_source_tree() or ""),
+        "pass_env": tuple(filter(None, options.pass_.split(","))),
+        "runs": plain("--runs", str(options.runs.resolve())),
+    }
 
 
 def _backend_fields(options: argparse.Namespace) -> dict[str, Any]:
