@@ -13,13 +13,16 @@ from conftest import raises
 from attack.stubbed import Stubs, canaries, stubs
 from paceline.distributed import preemption
 from paceline.errors import UserError
-from paceline.launch import control, doctor, sessions
+from paceline.launch import doctor, rendezvous, sessions
 from paceline.launch.host_facts import facts
 from paceline.launch.hosts import Host, HostError, free_port
 from paceline.launch.job import Job
+from paceline.launch.specs import SshSpec
+from paceline.launch.states import State
 from paceline.system import remote
+from paceline.system.files import say
 
-JOB = Job("j", "ssh", "j", "data: {}\n", ("attacker", "victim"), python="python", extra={"rendezvous_host": "auto"})
+JOB = Job("j", SshSpec(name="j", recipe="data: {}\n", hosts=("attacker", "victim"), python="python"))
 ESCAPES = "\x1b]0;owned\x07\x1b[2J"
 WORDS = (
     "$(>CANARY)",
@@ -97,10 +100,11 @@ def test_addresses_and_ports(programs: Stubs, tmp_path: Path, monkeypatch, survi
         assert any("attacker" in problem.message for problem in report.problems), outputs
         assert _is_plain_report(report)
         assert not any("CANARY" in command for command in victim.commands)
-        monkeypatch.setattr(control, "hosts_of", lambda job, pair=(attacker, victim): {one.name: one for one in pair})
+        hosts = {one.name: one for one in (attacker, victim)}
+        monkeypatch.setattr(rendezvous, "hosts_of", lambda job, hosts=hosts: hosts)
         if "connection" in outputs:
             with pytest.raises(HostError) as caught:
-                control.choose_rendezvous(JOB, "auto")
+                rendezvous.choose(JOB)
             assert caught.value.code in ("host-address-invalid", "host-address-unknown")
             assert caught.value.fields == {"host": "attacker"}
         assert not canaries(tmp_path)
@@ -151,11 +155,13 @@ def test_states_and_endless_answers(tmp_path: Path, capsys, survived) -> None:
     for state in states:
         node = sessions.NodeMonitor(HostileHost("attacker", str(tmp_path), {"sh -s": state + b"\nlog\n"}))
         assert node.poll() == []
-        assert node.state.startswith("unreachable: attacker"), state
+        assert node.state is State.UNREACHABLE
+        assert str(node.status).startswith("unreachable: attacker"), state
+        assert str(node.status).isprintable()
     log = b"running\n" + ESCAPES.encode() + b"\n\xff" * 9
     node = sessions.NodeMonitor(HostileHost("attacker", str(tmp_path), {"sh -s": log}))
     for line in node.poll():
-        control.print_line(line)
+        say(line)
     assert capsys.readouterr().out.replace("\n", "").isprintable()
     names = f"node rendezvous $(>CANARY) {ESCAPES}".encode()
     lines = sessions.stop([HostileHost("attacker", str(tmp_path), {"sh -s": names})], grace=0)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch import control, host_output
+from paceline.launch import fetching, host_output
 from paceline.launch.hosts import Host, HostError
 from paceline.launch.job import Job
+from paceline.launch.specs import SshSpec
 
 RUN = "runs/j"
 SUMMARY = b'{"status": "finished", "step": 7}'
@@ -98,10 +99,14 @@ def _everything(folder: Path) -> dict[str, object]:
     }
 
 
+def _job(runs: Path) -> Job:
+    return Job("j", SshSpec(name="j", recipe="data: {}\n", hosts=("attacker",), runs=str(runs)))
+
+
 def _fetch_error(job: Job) -> str:
     """Fetch the run folder; return the error message, or ""."""
     try:
-        control.fetch(job)
+        fetching.fetch(job)
     except (HostError, OSError) as error:
         return str(error)
     return ""
@@ -111,7 +116,7 @@ def _fetch_error(job: Job) -> str:
 def sender(tmp_path: Path, monkeypatch) -> Iterator[Sender]:
     monkeypatch.setattr(host_output, "_MAX_FILES", 20)
     made = Sender("attacker", str(tmp_path), tmp_path / "archive")
-    monkeypatch.setattr(control, "hosts_of", lambda job: {"attacker": made})
+    monkeypatch.setattr(fetching, "hosts_of", lambda job: {"attacker": made})
     before = os.umask(0o022)
     yield made
     os.umask(before)
@@ -123,7 +128,7 @@ def test_archives(tmp_path: Path, sender: Sender, survived) -> None:
     for folder in (outside, runs / "other"):
         folder.mkdir(parents=True)
         (folder / "kept").write_text("mine")
-    job = Job("j", "ssh", "j", "data: {}\n", ("attacker",), runs=str(runs))
+    job = _job(runs)
     attacks = _attacks(outside)
     for name, archive in attacks.items():
         sender.archive.write_bytes(archive)
@@ -145,6 +150,6 @@ def test_valid_archive_is_fetched_completely(tmp_path: Path, sender: Sender) -> 
     sender.archive.write_bytes(
         _entry(RUN, kind=tarfile.DIRTYPE) + _entry(f"{RUN}/summary.json", SUMMARY) + link + _entry(f"{RUN}/a/b", b"b")
     )
-    folder = control.fetch(Job("j", "ssh", "j", "data: {}\n", ("attacker",), runs=str(tmp_path / "runs")))
+    folder = fetching.fetch(_job(tmp_path / "runs"))
     found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert found == {"summary.json": SUMMARY, "a/b": b"b", ".job": b"j"}

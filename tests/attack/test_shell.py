@@ -33,9 +33,11 @@ from attack.stubbed import (
     stubs,
 )
 from paceline.config import io as config_io
-from paceline.launch import control, ec2, ec2_provision, nodes, ssh
-from paceline.launch.job import Job
-from paceline.launch.nodes import HERE, HostStep
+from paceline.launch import ec2, ec2_provision, execution, planning, ssh
+from paceline.launch.job import Ec2Resources, Job, draft
+from paceline.launch.job_hosts import HERE, hosts_of
+from paceline.launch.planning import HostStep
+from paceline.launch.specs import Spec
 
 # an untrusted recipe
 RECIPE = "base: imagenet-rn18-2ep\nname: $(touch CANARY) `touch CANARY` $$ $(PACELINE_RECIPE)\n"
@@ -61,15 +63,16 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def launched(monkeypatch) -> list[Job]:
-    """Jobs that would be started."""
+    """Jobs that would be started, after their plan was made."""
     jobs: list[Job] = []
+    for backend in (ssh, ec2):
 
-    def submit(job: Job) -> Job:
-        jobs.append(job)
-        return job
+        def launch(spec: Spec, backend: Any = backend) -> Job:
+            backend.plan(spec)
+            jobs.append(draft(spec))
+            return jobs[-1]
 
-    monkeypatch.setattr(ssh, "submit", submit)
-    monkeypatch.setattr(ec2, "submit", submit)
+        monkeypatch.setattr(backend, "launch", launch)
     return jobs
 
 
@@ -88,7 +91,7 @@ def _execute(steps: Sequence[Any], programs: Stubs, folder: Path, secret: bytes 
 
 
 def _plan(job: Job, rendezvous_host: str) -> list[HostStep]:
-    return nodes.plan(replace(job, rendezvous="10.0.0.1:29400", rendezvous_host=rendezvous_host))
+    return planning.plan(replace(job, rendezvous="10.0.0.1:29400", rendezvous_host=rendezvous_host))
 
 
 def test_ssh_hosts(here: Launch, programs: Stubs, recipe: Path, launched: list[Job], tmp_path: Path, survived) -> None:
@@ -100,7 +103,7 @@ def test_ssh_hosts(here: Launch, programs: Stubs, recipe: Path, launched: list[J
 
     def run(_: str) -> set[str]:
         received = _execute(_plan(launched[-1], "a") + _plan(launched[-1], ""), programs, tmp_path)
-        control.hosts_of(launched[-1])["a"].call("true")
+        hosts_of(launched[-1])["a"].call("true")
         return received | {word for call in programs.calls() for word in call}
 
     options = [
@@ -137,14 +140,14 @@ def test_containers_on_ssh_hosts(
 def test_ec2_instances(
     here: Launch, programs: Stubs, recipe: Path, launched: list[Job], tmp_path: Path, survived
 ) -> None:
-    resources = {"image": "i", "root_device": "r", "subnet": "s", "security_group": "g", "placement_group": "p"}
-    resources |= {"zone": "z", "used_addresses": []}
+    names = ("region", "zone", "subnet", "image", "root_device", "security_group", "placement_group")
+    resources = Ec2Resources(**dict.fromkeys(names, "x"))
 
     def run(_: str) -> set[str]:
         job = launched[-1]
-        summary, *steps = ec2.plan(job)
+        summary, *steps = ec2.plan(job.spec)
         assert all(line.startswith("# ") for line in str(summary).split("\n"))
-        request = ec2_provision._request(replace(job, extra=job.extra | {"resources": resources}), 0)
+        request = ec2_provision.request_of(replace(job, ec2=resources), 0, "")
         assert "touch CANARY" not in request["UserData"]
         subprocess.run(["sh", "-n"], input=request["UserData"], text=True, check=True)
         return _execute(steps, programs, tmp_path)
@@ -265,7 +268,7 @@ def test_secrets(
     assert here("launch", "ssh", *words).returncode == 0
     for value in values:
         monkeypatch.setenv("SECRET", value)
-        secrets = nodes.secrets_text(nodes.secrets_of(launched[-1]))
+        secrets = execution.secrets_text(execution.secrets_of(launched[-1]))
         monkeypatch.delenv("SECRET")
         received = _execute(_plan(launched[-1], "a"), programs, tmp_path, secrets)
         assert programs.secret == value

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from fake_ec2 import (
     from_snapshot,
     launch_command,
     launcher_of,
-    loop_device,
     no_disks,
     resources_in_use,
     volume_devices,
@@ -30,7 +28,7 @@ from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
 from paceline.errors import UserError
-from paceline.launch import control, disks, ec2_provision, nodes
+from paceline.launch import ec2_provision, execution, planning, rendezvous
 from paceline.launch.aws_errors import translate_aws_errors
 from paceline.launch.ec2_client import Ec2Client, tag
 from paceline.logbook.read import read
@@ -189,34 +187,11 @@ def test_preempted_instance_is_replaced(cluster: Cluster, aws, bucket: ObjectSto
     assert resources_in_use(client) == []
 
 
-@needs_disks
-def test_instance_store_is_used_for_fetched_data(tmp_path: Path) -> None:
-    """In a new mount namespace, with an empty device that lsblk reports as an instance store."""
-    image, tools = tmp_path / "disk.img", tmp_path / "tools"
-    with image.open("wb") as file:
-        file.truncate(16 << 20)
-    tools.mkdir()
-    script = disks.script("", "", "", "", fetches_data=True)
-    report = "df --output=source,fstype /mnt/nvme | tail -1; cat disks"
-    hide = "for folder in /mnt /opt; do mount -t tmpfs none $folder; done"  # other disks may be mounted there
-    with loop_device(image) as device:
-        (tools / "lsblk").write_text(f"#!/bin/sh\necho '{device} Amazon EC2 NVMe Instance Storage'\n")
-        (tools / "lsblk").chmod(0o700)
-        answer = subprocess.run(
-            ["unshare", "--mount", "sh", "-ec", f"{hide}; {script}; {report}"],
-            cwd=tmp_path, env={"PATH": f"tools:{os.environ['PATH']}"}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    assert answer.returncode == 0, answer.stderr
-    mount, variable = answer.stdout.splitlines()
-    assert mount.split() == [str(device), "ext4"]
-    assert variable == "export PACELINE_CACHE=/mnt/nvme/paceline"
-
-
 STEPS = [
     *((Ec2Client, name) for name in ("subnet", "instance_type", "spot_price", "image", "create_key_pair")),
     *((Ec2Client, name) for name in ("create_security_group", "run_instance", "wait_until_running")),
     *((Ec2Client, name) for name in ("create_volume", "attach_volume", "instances")),
-    *((ec2_provision, "wait_for_ssh"), (control, "choose_rendezvous"), (nodes, "plan"), (nodes, "execute")),
+    *((ec2_provision, "wait_for_ssh"), (rendezvous, "choose"), (planning, "plan"), (execution, "execute")),
 ]
 
 

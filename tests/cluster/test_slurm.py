@@ -121,7 +121,7 @@ def slurm(tmp_path_factory) -> Iterator[Slurm]:
 def _slurm_job_id(tmp_path: Path) -> str:
     """Return the SLURM id of the only job of the test."""
     (file,) = (tmp_path / "home" / "jobs").glob("*/job.json")
-    return json.loads(file.read_text())["extra"]["slurm"]["job_id"]
+    return json.loads(file.read_text())["slurm_id"]
 
 
 def _weights(run: Path) -> dict[str, torch.Tensor]:

@@ -54,7 +54,7 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys; from paceline.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "pydantic", "numpy", "rich", "timm"} & set(loaded)
+    assert not {"argcomplete", "torch", "pydantic", "numpy", "rich", "timm"} & set(loaded)
 
 
 def test_a_recipe_is_validated_without_torch() -> None:

@@ -4,12 +4,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import complaint, raises
+from conftest import complaint
 
-from paceline.launch import job as jobs
 from paceline.launch.hosts import tracked_files
-from paceline.launch.job import Job
-from paceline.system.files import private_folder
 
 
 def _plan(here, *words: object) -> str:
@@ -86,6 +83,10 @@ def test_ec2(here, tmp_path: Path) -> None:
         (("slurm", "--name", "a$(b)", "digits"), "invalid-name", "--name"),
         (("local", "--spot", "digits"), "option-not-applicable", "--spot"),
         (("ssh", "--hosts", "a,b", "--nodes", 3, "digits"), "option-not-applicable", "local, slurm, ec2"),
+        (("ssh", "--hosts", "a,b", "digits", "--partition=gpu"), "option-not-applicable", "slurm, not to ssh"),
+        (("--dry-run", "local", "digits"), "missing-backend", "local, ssh"),
+        (("local", "--spott", "digits"), "unknown-option", "--spott"),
+        (("local", "digits", "--optim.lrr", "1"), "unknown-field", "optim.lr"),
         (("local", "--procs", 2, "digits"), "unknown-option", "--procs-per-node"),
         (("local", "--results", "/here", "digits"), "results-url-invalid", "--results"),
         (("local", "--resume", "runs/x"), "resume-url-invalid", "--resume runs/x"),
@@ -110,27 +111,6 @@ def test_wrong_options_are_refused(here, words: tuple[object, ...], code: str, n
 @pytest.mark.parametrize("verb", ["status", "logs", "attach", "resume", "stop", "fetch"])
 def test_without_jobs(here, verb: str) -> None:
     assert "[no-jobs]" in complaint(here(verb))
-
-
-def test_corrupt_job_file_is_named(here, tmp_path: Path) -> None:
-    folder = jobs.folder_of("broken")
-    for parent in (folder.parents[1], folder.parent, folder):
-        private_folder(parent)
-    (folder / "job.json").write_text("{")
-    message = complaint(here("status", "broken"))
-    assert "[job-corrupt]" in message
-    assert str(folder / "job.json") in message
-
-
-def test_jobs_are_found_by_the_start_of_their_id(here, tmp_path: Path) -> None:
-    for name in ("one-1", "one-2"):
-        jobs.save(Job(name, "local", name, "data: {}\n", ("n1",)))
-    assert jobs.load("one-1").id == "one-1"
-    with raises("ambiguous-job"):
-        jobs.load("one")
-    with raises("unknown-job") as caught:
-        jobs.load("two")
-    assert caught.value.fields == {"job": "two"}
 
 
 def test_ignored_files_are_not_copied(tmp_path: Path) -> None:

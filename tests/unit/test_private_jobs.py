@@ -7,17 +7,21 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from conftest import HANG, raises
 
-from paceline.launch import control, nodes
+from paceline.launch import execution, local, planning, supervising
 from paceline.launch import job as jobs
+from paceline.launch.final_state import record_final_state
 from paceline.launch.hosts import Host, HostError, SshHost
 from paceline.launch.job import Job
-from paceline.launch.nodes import HERE
+from paceline.launch.job_hosts import HERE, hosts_of
+from paceline.launch.specs import LocalSpec
+from paceline.launch.states import State
 from paceline.system.files import private_folder
 from paceline.track import environment
 
@@ -33,6 +37,10 @@ def umask_zero(tmp_path: Path, monkeypatch) -> Iterator[None]:
     before = os.umask(0)
     yield
     os.umask(before)
+
+
+def _job(**more: object) -> Job:
+    return Job("j", LocalSpec(name="j", recipe=RECIPE, hosts=("n1",), **more))
 
 
 def _open_to_others(folder: Path) -> list[Path]:
@@ -51,10 +59,10 @@ def _remote(job: str = "j") -> FakeSshHost:
 
 
 def test_local_folder_of_a_job_is_private(tmp_path: Path) -> None:
-    job = Job("j", "local", "j", RECIPE, ("n1",), runs=str(tmp_path / "runs"))
+    job = _job(runs=str(tmp_path / "runs"))
     jobs.save(job)
-    control.record_final_state(job, "finished")
-    control.stop(job, 0)
+    record_final_state(job, State.FINISHED)
+    local.stop(job, 0)
     Host("n1", str(jobs.folder_of("j") / "n1")).send({"secrets": b"export A=1\n"})
     names = {path.name for path in jobs.folder_of("j").iterdir()}
     assert names >= {"job.json", "recipe.yaml", "stopped", "final_state", "n1"}
@@ -106,7 +114,7 @@ def test_paceline_home_may_be_a_link(tmp_path: Path) -> None:
 
 
 def test_local_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
-    job = Job("j", "local", "j", RECIPE, ("n1",))
+    job = _job()
     for folder in (jobs.home(), jobs.home() / "jobs", jobs.folder_of("j")):
         jobs.save(job)
         folder.chmod(0o770)
@@ -142,12 +150,12 @@ def test_secrets_reach_processes_and_nothing_else(tmp_path: Path, monkeypatch) -
     program.chmod(0o755)
     monkeypatch.setenv("TOKEN", "canary")
     monkeypatch.setattr(sys, "executable", str(program))
-    job = Job("j", "local", "j", RECIPE, ("n1",), python=str(program), pass_env=("TOKEN",), rendezvous="127.0.0.1:1")
+    job = replace(_job(python=str(program), pass_env=("TOKEN",)), rendezvous="127.0.0.1:1")
     jobs.save(job)
-    hosts = control.hosts_of(job)
+    hosts = hosts_of(job)
     monkeypatch.delenv("TOKEN")
     try:
-        nodes.execute(nodes.plan(job), hosts, {"TOKEN": "canary"}, lambda: False)
+        execution.execute(planning.plan(job), hosts, {"TOKEN": "canary"}, lambda: False)
         for folder in (Path(hosts["n1"].folder), Path(hosts[HERE].folder)):
             _wait_for(folder / "got")
             assert (folder / "got").read_text() == "canary"
@@ -157,9 +165,9 @@ def test_secrets_reach_processes_and_nothing_else(tmp_path: Path, monkeypatch) -
         files = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
         assert not [path for path in files if b"canary" in path.read_bytes()]
         assert not _open_to_others(tmp_path / "home")
-        assert "canary" not in "".join(map(str, nodes.plan(job)))
+        assert "canary" not in "".join(map(str, planning.plan(job)))
     finally:
-        remaining = control.stop_sessions(job, grace=0)
+        remaining = supervising.stop_sessions(job, grace=0)
     assert not remaining
     commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
     assert not [command for command in commands if str(program) in command]

@@ -10,7 +10,7 @@ from conftest import complaint, environment, raises
 from processes import run_ranks
 from sample_images import tree
 
-from paceline.cli.launch import _reachable
+from paceline.cli.launch_spec import reachable
 from paceline.config.data import Data
 from paceline.logbook.charts import sparkline
 from paceline.track.records import RunFolder
@@ -29,12 +29,12 @@ def test_a_sparkline_of_few_values_shows_all_of_them() -> None:
 
 def test_relative_data_paths_work_on_local_nodes_only(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert _reachable(Data(path="data/p1"), "local").path == str(tmp_path / "data" / "p1")
-    assert _reachable(Data(name="digits"), "local").path == ""
-    assert _reachable(Data(path="s3://bucket/p1"), "ssh").path == "s3://bucket/p1"
-    assert _reachable(Data(path="/data/p1"), "ssh").path == "/data/p1"
+    assert reachable(Data(path="data/p1"), "local").path == str(tmp_path / "data" / "p1")
+    assert reachable(Data(name="digits"), "local").path == ""
+    assert reachable(Data(path="s3://bucket/p1"), "ssh").path == "s3://bucket/p1"
+    assert reachable(Data(path="/data/p1"), "ssh").path == "/data/p1"
     with raises("data-path-relative") as caught:
-        _reachable(Data(path="data/p1"), "ssh")
+        reachable(Data(path="data/p1"), "ssh")
     assert "data/p1" in str(caught.value)
 
 

@@ -31,7 +31,7 @@ def doctor(arguments: list[str]) -> int:
     here = parser.add_argument_group("this machine")
     here.add_argument("--quick", action="store_true", help="skip the two-process all-reduce test")
     here.add_argument("--runs", type=Path, metavar="DIR", help="folder for runs (default: runs)")
-    add_host_options(parser.add_argument_group("other hosts"))
+    add_host_options(parser)
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
     if options.run and (options.hosts is not None or options.quick or options.runs):

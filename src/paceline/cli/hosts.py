@@ -14,7 +14,7 @@ from paceline.system.files import printable
 
 def hosts_from(text: str) -> list[str]:
     """Return the host names of --hosts: a comma-separated list, or a file with one per line."""
-    from paceline.launch.nodes import HERE
+    from paceline.launch.job_hosts import HERE
     from paceline.launch.values import host_name
 
     if not text:
@@ -36,8 +36,9 @@ def hosts_from(text: str) -> list[str]:
     return names
 
 
-def add_host_options(group: "argparse._ArgumentGroup") -> None:
+def add_host_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `doctor --hosts`."""
+    group = parser.add_argument_group("other hosts")
     group.add_argument("--hosts", metavar="A,B|FILE", help="names of hosts, or a file with one per line")
     group.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
     group.add_argument("--python", default="python3", metavar="PATH", help="Python on the hosts that has paceline")

@@ -94,6 +94,10 @@ def _dispatch(arguments: list[str]) -> int:
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, summary in _public().items():
         commands.add_parser(name, help=summary, add_help=False)
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        from paceline.cli.completion import words_to_complete
+
+        arguments = words_to_complete(parser)
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
@@ -147,6 +151,7 @@ _COMMANDS = {
     "doctor": ("diagnose this machine, other hosts, or where the time of a run went", "doctor"),
     "logbook": ("write a logbook of runs", "evidence"),
     "report": ("write an HTML report about runs", "evidence"),
+    "completion": ("print a script for TAB completion in bash, zsh or fish", "completion"),
     # internal commands have no summary
     "installation": ("", "installation"),
     "try-batch": ("", "find_batch"),

@@ -6,9 +6,10 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from paceline.errors import UserError
 from paceline.system.files import printable_lines
@@ -17,7 +18,18 @@ if TYPE_CHECKING:
     from paceline.config.recipe import Recipe
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """The parser of a command."""
+
+    before_parsing: ClassVar[Callable[[argparse.ArgumentParser], None] | None] = None
+    """Print completions for a shell and exit, in place of parsing; None: parse."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        hook, Parser.before_parsing = Parser.before_parsing, None  # only once: finding completions parses as well
+        if hook:
+            hook(self)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         # the message quotes arguments, and a shell glob may expand to untrusted file names
         super().error(f"{printable_lines(message)} [usage]")
@@ -25,15 +37,30 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser(command: str, usage: str, description: str) -> argparse.ArgumentParser:
     """A parser for one command, without --help."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    return _Parser(
-        prog=f"paceline {command}",
-        usage=f"paceline {command} {usage}",
-        description=description,
-        formatter_class=formatter,
-        allow_abbrev=False,
-        add_help=False,
-    )
+    return Parser(**parser_settings(command, usage, description))
+
+
+def parser_settings(command: str, usage: str, description: str) -> dict[str, Any]:
+    """Return the arguments of a command's parser, or of one of its subparsers."""
+    return {
+        "prog": f"paceline {command}",
+        "usage": f"paceline {command} {usage}",
+        "description": description,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,
+        "add_help": False,
+    }
+
+
+def complete_source(parser: argparse.ArgumentParser, metavar: str) -> None:
+    """Let shells complete the recipe or run of a command that looks for it among the words itself."""
+    if Parser.before_parsing:
+        parser.add_argument("source", nargs="?", metavar=metavar)
+
+
+def option_name(dest: str) -> str:
+    """Return the option of a parsed value; names that are keywords of Python end with an underscore there."""
+    return "--" + dest.rstrip("_").replace("_", "-")
 
 
 def count(text: str) -> int:
@@ -64,20 +91,6 @@ def check_results_url(text: str) -> None:
         raise UserError("results-url-invalid", message, url=text)
 
 
-def check_option_values(options: argparse.Namespace) -> None:
-    """Check the options of a launch before it starts: values become part of scripts, and some cannot be quoted."""
-    from paceline.launch.values import operand, plain, variable
-
-    named = {"pass_env": "pass", "engine": "for"}
-    for name, value in vars(options).items():
-        if isinstance(value, str | Path):
-            plain(f"--{named.get(name, name).replace('_', '-')}", str(value))
-    for name in filter(None, options.pass_env.split(",")):
-        variable("--pass", name)
-    for name in ("python", "container", "image"):
-        operand(f"--{name}", getattr(options, name))
-
-
 def plain_name(name: str) -> str:
     """The name of a run, which must be valid as a folder name."""
     if Path(name).name != name or not name.isprintable() or name in ("", ".", ".."):
@@ -99,6 +112,7 @@ def with_recipe(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[
     from paceline.config.imports import allow_given
     from paceline.config.io import load_recipe
 
+    complete_source(parser, "RECIPE")
     source, rest = split_source(arguments)
     options, overrides = parser.parse_known_args(rest)
     if not source:

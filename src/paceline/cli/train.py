@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.options import add_scaling, check_results_url, make_parser, plain_name, split_source
+from paceline.cli.options import (
+    add_scaling,
+    check_results_url,
+    complete_source,
+    make_parser,
+    plain_name,
+    split_source,
+)
 from paceline.cli.ranks import add_process_options, enter_rank, needs_agent, start_with_options, world_size
 from paceline.distributed.env import under_launcher
 from paceline.errors import ConfigError, UserError
@@ -104,6 +111,7 @@ def _train_parser() -> argparse.ArgumentParser:
     )
     add_scaling(parser)
     add_process_options(parser)
+    complete_source(parser, "RECIPE")
     return parser
 
 
@@ -191,6 +199,7 @@ def evaluate(arguments: list[str]) -> int:
     parser = make_parser("evaluate", "RUN|CHECKPOINT [--last] [--procs N] [--dotted.field VALUE ...]", _EVALUATE)
     parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of the best one")
     add_process_options(parser)
+    complete_source(parser, "RUN|CHECKPOINT")
     source, rest = split_source(arguments)
     options, overrides = parser.parse_known_args(rest)
     if options.help:

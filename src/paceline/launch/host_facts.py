@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 import paceline
+from paceline.launch.values import first_problem
 from paceline.system.files import printable, sha256
 from paceline.system.host import cores
 from paceline.track.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -69,9 +70,7 @@ def validated(text: str, kind: type) -> dict[str, Any]:
         parsed: dict[str, Any] = _CHECKS[kind].validate_json(lines[-1] if lines else "", strict=True)
         return parsed
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ValueError(printable(f"{key}: {first['msg']}" if key else first["msg"])[:200]) from None
+        raise ValueError(first_problem(error)) from None
 
 
 def facts(data: str = "") -> dict[str, Any]:

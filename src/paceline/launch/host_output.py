@@ -11,8 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn
 
+from paceline.system.files import printable
+
 _MAX_FILES = 100_000
+_MAX_LINE = 500  # characters of a line that is shown
 _MAX_HEADER = 1 << 16  # bytes; tarfile reads a name into memory, whatever size the header claims
+
+
+def shown(line: str) -> str:
+    """Return untrusted text as one short printable line."""
+    return printable(line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]} ...")
 
 
 class OutputTooLarge(Exception):

@@ -16,7 +16,8 @@ from functools import cache
 from pathlib import Path
 
 from paceline.errors import UserError
-from paceline.launch.host_output import OutputTooLarge, communicate, unpack
+from paceline.launch.host_output import OutputTooLarge, communicate, shown, unpack
+from paceline.launch.ssh_errors import ssh_problem
 from paceline.launch.values import in_ssh_option, quoted
 from paceline.system.files import printable
 
@@ -30,10 +31,11 @@ while True:
         continue
     print(port)
     break"""
+NO_FOLDER = 97
+"""Exit status of a script for a host that does not have the job's folder."""
 _MAX_OUTPUT = 16 << 20  # bytes
 _MAX_PADDING = 1 << 20
 _MAX_SOCKET_FOLDER = 40  # characters; a socket path has at most 107, of which ssh adds 58
-_MAX_LINE = 500  # characters of a line that is shown
 
 # every folder from ~/.paceline down to the job's: in one that others may write to, they could replace scripts
 _FOLDERS = """umask 077
@@ -97,7 +99,8 @@ class Host:
 
     def run(self, script: str, timeout: float = 120) -> CommandResult:
         """Run a script in the job's folder through standard input; files it writes are readable by the user only."""
-        return self.call("sh -s", f"umask 077; cd {quoted(self.folder)} || exit 97\n{script}\n".encode(), timeout)
+        enter = f"umask 077; cd {quoted(self.folder)} || exit {NO_FOLDER}"
+        return self.call("sh -s", f"{enter}\n{script}\n".encode(), timeout)
 
     def run_checked(self, script: str, what: str, timeout: float = 120) -> str:
         """Run a script in the job's folder and return its output; raise HostError if it fails."""
@@ -173,7 +176,7 @@ class SshHost(Host):
     def call(self, command: str, data: bytes = b"", timeout: float = 120) -> CommandResult:
         result = super().call(command, data, timeout)
         if result.status == 255:
-            raise self.error(*_ssh_problem(self.name, result.err))
+            raise self.error(*ssh_problem(self.name, result.err))
         return result
 
 
@@ -186,50 +189,6 @@ def _control_folder() -> Path:
         folder = Path(tempfile.mkdtemp(prefix="paceline-", dir="/tmp"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-# what ssh prints, the code, and the fix
-_SSH_PROBLEMS = {
-    "REMOTE HOST IDENTIFICATION HAS CHANGED": (
-        "host-key-changed",
-        "the host key has changed; another machine may be answering. If the host was reinstalled, remove the old key "
-        "with `ssh-keygen -R {host}`.",
-    ),
-    "Host key verification failed|No .* host key is known": (
-        "host-key-unknown",
-        "the host key is unknown. Run `ssh {host}` once, and verify the fingerprint that it shows.",
-    ),
-    "Permission denied": (
-        "ssh-permission-denied",
-        "the host rejects your key. Check `ssh {host}`, the keys in ssh-agent, and authorized_keys on the host.",
-    ),
-    "Could not resolve hostname": (
-        "host-not-found",
-        "the host name does not resolve. Check the spelling and ~/.ssh/config.",
-    ),
-    "Connection refused": (
-        "ssh-connection-refused",
-        "nothing listens on the ssh port. Check that sshd runs and that the port in ~/.ssh/config is right.",
-    ),
-    "timed out|No route to host|Network is unreachable": (
-        "host-unreachable",
-        "the host is unreachable. Check that it is running and that no firewall blocks ssh.",
-    ),
-}
-
-
-def _ssh_problem(host: str, errors: str) -> tuple[str, str]:
-    """Return the code and the message for what ssh printed."""
-    for pattern, (code, message) in _SSH_PROBLEMS.items():
-        if re.search(pattern, errors):
-            return code, message.format(host=host)
-    lines = errors.strip().splitlines()
-    return "ssh-failed", f"ssh failed: {shown(lines[-1]) if lines else 'it printed no error message'}"
-
-
-def shown(line: str) -> str:
-    """Return untrusted text as one short printable line."""
-    return printable(line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]} ...")
 
 
 def addresses(host: Host) -> tuple[str, str]:

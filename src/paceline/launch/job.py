@@ -1,103 +1,91 @@
-"""A job: what to train and where. It is stored in a small file, so that any terminal of the user can manage it."""
+"""A job: a spec that was launched. It is stored in a small file, so that any terminal of the user can manage it."""
 
 import dataclasses
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, ClassVar
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.distributed.channel import new_token
 from paceline.errors import UserError
-from paceline.launch.values import host_name, run_name, variable
+from paceline.launch.specs import STRICT, JobSpec, Spec
+from paceline.launch.values import first_problem, run_name, variable
 from paceline.system.files import LOCK_NAME, private_folder, sync, write_json, write_text
 
 
 @dataclass(frozen=True)
-class Job:
+class Instance:
+    """An EC2 instance."""
+
+    __pydantic_config__: ClassVar = STRICT
+
     id: str
-    backend: str
-    name: str
-    """Name of the run and of its folder."""
-    recipe: str
-    """The whole recipe as YAML."""
-    hosts: tuple[str, ...]
-    """One per node."""
-    procs: int = 1
-    """Processes per node."""
-    min_nodes: int = 1
-    """Fewest nodes that training continues with."""
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ec2Resources:
+    """What was created on EC2 for a job, and what its replacements need."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    region: str
+    zone: str
+    subnet: str
+    image: str
+    root_device: str
+    security_group: str
+    placement_group: str
+    used_addresses: tuple[str, ...] = ()
+    """Those of --addresses that an instance has had."""
+    instances: dict[str, Instance] = field(default_factory=dict)
+    """By host."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A spec with an id, and what its launch added."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    id: str
+    spec: Annotated[Spec, Field(discriminator="backend")]
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     rendezvous: str = ""
     """HOST:PORT of the rendezvous store."""
-    join_timeout: int = 300
-    """Seconds to wait for all nodes to join."""
     rendezvous_host: str = ""
     """Host that runs the rendezvous store; empty: the launching machine."""
-    rank_timeout: int = 15
-    """Seconds without a response after which a rank is considered failed."""
-    python: str = ""
-    """Interpreter on the hosts that has paceline; empty: an environment is created from the copied code."""
-    container: str = ""
-    """Container image with paceline, used instead of an interpreter."""
-    code: str = ""
-    """Source tree that is copied to the hosts."""
-    pass_env: tuple[str, ...] = ()
-    """Names of environment variables passed to the ranks; their values are never stored here."""
+    join_timeout: int = 300
+    """Seconds to wait for all nodes to join."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Other environment variables, which are not secret."""
+    """Environment variables of the ranks that are not secret."""
     setup_scripts: dict[str, str] = field(default_factory=dict)
     """Scripts per host that run before anything else."""
-    runs: str = "runs"
-    """Folder on the launching machine that the run folder is fetched to."""
-    resume: str = ""
-    """Results in an object store to resume from."""
-    results: str = ""
-    """URL in an object store that the run folder is copied to during training."""
-    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    extra: dict[str, Any] = field(default_factory=dict)
-    """State of the backend."""
+    slurm_id: str = ""
+    """Id of the job in SLURM."""
+    ec2: Ec2Resources | None = None
 
     def __post_init__(self) -> None:
         """Check again what becomes a folder name or stands unquoted in a script."""
         run_name("job", self.id)
-        run_name("--name", self.name)
-        for host in self.hosts:
-            host_name("--hosts", host)
-        for name in (*self.pass_env, *self.variables):
-            variable("--pass", name)
+        run_name("--name", self.spec.name)
+        for name in self.variables:
+            variable("variable", name)
 
 
-class Backend(Protocol):
-    """What each backend (ssh, slurm, ec2) implements as functions of its module."""
-
-    def plan(self, job: Job) -> Sequence[object]:
-        """Return the steps that submit() would take; str() of each is for the user."""
-
-    def submit(self, job: Job) -> Job:
-        """Start the job; return it with what the backend added."""
-
-    def resume(self, job: Job) -> Job:
-        """Start an unfinished job again from its last checkpoint; return it."""
-
-    def follow(self, job: Job, *, until: Callable[[], bool] = ..., restart_lost: bool = ...) -> int:
-        """Print logs until the job ends, restarting lost nodes; return its exit status."""
-
-    def status(self, job: Job) -> list[tuple[str, str]]:
-        """Return the name and the state of each part of the job."""
-
-    def stop(self, job: Job, grace: float) -> list[str]:
-        """Stop the job; return a line for each part that could not be stopped."""
-
-    def clean_up(self, job: Job) -> None:
-        """Release what the job still holds after its end."""
-
-    def fetch(self, job: Job) -> Path:
-        """Copy the run folder to this machine; return its path."""
+@cache
+def _adapter() -> TypeAdapter[Job]:
+    return TypeAdapter(Job)
 
 
 def home() -> Path:
@@ -114,8 +102,30 @@ def _check_home() -> None:
         private_folder(folder)
 
 
-def new_id(name: str, reserve: bool) -> str:
-    """Return an unused id that starts with the name and sorts by time."""
+def draft(spec: Spec) -> Job:
+    """Return the job that a spec would become, for a plan: nothing is stored."""
+    return _with_id(spec, new_id(spec, reserve=False))
+
+
+@contextmanager
+def new_job(spec: Spec) -> Iterator[Job]:
+    """Yield a job with a new id and folder; if an error occurs before it is saved, remove the folder."""
+    job = _with_id(spec, new_id(spec, reserve=True))
+    try:
+        yield job
+    except BaseException:
+        if not is_known(job):
+            forget(job)
+        raise
+
+
+def _with_id(spec: Spec, job_id: str) -> Job:
+    return Job(job_id, replace(spec, name=spec.name or job_id))
+
+
+def new_id(spec: JobSpec, reserve: bool) -> str:
+    """Return an unused id that starts with the name of the run or recipe and sorts by time."""
+    name = spec.name or str(yaml.safe_load(spec.recipe).get("name", ""))
     stamp = datetime.now().strftime("%m%d-%H%M%S")
     prefix = re.sub(r"[^A-Za-z0-9.-]+", "-", name)[:100].strip("-.") or "job"
     names = (f"{prefix}-{stamp}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
@@ -140,9 +150,9 @@ def save(job: Job) -> None:
     private_folder(folder)
     sync(folder.parent)  # new_id has created the folder
     (folder / LOCK_NAME).touch(0o600)
-    write_text(folder / "recipe.yaml", job.recipe, 0o600)
-    fields = {key: value for key, value in dataclasses.asdict(job).items() if key != "recipe"}
-    write_json(folder / "job.json", fields, 0o600)
+    content = dataclasses.asdict(job)
+    write_text(folder / "recipe.yaml", content["spec"].pop("recipe"), 0o600)
+    write_json(folder / "job.json", content, 0o600)
 
 
 def load(job_id: str) -> Job:
@@ -162,13 +172,18 @@ def load(job_id: str) -> Job:
     _check_home()
     private_folder(folder)
     try:
-        content = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-        lists = {key: tuple(content[key]) for key in ("hosts", "pass_env")}
-        return Job(**(content | lists), recipe=(folder / "recipe.yaml").read_text(encoding="utf-8"))
+        return _read(folder)
     except (OSError, ValueError, TypeError, KeyError, RecursionError, UserError) as error:
         path = folder / "job.json"
-        message = f"{path} is corrupt ({error}). Remove the folder {folder} to forget the job."
+        reason = first_problem(error) if isinstance(error, ValidationError) else error
+        message = f"{path} is corrupt ({reason}). Remove the folder {folder} to forget the job."
         raise UserError("job-corrupt", message, path=path) from None
+
+
+def _read(folder: Path) -> Job:
+    content = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    content["spec"]["recipe"] = (folder / "recipe.yaml").read_text(encoding="utf-8")
+    return _adapter().validate_json(json.dumps(content))
 
 
 def token_of(job: Job) -> str:

@@ -3,13 +3,15 @@
 Log, process id and exit status are files in the job's folder on the host, so that another terminal can take over.
 """
 
-import re
 import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Thread
 
-from paceline.launch.hosts import Host, HostError
+from paceline.errors import UserError
+from paceline.launch.hosts import NO_FOLDER, Host, HostError
+from paceline.launch.states import NodeStatus, State, parse_node, unreachable
 
 # whether the session of NAME.pid is alive: compares start times, since process ids are reused, and ignores zombies
 _STARTED = """started() { sed 's/.*) //' "/proc/$1/stat" 2> /dev/null | cut -d' ' -f20; }"""
@@ -20,8 +22,6 @@ alive() {{
     ps -s "$sid" -o stat= 2> /dev/null | grep -qv '^Z'
 }}"""
 
-
-_STATE = re.compile(rb"running|lost|absent|ended [0-9]{1,3}")
 _CHUNK = 1 << 20  # bytes of a log per request
 _MAX_LINE = 1 << 16
 
@@ -43,46 +43,56 @@ begun"""
 
 @dataclass
 class NodeMonitor:
-    """The state and the log of one node, as far as they were read."""
+    """The status and the log of one node, as far as they were read."""
 
     host: Host
-    state: str = "unknown"
-    """running, ended N, lost, absent, or unreachable with the reason."""
+    status: NodeStatus = field(init=False)
     offset: int = 0
     """Bytes of its log that were read."""
     tail: bytes = b""
     has_more: bool = False
     """Whether the host has more of the log than the last request returned."""
 
+    def __post_init__(self) -> None:
+        self.status = NodeStatus(self.host.name, State.UNKNOWN)
+
     @property
-    def ended(self) -> bool:
-        return self.state.startswith("ended")
+    def state(self) -> State:
+        return self.status.state
 
     def poll(self) -> list[str]:
-        """Ask the host once for state and log; return the new complete lines of the log."""
-        self.has_more = False
+        """Ask the host once for status and log; return the new complete lines of the log."""
+        self.has_more, name = False, self.host.name
         tail = f"tail -c +{self.offset + 1} node.log 2> /dev/null | head -c {_CHUNK}"
         try:
             result = self.host.run(f"{_STATUS}\n{tail}", timeout=30)
-        except HostError as error:
-            self.state = f"unreachable: {error}"
+            if result.status == NO_FOLDER:
+                self.status = NodeStatus(name, State.NOT_STARTED)
+                return []
+            line, _, log = result.out.partition(b"\n")
+            self.status = parse_node(name, line)
+        except UserError as error:
+            self.status = unreachable(name, error)
             return []
-        if result.status == 97:
-            self.state = "absent"
-            return []
-        state, _, log = result.out.partition(b"\n")
-        if not _STATE.fullmatch(state):
-            self.state = (
-                f"unreachable: {self.host.name} sent {state[:100]!r} instead of a state. Check what runs on it."
-            )
-            return []
-        self.state = state.decode()
         self.offset += len(log)
         self.has_more = len(log) >= _CHUNK
         *lines, self.tail = (self.tail + log).split(b"\n")
-        if self.tail and ((self.ended and not self.has_more) or len(self.tail) > _MAX_LINE):
+        has_ended = self.status.exit_status is not None
+        if self.tail and ((has_ended and not self.has_more) or len(self.tail) > _MAX_LINE):
             lines, self.tail = [*lines, self.tail], b""
         return [line.decode(errors="replace") for line in lines]
+
+
+def poll_all(hosts: Sequence[Host]) -> list[NodeMonitor]:
+    """Return the nodes on these hosts, each asked once, in parallel."""
+    monitors = [NodeMonitor(host) for host in hosts]
+    # daemon threads: listing jobs does not wait for hosts that do not answer
+    threads = [Thread(target=node.poll, daemon=True) for node in monitors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return monitors
 
 
 # a full disk leaves node.exit empty
@@ -118,7 +128,7 @@ def stop(hosts: Sequence[Host], grace: float) -> list[str]:
             result = host.run(_STOP.format(alive=_ALIVE, tenths=int(10 * grace)), timeout=grace + 60)
         except HostError as error:
             return [str(error)]
-        names = {"node", "rendezvous"} & set(result.text.split()) if result.status != 97 else ()
+        names = {"node", "rendezvous"} & set(result.text.split()) if result.status != NO_FOLDER else ()
         return [f"{host.name}: process {name!r} did not stop" for name in sorted(names)]
 
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:

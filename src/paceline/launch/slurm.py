@@ -8,52 +8,60 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch import job as jobs
-from paceline.launch.control import clear_final_state, print_line
+from paceline.launch.execution import passed_variables
+from paceline.launch.final_state import clear_final_state
 from paceline.launch.job import Job
-from paceline.launch.nodes import data_folders, passed_variables
+from paceline.launch.planning import data_folders
+from paceline.launch.specs import SlurmSpec
+from paceline.launch.states import FINAL, NodeStatus, State, parse_squeue
 from paceline.launch.values import operand, plain
-from paceline.system.files import make_folder, printable, write_text
+from paceline.system.files import make_folder, printable, say, write_text
 from paceline.track.records import RunFolder
 
 _POLL_INTERVAL = 2.0
-ENDED = (
-    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
-)  # fmt: skip
 
 
-def plan(job: Job) -> list[str]:
+def plan(spec: SlurmSpec) -> list[str]:
     """Return the sbatch file."""
-    slurm, name = job.extra["slurm"], job.name
-    seeds = slurm["seeds"]
+    return [_sbatch_file(_spec(jobs.draft(spec)))]
+
+
+def _spec(job: Job) -> SlurmSpec:
+    assert isinstance(job.spec, SlurmSpec)
+    return job.spec
+
+
+def _sbatch_file(spec: SlurmSpec) -> str:
+    name, seeds = spec.name, spec.seeds
     header = {
         "job-name": name,
-        "nodes": len(job.hosts),
-        "ntasks-per-node": job.procs,
+        "nodes": len(spec.hosts),
+        "ntasks-per-node": spec.procs_per_node,
         "requeue": None,
         "open-mode": "append",
-        "signal": f"B:USR1@{slurm['notice']}",
-        "output": f"{_escape_pattern(job.runs)}/{name}{'-%a' if seeds else ''}.log",
+        "signal": f"B:USR1@{spec.notice}",
+        "output": f"{_escape_pattern(spec.runs)}/{name}{'-%a' if seeds else ''}.log",
         **({"array": f"0-{len(seeds) - 1}"} if seeds else {}),
-        **slurm["options"],
+        **spec.sbatch_options,
     }
     lines = [_directive(key, value) for key, value in header.items()]
-    program = ["paceline"] if job.container else [operand("--python", job.python), "-m", "paceline"]
-    words = [*program, "train", f"{job.runs}/{name}.yaml", "--runs", job.runs]
-    words += ["--results", job.results] if job.results else []
+    program = ["paceline"] if spec.container else [operand("--python", spec.python), "-m", "paceline"]
+    words = [*program, "train", f"{spec.runs}/{name}.yaml", "--runs", spec.runs]
+    words += ["--results", spec.results] if spec.results else []
     train = list(map(shlex.quote, words))
     if seeds:
         lines += ["", f"seeds=({' '.join(map(str, seeds))})", "seed=${seeds[$SLURM_ARRAY_TASK_ID]}"]
         train += ["--seed", '"$seed"', "--name", f'"{name}-seed-$seed"']
     else:
         train += ["--name", shlex.quote(name)]
-    return ["#!/bin/bash\n" + "\n".join(lines) + _BODY.format(command=" ".join([*_step(job), *train]))]
+    return "#!/bin/bash\n" + "\n".join(lines) + _BODY.format(command=" ".join([*_step(spec), *train]))
 
 
 def _directive(key: str, value: object) -> str:
@@ -109,44 +117,48 @@ exit $status
 """
 
 
-def _step(job: Job) -> list[str]:
+def _step(spec: SlurmSpec) -> list[str]:
     """Return the srun command, with a container if the job has one."""
     # --wait: a hanging rank does not block the nodes; --export=ALL: --sbatch export=... does not hide the token
     step = ["srun", "--wait=60", "--export=ALL"]
-    if not job.container:
+    if not spec.container:
         return step
     here = '"$PWD"'
-    folders = [here, *map(shlex.quote, data_folders(job))]
-    image = shlex.quote(operand("--container", job.container))
-    if job.extra["slurm"]["runtime"] == "pyxis":
+    folders = [here, *map(shlex.quote, data_folders(spec))]
+    image = shlex.quote(operand("--container", spec.container))
+    if spec.container_runtime == "pyxis":
         mounts = ",".join(f"{folder}:{folder}" for folder in folders)
         return [*step, f"--container-image={image}", f"--container-mounts={mounts}", f"--container-workdir={here}"]
     return [*step, "apptainer", "exec", "--nv", "--bind", ",".join(folders), "--pwd", here, image]
 
 
-def submit(job: Job) -> Job:
-    """Submit the job; return it with its SLURM job id."""
+def launch(spec: SlurmSpec) -> Job:
+    """Submit a new job; return it with its SLURM job id."""
+    with jobs.new_job(spec) as job:
+        return resume(job)
+
+
+def resume(job: Job) -> Job:
+    """Submit a job; an unfinished run of that name continues from its last checkpoint."""
+    spec = _spec(job)
+    folder, text = Path(spec.runs), _sbatch_file(spec)
     if not shutil.which("sbatch"):
         message = "sbatch is not installed. Launch on a login node of the cluster, or use --dry-run > job.sbatch."
         raise UserError("slurm-not-installed", message)
-    folder, text = Path(job.runs), plan(job)[0]
-    passed_variables(job)  # raises if one is not set
+    passed_variables(spec)  # raises if one is not set
     make_folder(folder)
-    write_text(folder / f"{job.name}.yaml", job.recipe)
-    script = folder / f"{job.name}.sbatch"
+    write_text(folder / f"{spec.name}.yaml", spec.recipe)
+    script = folder / f"{spec.name}.sbatch"
     write_text(script, text)
     # sbatch passes on the environment, so that no secret has to be written to a file
     job_id = _run("sbatch", "--parsable", str(script)).split(";")[0]
     if not job_id.isdecimal():
         message = f"sbatch printed {printable(job_id[:100])!r} instead of a job id"
         raise UserError("slurm-output-invalid", message)
-    job = replace(job, extra=job.extra | {"slurm": job.extra["slurm"] | {"job_id": job_id}})
+    job = replace(job, slurm_id=job_id)
     jobs.save(job)
     clear_final_state(job)
     return job
-
-
-resume = submit  # an unfinished run of that name continues
 
 
 def _run(*words: str) -> str:
@@ -158,67 +170,69 @@ def _run(*words: str) -> str:
     return done.stdout.strip()
 
 
-def status(job: Job) -> list[tuple[str, str]]:
-    job_id = job.extra["slurm"]["job_id"]
+def status(job: Job) -> list[NodeStatus]:
+    """Return the status of the job, or of each task of an array."""
     done = subprocess.run(
-        ["squeue", "--noheader", f"--jobs={job_id}", "--states=all", "--format=%i %T %R"],
+        ["squeue", "--noheader", f"--jobs={job.slurm_id}", "--states=all", "--format=%i %T %R"],
         capture_output=True, text=True, errors="replace", check=False,
     )  # fmt: skip
     if done.returncode and "Invalid job id" not in done.stderr:
         reason = (done.stderr.strip() or "squeue failed").splitlines()[-1]
         message = f"SLURM does not answer: {printable(reason)}. Try again later."
         raise UserError("slurm-unreachable", message)
-    rows = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line.strip()]
-    return [(row[0], row[1]) for row in rows if len(row) == 2] or [(job_id, "gone: SLURM no longer lists it")]
+    tasks = [parse_squeue(line) for line in done.stdout.splitlines() if len(line.split()) > 1]
+    return tasks or [NodeStatus(job.slurm_id, State.GONE, text="gone: SLURM no longer lists it")]
 
 
-def _has_ended(states: Sequence[tuple[str, str]]) -> bool:
-    return all(state.split()[0] in ENDED or state.startswith("gone") for _, state in states)
+def _have_ended(tasks: Iterable[NodeStatus]) -> bool:
+    return all(task.state in (*FINAL, State.GONE) for task in tasks)
 
 
 def follow(job: Job, *, until: Callable[[], bool] = lambda: False, restart_lost: bool = True) -> int:
     """Print logs and states until the job ends; return its exit status. SLURM itself restarts what is lost."""
     offsets: dict[Path, int] = {}
-    before: list[tuple[str, str]] = []
+    before: list[NodeStatus] = []
     while not until():
         now = status(job)
-        for number, state in now:
-            if (number, state) not in before:
-                print_line(f"{number} | ({state})")
+        for task in now:
+            if task not in before:
+                say(f"{task.name} | ({task})")
         before = now
         for path in filter(Path.exists, _logs(job)):
             with path.open("rb") as file:
                 file.seek(offsets.get(path, 0))
                 for line in takewhile(lambda line: line.endswith(b"\n"), file):
                     offsets[path] = offsets.get(path, 0) + len(line)
-                    print_line(f"{path.stem} | {line.decode(errors='replace').rstrip()}")
-        if _has_ended(now):
+                    say(f"{path.stem} | {line.decode(errors='replace').rstrip()}")
+        if _have_ended(now):
             break
         time.sleep(_POLL_INTERVAL)
-    if any(state.startswith("gone") for _, state in before):
+    if any(task.state is State.GONE for task in before):
         return 0 if all(RunFolder(folder).finished for folder in folders(job)) else 1
-    return 0 if all(state.startswith("COMPLETED") for _, state in before) else 1
+    return 0 if all(task.state is State.FINISHED for task in before) else 1
 
 
 def folders(job: Job) -> list[Path]:
     """Return the run folders of the job, one per seed."""
-    seeds = job.extra["slurm"]["seeds"]
-    return [Path(job.runs) / name for name in ([f"{job.name}-seed-{seed}" for seed in seeds] or [job.name])]
+    spec = _spec(job)
+    names = [f"{spec.name}-seed-{seed}" for seed in spec.seeds] or [spec.name]
+    return [Path(spec.runs) / name for name in names]
 
 
 def _logs(job: Job) -> list[Path]:
-    numbers = range(len(job.extra["slurm"]["seeds"]))
-    return [Path(job.runs) / f"{name}.log" for name in ([f"{job.name}-{number}" for number in numbers] or [job.name])]
+    spec = _spec(job)
+    names = [f"{spec.name}-{number}" for number in range(len(spec.seeds))] or [spec.name]
+    return [Path(spec.runs) / f"{name}.log" for name in names]
 
 
 def stop(job: Job, grace: float) -> list[str]:
     """Cancel the job, which checkpoints first; return what did not end."""
-    if not _has_ended(status(job)):
-        _run("scancel", job.extra["slurm"]["job_id"])
+    if not _have_ended(status(job)):
+        _run("scancel", job.slurm_id)
     deadline = time.monotonic() + grace + 60
-    while not _has_ended(status(job)) and time.monotonic() < deadline:
+    while not _have_ended(status(job)) and time.monotonic() < deadline:
         time.sleep(0.5)
-    return [f"{name}: {state}" for name, state in status(job) if not _has_ended([(name, state)])]
+    return [f"{task.name}: {task}" for task in status(job) if not _have_ended([task])]
 
 
 def fetch(job: Job) -> Path:
@@ -232,17 +246,3 @@ def fetch(job: Job) -> Path:
 
 def clean_up(job: Job) -> None:
     """Do nothing: SLURM releases the nodes."""
-
-
-def options_of(given: dict[str, str | None], more: str) -> dict[str, str | None]:
-    """Return the options of sbatch: those of the command line, and further ones of --sbatch."""
-    options: dict[str, str | None] = {key: str(value) for key, value in given.items() if value}
-    try:
-        words = shlex.split(more)
-    except ValueError as error:
-        message = f"--sbatch {more!r}: {str(error).lower()}. Close the quotes."
-        raise UserError("invalid-sbatch-option", message) from None
-    for word in words:
-        key, equals, value = word.removeprefix("--").partition("=")
-        options[key] = value if equals else None
-    return options

@@ -3,8 +3,13 @@
 import re
 import shlex
 import unicodedata
+from typing import TYPE_CHECKING
 
 from paceline.errors import UserError
+from paceline.system.files import printable
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 _MAX_LENGTH = 4096  # PATH_MAX on Linux
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@-]{0,99}")
@@ -75,3 +80,10 @@ def quoted(path: str) -> str:
 def in_ssh_option(path: object) -> str:
     """Return the path escaped for double quotes in an ssh option, where a percent sign starts a token."""
     return re.sub(r'(["\\])', r"\\\1", str(path)).replace("%", "%%")
+
+
+def first_problem(error: "ValidationError") -> str:
+    """Return the first of the problems that pydantic found in untrusted values, as one short printable line."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    key = ".".join(map(str, first["loc"]))
+    return printable(f"{key}: {first['msg']}" if key else first["msg"])[:200]

@@ -1,29 +1,25 @@
-"""Supervise a job: print its logs, restart lost nodes, and wait for its end."""
+"""Restart lost nodes of a job, and all of them if the rendezvous store is lost."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 from functools import partial
 
 from paceline.errors import UserError
+from paceline.launch import execution, planning, rendezvous, sessions
 from paceline.launch import job as jobs
-from paceline.launch import nodes, sessions
-from paceline.launch.control import choose_rendezvous, hosts_of, is_stopped, poll_nodes, print_line
+from paceline.launch.final_state import is_stopped
 from paceline.launch.job import Job
-from paceline.launch.nodes import HERE
+from paceline.launch.job_hosts import HERE, hosts_of
+from paceline.launch.planning import HostStep
 from paceline.launch.sessions import NodeMonitor
-from paceline.launch.states import described
-from paceline.system.files import FolderLock
+from paceline.launch.states import KILLED, PREEMPTED, State
+from paceline.system.files import FolderLock, say
 
-_POLL_INTERVAL = 1.0
 _MAX_RESTARTS, _RETRY_PAUSE, _NO_RESTART_PAUSE = 5, 60.0, 5.0
 _SHORT_JOIN_TIMEOUT = 15  # seconds, when not all nodes are reachable
-PREEMPTED = "ended 143"
-"""State of a node that received an interruption notice, checkpointed and exited."""
-GONE = "gone"
-"""State of a node whose EC2 instance was terminated."""
-_KILLED = "ended 137"
 
 Restart = Callable[[Job, NodeMonitor], Job | None]
 """Restart a node that no longer runs; return the changed job, or None if the node is not to be restarted."""
@@ -31,10 +27,9 @@ Restart = Callable[[Job, NodeMonitor], Job | None]
 
 def restart_if_lost(job: Job, node: NodeMonitor) -> Job | None:
     """Restart a node whose host was rebooted or whose processes were killed."""
-    name = node.host.name
-    if node.state in ("lost", "absent", _KILLED):
-        print_line(f"{name} was lost: restarting it")
-        return restart_node(job, name)
+    if node.state in (State.LOST, State.NOT_STARTED) or node.status.exit_status == KILLED:
+        say(f"{node.host.name} was lost: restarting it")
+        return restart_node(job, node.host.name)
     return None
 
 
@@ -42,90 +37,48 @@ def restart_node(job: Job, name: str) -> Job | None:
     """Restart one node; all of them if it ran the rendezvous store, without which no node can join."""
     if name == job.rendezvous_host:
         return _move_rendezvous(job)
-    steps = list(nodes.node_steps(job, name))
-    nodes.execute(steps, hosts_of(job), nodes.secrets_of(job), partial(is_stopped, job))
+    _execute(job, list(planning.node_steps(job, name)))
     return job
+
+
+def _execute(job: Job, steps: list[HostStep]) -> None:
+    execution.execute(steps, hosts_of(job), execution.secrets_of(job), partial(is_stopped, job))
 
 
 def _move_rendezvous(job: Job) -> Job | None:
     """Restart all reachable nodes from the last checkpoint, with the rendezvous store on another one."""
-    reached = [node for node in poll_nodes(job) if not node.state.startswith("unreachable")]
-    others = [node.host.name for node in reached if node.host.name != job.rendezvous_host]
+    hosts = hosts_of(job)
+    monitors = sessions.poll_all([hosts[name] for name in job.spec.hosts])
+    reached = [node.host for node in monitors if node.state is not State.UNREACHABLE]
+    others = [host.name for host in reached if host.name != job.rendezvous_host]
     if is_stopped(job) or not reached:
         return None
-    job = choose_rendezvous(job, others[0] if others else job.rendezvous_host)
-    job = replace(job, join_timeout=_SHORT_JOIN_TIMEOUT if len(reached) < len(job.hosts) else job.join_timeout)
-    print_line(f"the rendezvous store was lost: resuming from the last checkpoint, rendezvous at {job.rendezvous}")
-    for line in sessions.stop([node.host for node in reached], grace=60):
-        print_line(f"not stopped: {line}")
+    job = rendezvous.choose(job, others[0] if others else job.rendezvous_host)
+    job = replace(job, join_timeout=_SHORT_JOIN_TIMEOUT if len(reached) < len(monitors) else job.join_timeout)
+    say(f"the rendezvous store was lost: resuming from the last checkpoint, rendezvous at {job.rendezvous}")
+    for line in sessions.stop(reached, grace=60):
+        say(f"not stopped: {line}")
     jobs.save(job)
-    names = {HERE, *(node.host.name for node in reached)}
-    steps = [step for step in nodes.plan(job) if step.host in names]
-    nodes.execute(steps, hosts_of(job), nodes.secrets_of(job), partial(is_stopped, job))
+    names = {HERE, *(host.name for host in reached)}
+    _execute(job, [step for step in planning.plan(job) if step.host in names])
     return job
-
-
-def _never(job: Job, name: str) -> bool:
-    return False
-
-
-def follow(
-    job: Job,
-    *,
-    until: Callable[[], bool] = lambda: False,
-    restart_lost: bool = True,
-    restart: Restart = restart_if_lost,
-    is_gone: Callable[[Job, str], bool] = _never,
-) -> int:
-    """Print the logs of all nodes until the job ends, restarting lost ones; return the job's exit status."""
-    hosts = hosts_of(job)
-    monitors = {name: NodeMonitor(hosts[name]) for name in job.hosts}
-    states, width = dict.fromkeys(job.hosts, ""), max(map(len, job.hosts))
-    with _Restarts(job, restart if restart_lost else None) as restarts:
-        while any(node.has_more for node in monitors.values()) or not until():
-            for name, node in monitors.items():
-                for line in node.poll():
-                    print_line(f"{name:<{width}} | {line}")
-                if node.state.startswith("unreachable") and is_gone(job, name):
-                    node.state = GONE
-                if node.state != states[name] and not node.state.startswith(("running", "ended")):
-                    print_line(f"{name:<{width}} | ({described(node.state)})")
-                states[name] = node.state
-            if any(node.has_more for node in monitors.values()):
-                continue
-            stopped = is_stopped(job)
-            if _has_ended(monitors, stopped) and (stopped or not restarts.are_possible(job, monitors)):
-                break
-            job = job if stopped else restarts.step(job, monitors)
-            time.sleep(_POLL_INTERVAL)
-    return _exit_status(monitors.values())
-
-
-def _exit_status(monitors: Iterable[NodeMonitor]) -> int:
-    """Return 0 if any node finished the training: nodes that were lost before do not count."""
-    ended = [int(node.state.split()[1]) for node in monitors if node.ended]
-    return min(ended) if ended else 1
-
-
-def _has_ended(monitors: dict[str, NodeMonitor], stopped: bool) -> bool:
-    """Return whether no node trains; if none finished, an unreachable one may still be training."""
-    states = [node.state for node in monitors.values()]
-    unreachable = any(state.startswith("unreachable") for state in states)
-    return "running" not in states and ("ended 0" in states or not unreachable or stopped)
 
 
 def _lost_rendezvous(job: Job, monitors: dict[str, NodeMonitor]) -> bool:
     """Return whether the node with the rendezvous store is lost, and the others ended because they could not rejoin."""
     keeper = monitors.get(job.rendezvous_host)
-    others = [node.state for node in monitors.values() if node is not keeper]
-    if {"running", "ended 0"} & set(others) or not any(state.startswith("ended") for state in others):
+    others = [node.status for node in monitors.values() if node is not keeper]
+    if any(status.state in (State.RUNNING, State.FINISHED) for status in others):
+        return False
+    if all(status.exit_status is None for status in others):
         return False
     if keeper is None:
         return not sessions.is_alive(hosts_of(job)[HERE], "rendezvous")
-    return keeper.state.startswith(("lost", "absent", "unreachable", GONE, PREEMPTED))
+    lost = (State.LOST, State.NOT_STARTED, State.UNREACHABLE, State.GONE)
+    return keeper.state in lost or keeper.status.exit_status == PREEMPTED
 
 
-class _Restarts:
+class Restarts:
     """Restarts of lost nodes, one at a time and in the background, since launching an instance takes minutes."""
 
     def __init__(self, job: Job, restart: Restart | None):
@@ -136,7 +89,7 @@ class _Restarts:
         self._count: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
 
-    def __enter__(self) -> "_Restarts":
+    def __enter__(self) -> "Restarts":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -150,14 +103,14 @@ class _Restarts:
             name, future = self.pending
             return self._complete(job, monitors, name, future) if future.done() else job
         lost_rendezvous = _lost_rendezvous(job, monitors)
-        idle = [name for name, node in monitors.items() if node.state != "running"]
+        idle = [name for name, node in monitors.items() if node.state is not State.RUNNING]
         if not idle or (len(idle) == len(monitors) and not lost_rendezvous) or (restart := self._restart) is None:
             return job
         if lost_rendezvous:
             if self._is_due(job.rendezvous_host):
                 self.pending = job.rendezvous_host, self._pool.submit(_move_rendezvous, job)
         elif name := next(filter(self._is_due, idle), ""):
-            self.pending = name, self._pool.submit(restart, job, replace(monitors[name]))
+            self.pending = name, self._pool.submit(restart, job, copy(monitors[name]))
         return job
 
     @property
@@ -183,7 +136,7 @@ class _Restarts:
         try:
             changed = future.result()
         except UserError as error:
-            print_line(f"{name} was not restarted, trying again in {_RETRY_PAUSE:.0f} s: {error.report}")
+            say(f"{name} was not restarted, trying again in {_RETRY_PAUSE:.0f} s: {error.report}")
             self._not_before[name] = time.monotonic() + _RETRY_PAUSE
             return job
         if changed is None:  # it ended, or its state is unknown
