@@ -157,9 +157,9 @@ def _split_recipe(words: Sequence[str], options: set[str]) -> tuple[str, list[st
 
 
 def _unknown_option(name: str, options: Sequence[str]) -> UserError:
-    from paceline.config.synonyms import instead
+    from paceline.config.synonyms import replacement_hint
 
-    hint = instead(name.strip("-").replace("-", "_"), None, on_command_line=True)
+    hint = replacement_hint(name.strip("-").replace("-", "_"), None, on_command_line=True)
     if not hint:
         close = [option for option in options if option.startswith(name)] or difflib.get_close_matches(name, options)
         hint = f"did you mean {close[0]}?" if close else ""
