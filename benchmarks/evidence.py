@@ -12,11 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from paceline.analysis.compare import compare
+from paceline.analysis.page import report
+from paceline.analysis.read import read
+from paceline.analysis.tables import table
 from paceline.config.io import dump_recipe, load_recipe
-from paceline.logbook.compare import compare
-from paceline.logbook.page import report
-from paceline.logbook.read import read
-from paceline.logbook.tables import table
 from paceline.track.telemetry import HostSampler
 
 

@@ -15,18 +15,18 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.analysis import book, charts, page
+from paceline.analysis import compare as _comparing
+from paceline.analysis.curves import charts_of
+from paceline.analysis.read import read as _read
+from paceline.analysis.run import LoggedRun, named_apart
+from paceline.analysis.tables import markdown
+from paceline.analysis.verdict import verdict
 from paceline.config.imports import load_imports
 from paceline.config.io import load_recipe as _load_recipe
 from paceline.config.io import recipe_from_tree, to_tree
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
-from paceline.logbook import book, charts, page
-from paceline.logbook import compare as _comparing
-from paceline.logbook.curves import charts_of
-from paceline.logbook.read import read as _read
-from paceline.logbook.run import LoggedRun, named_apart
-from paceline.logbook.tables import markdown
-from paceline.logbook.verdict import verdict
 from paceline.processes import in_this_process, run_in_processes
 from paceline.system.files import make_folder, write_text
 

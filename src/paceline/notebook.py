@@ -55,9 +55,9 @@ def _follow(outcome: Path, done: threading.Event) -> None:
 
 def progress_html(path: Path) -> str:
     """Return a progress bar and the curves of a run so far."""
-    from paceline.logbook.charts import svg
-    from paceline.logbook.curves import charts_of
-    from paceline.logbook.read import read
+    from paceline.analysis.charts import svg
+    from paceline.analysis.curves import charts_of
+    from paceline.analysis.read import read
 
     run = read(path)
     step = max((record["step"] for record in run.trained), default=0)

@@ -13,10 +13,10 @@ import pytest
 from made_runs import make_run
 
 from attack.run_folders import FILES, HOSTILE_NUMBERS, check_polite, commands, sealed
-from paceline.logbook.compare import compare
-from paceline.logbook.read import read
-from paceline.logbook.run import LoggedRun
-from paceline.logbook.tables import as_json
+from paceline.analysis.compare import compare
+from paceline.analysis.read import read
+from paceline.analysis.run import LoggedRun
+from paceline.analysis.tables import as_json
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from made_runs import make_run
 
 from attack.run_folders import CONTROL, HOSTILE_NUMBERS, check_polite, commands, sealed
-from paceline.logbook.read import read
+from paceline.analysis.read import read
 
 
 @pytest.fixture

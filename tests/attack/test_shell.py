@@ -33,7 +33,8 @@ from attack.stubbed import (
     stubs,
 )
 from paceline.config import io as config_io
-from paceline.launch import ec2, ec2_provision, execution, planning, ssh
+from paceline.launch import ec2_provision, execution, planning
+from paceline.launch.backends import ec2, ssh
 from paceline.launch.job import Ec2Resources, Job, draft
 from paceline.launch.job_hosts import HERE, hosts_of
 from paceline.launch.planning import HostStep

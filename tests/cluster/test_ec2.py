@@ -24,6 +24,7 @@ from machines import Cluster, cluster_of
 from object_store import ObjectStore, object_store
 from sample_images import tree
 
+from paceline.analysis.read import read
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
@@ -31,7 +32,6 @@ from paceline.errors import UserError
 from paceline.launch import ec2_provision, execution, planning, rendezvous
 from paceline.launch.aws_errors import translate_aws_errors
 from paceline.launch.ec2_client import Ec2Client, tag
-from paceline.logbook.read import read
 from paceline.track.records import RunFolder
 
 pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())

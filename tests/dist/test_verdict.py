@@ -5,8 +5,8 @@ from pathlib import Path
 
 from processes import run_ranks
 
-from paceline.logbook.read import read
-from paceline.logbook.verdict import Bottleneck, verdict
+from paceline.analysis.read import read
+from paceline.analysis.verdict import Bottleneck, verdict
 
 WORDS = (
     *("train", "digits", "--log.every", "5ba", "--log.tensorboard", "false", "--train.duration", "20ba"),

@@ -7,10 +7,10 @@ import pytest
 from conftest import TINY
 from made_runs import make_run
 
+from paceline.analysis.compare import compare
+from paceline.analysis.read import read
+from paceline.analysis.tables import markdown
 from paceline.engine.sanity import sanity_warnings
-from paceline.logbook.compare import compare
-from paceline.logbook.read import read
-from paceline.logbook.tables import markdown
 from paceline.track.other_work import OtherWork, is_disturbed
 
 

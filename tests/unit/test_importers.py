@@ -6,11 +6,11 @@ import pytest
 from conftest import raises
 from made_runs import make_run
 
-from paceline.logbook.compare import compare
-from paceline.logbook.page import report
-from paceline.logbook.read import read
-from paceline.logbook.tables import markdown, table
-from paceline.logbook.verdict import verdict
+from paceline.analysis.compare import compare
+from paceline.analysis.page import report
+from paceline.analysis.read import read
+from paceline.analysis.tables import markdown, table
+from paceline.analysis.verdict import verdict
 
 ONE_VM = """# global_batch: 1024
 # data.decode_threads: 1

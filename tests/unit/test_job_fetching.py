@@ -9,7 +9,7 @@ from fake_backend import is_marked_stopped, saved_job
 
 from paceline.errors import NoRunFolder
 from paceline.launch import job as jobs
-from paceline.launch import local
+from paceline.launch.backends import local
 from paceline.launch.hosts import Host, HostError
 
 

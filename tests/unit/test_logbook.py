@@ -10,15 +10,15 @@ from conftest import raises
 from made_runs import make_run
 
 import paceline
+from paceline.analysis.book import write_logbook
+from paceline.analysis.charts import Chart, Line, svg, thinned, ticks
+from paceline.analysis.compare import compare, fairness
+from paceline.analysis.live import snapshot
+from paceline.analysis.page import report
+from paceline.analysis.read import read
+from paceline.analysis.tables import as_csv, as_json, markdown, table
+from paceline.analysis.verdict import verdict
 from paceline.cli.main import main
-from paceline.logbook.book import write_logbook
-from paceline.logbook.charts import Chart, Line, svg, thinned, ticks
-from paceline.logbook.compare import compare, fairness
-from paceline.logbook.live import snapshot
-from paceline.logbook.page import report
-from paceline.logbook.read import read
-from paceline.logbook.tables import as_csv, as_json, markdown, table
-from paceline.logbook.verdict import verdict
 from paceline.system import tables as terminal
 
 

@@ -14,8 +14,9 @@ import psutil
 import pytest
 from conftest import HANG, raises
 
-from paceline.launch import execution, local, planning, supervising
+from paceline.launch import execution, planning, supervising
 from paceline.launch import job as jobs
+from paceline.launch.backends import local
 from paceline.launch.final_state import record_final_state
 from paceline.launch.hosts import Host, HostError, SshHost
 from paceline.launch.job import Job

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from made_runs import make_run
 
+from paceline.analysis.book import write_logbook
+from paceline.analysis.compare import compare, fairness
+from paceline.analysis.read import read
+from paceline.analysis.verdict import verdict
 from paceline.cli.main import main
-from paceline.logbook.book import write_logbook
-from paceline.logbook.compare import compare, fairness
-from paceline.logbook.read import read
-from paceline.logbook.verdict import verdict
 
 
 def test_figures_come_from_the_records(tmp_path: Path) -> None:

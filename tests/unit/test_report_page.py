@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from made_runs import make_run
 
-from paceline.logbook.compare import compare
-from paceline.logbook.page import report
-from paceline.logbook.read import read
+from paceline.analysis.compare import compare
+from paceline.analysis.page import report
+from paceline.analysis.read import read
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(

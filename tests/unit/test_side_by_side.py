@@ -9,16 +9,16 @@ import pytest
 import yaml
 from made_runs import make_run
 
+from paceline.analysis.book import write_logbook
+from paceline.analysis.charts import COLORS, COLORS_ON_DARK, Chart, Line, svg
+from paceline.analysis.compare import compare
+from paceline.analysis.curves import charts_of
+from paceline.analysis.page import report
+from paceline.analysis.read import read
+from paceline.analysis.run import LoggedRun
+from paceline.analysis.settings import settings, shared_and_differing
+from paceline.analysis.tables import page_table, table
 from paceline.cli.main import main
-from paceline.logbook.book import write_logbook
-from paceline.logbook.charts import COLORS, COLORS_ON_DARK, Chart, Line, svg
-from paceline.logbook.compare import compare
-from paceline.logbook.curves import charts_of
-from paceline.logbook.page import report
-from paceline.logbook.read import read
-from paceline.logbook.run import LoggedRun
-from paceline.logbook.settings import settings, shared_and_differing
-from paceline.logbook.tables import page_table, table
 from paceline.system import tables
 
 

@@ -8,12 +8,12 @@ import pytest
 from conftest import raises
 from made_runs import make_run
 
+from paceline.analysis.book import write_logbook
+from paceline.analysis.compare import compare
+from paceline.analysis.page import report
+from paceline.analysis.read import read
+from paceline.analysis.run import NotARun
 from paceline.cli.main import main
-from paceline.logbook.book import write_logbook
-from paceline.logbook.compare import compare
-from paceline.logbook.page import report
-from paceline.logbook.read import read
-from paceline.logbook.run import NotARun
 
 SKIPPED = {
     "empty": "empty-folder",

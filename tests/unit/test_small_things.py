@@ -10,9 +10,9 @@ from conftest import complaint, environment, raises
 from processes import run_ranks
 from sample_images import tree
 
+from paceline.analysis.charts import sparkline
 from paceline.cli.launch_spec import reachable
 from paceline.config.data import Data
-from paceline.logbook.charts import sparkline
 from paceline.track.records import RunFolder
 
 SMALL = (

@@ -12,8 +12,8 @@ from paceline.system.files import say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.logbook.compare import ComparedRuns
-    from paceline.logbook.run import LoggedRun
+    from paceline.analysis.compare import ComparedRuns
+    from paceline.analysis.run import LoggedRun
 
 _READS = """A RUN is a run folder or a log of another program: PyTorch's ImageNet example and programs derived from it,
 DAWNBench's TSV, Lightning's metrics.csv or TensorBoard's event files."""
@@ -47,7 +47,7 @@ def _add_comparison(parser: argparse.ArgumentParser) -> None:
 
 
 def _accuracy(text: str) -> float:
-    from paceline.logbook.compare import parse_accuracy
+    from paceline.analysis.compare import parse_accuracy
 
     try:
         return parse_accuracy(text)
@@ -61,8 +61,8 @@ def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[LoggedRu
     Paths that are not runs are skipped and listed, so that `runs/*` works. Unreadable runs are errors; they are fatal
     if no run remains, or if the first run is unreadable and the others are compared to it.
     """
-    from paceline.logbook.read import read
-    from paceline.logbook.run import NotARun, named_apart
+    from paceline.analysis.read import read
+    from paceline.analysis.run import NotARun, named_apart
 
     runs, skipped, errors = [], [], []
     for path in paths:
@@ -94,7 +94,7 @@ def compare(arguments: list[str]) -> int:
         "--out", type=Path, metavar="DIR", help="also write comparison.md, .json, .csv and charts to this folder"
     )
     options = parser.parse_args(arguments)
-    from paceline.logbook.compare import compare as compared
+    from paceline.analysis.compare import compare as compared
 
     if len(options.runs) < 2:
         raise UserError("too-few-runs", "compare needs two runs or more. For one run, use `paceline doctor RUN`.")
@@ -110,7 +110,7 @@ def compare(arguments: list[str]) -> int:
 
 
 def _show(comparison: "ComparedRuns") -> None:
-    from paceline.logbook.tables import listing, page_table
+    from paceline.analysis.tables import listing, page_table
     from paceline.system.tables import fits, output, show
 
     screen = output()
@@ -174,9 +174,9 @@ def _fitting(labels: Sequence[str], columns: Sequence[Sequence[str]], width: int
 
 
 def _write(comparison: "ComparedRuns", out: Path) -> None:
-    from paceline.logbook.charts import svg
-    from paceline.logbook.curves import charts_of
-    from paceline.logbook.tables import as_csv, as_json, markdown
+    from paceline.analysis.charts import svg
+    from paceline.analysis.curves import charts_of
+    from paceline.analysis.tables import as_csv, as_json, markdown
     from paceline.system.files import make_folder, write_text
 
     make_folder(out)
@@ -190,7 +190,7 @@ def _write(comparison: "ComparedRuns", out: Path) -> None:
 
 def doctor_of_runs(paths: Sequence[Path]) -> int:
     """Print the bottlenecks of runs, for `paceline doctor RUN`; return the exit status."""
-    from paceline.logbook.verdict import verdict
+    from paceline.analysis.verdict import verdict
 
     runs, status = _read(paths)
     for run in runs:
@@ -205,7 +205,7 @@ def logbook(arguments: list[str]) -> int:
     parser = _runs_parser("logbook", "RUN [RUN ...] [--out logbook]", _LOGBOOK)
     parser.add_argument("--out", type=Path, default=Path("logbook"), metavar="DIR", help="default: logbook")
     options = parser.parse_args(arguments)
-    from paceline.logbook.book import write_logbook
+    from paceline.analysis.book import write_logbook
 
     runs, status = _read(options.runs)
     for path in write_logbook(runs, options.out):
@@ -222,8 +222,8 @@ def report(arguments: list[str]) -> int:
     if options.out.is_dir():
         message = f"--out {options.out} is a folder. Give a file, e.g. {options.out / 'report.html'}."
         raise UserError("output-is-a-folder", message, path=options.out)
-    from paceline.logbook.compare import compare as compared
-    from paceline.logbook.page import report as page
+    from paceline.analysis.compare import compare as compared
+    from paceline.analysis.page import report as page
     from paceline.system.files import make_folder, write_text
 
     runs, status = _read(options.runs)

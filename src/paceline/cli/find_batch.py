@@ -111,7 +111,7 @@ def _cells(trial: Trial) -> tuple[str, str, str]:
 
 
 def _chart(trials: list[Trial], name: str) -> str:
-    from paceline.logbook.charts import Chart, Line, svg
+    from paceline.analysis.charts import Chart, Line, svg
 
     fitting = [trial for trial in trials if trial.fits]
     most_memory = max(max(trial.memory) for trial in fitting)

@@ -10,8 +10,7 @@ def launch(arguments: list[str]) -> int:
     """Launch a job, and follow it unless --detach is given; return its exit status."""
     options, source, overrides = parse_launch(arguments)
     from paceline.cli.launch_spec import spec_of
-    from paceline.launch import manifest
-    from paceline.launch.backends import backend_of
+    from paceline.launch.backends import backend_of, manifest
     from paceline.launch.lifecycle import follow_to_end
     from paceline.launch.specs import ManifestSpec
 

@@ -23,11 +23,11 @@ _SAMPLES = {"imagenet": 1_281_167, "cifar10": 50_000, "digits": 1437}
 
 def plan(arguments: list[str]) -> int:
     """Run `paceline plan`; returns the exit status."""
+    from paceline.analysis.charts import Chart, Line, sparkline, svg
     from paceline.config.batch import check_samples, layouts
     from paceline.config.scaling import scaled
     from paceline.config.timeline import Timeline, phase_table
     from paceline.data.kinds import resolve
-    from paceline.logbook.charts import Chart, Line, sparkline, svg
     from paceline.optim.schedules import LrPlan, lr_at
 
     options, recipe = with_recipe(_parser(), arguments)

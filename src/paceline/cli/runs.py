@@ -12,7 +12,7 @@ from paceline.system.files import say
 from paceline.system.tables import print_list
 
 if TYPE_CHECKING:
-    from paceline.logbook.overview import RunRow
+    from paceline.analysis.overview import RunRow
 
 _RUNS = """List run folders, newest last: status, progress, best top-1 and its epoch, training time, model, data, start.
 
@@ -34,7 +34,7 @@ def runs(arguments: list[str]) -> int:
     if options.folder and not folder.is_dir():
         message = f"{folder} is not a folder. Give the folder with your runs (--runs of `paceline train`)."
         raise UserError("folder-not-found", message, path=folder)
-    from paceline.logbook.overview import overview
+    from paceline.analysis.overview import overview
 
     found = overview(folder) if folder.is_dir() else []
     if options.json:
@@ -50,7 +50,7 @@ def runs(arguments: list[str]) -> int:
 
 
 def _cells(row: "RunRow") -> list[str]:
-    from paceline.logbook.tables import duration
+    from paceline.analysis.tables import duration
 
     place = "" if row.best_epoch is None else f" (epoch {row.best_epoch:.4g})"
     best = "-" if row.best_top1 is None else f"{row.best_top1:.2%}{place}"

@@ -13,7 +13,7 @@ from paceline.system.files import say
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from paceline.logbook.live import Snapshot
+    from paceline.analysis.live import Snapshot
 
 _WATCH = """Watch a run: progress, loss, accuracy, images/s, utilization and memory per GPU and host, time per rank.
 
@@ -40,7 +40,7 @@ def watch(arguments: list[str]) -> int:
 def _follow(options: argparse.Namespace) -> None:
     from rich.live import Live
 
-    from paceline.logbook.live import snapshot
+    from paceline.analysis.live import snapshot
     from paceline.system.logs import Screen
 
     screen = Screen()
@@ -64,7 +64,7 @@ def _follow(options: argparse.Namespace) -> None:
 
 def figures(now: "Snapshot") -> list[tuple[str, str]]:
     """Return labels and values of a run's state, the status first."""
-    from paceline.logbook.tables import duration
+    from paceline.analysis.tables import duration
 
     train, evaluated = now.train, now.evaluated
     rows = [("status", f"{now.status}, {now.ranks} rank{'s' * (now.ranks != 1)}")]

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline import extensions
+from paceline.analysis.read import read
+from paceline.analysis.verdict import verdict
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
 from paceline.checkpoint.shared import read_on_rank_zero
@@ -30,8 +32,6 @@ from paceline.engine.resume import check_recipe_file, check_same_experiment, cho
 from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
 from paceline.errors import UserError
-from paceline.logbook.read import read
-from paceline.logbook.verdict import verdict
 from paceline.optim.factory import check as check_optimizer
 from paceline.optim.schedules import check as check_schedule
 from paceline.system import logs

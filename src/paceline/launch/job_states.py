@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from paceline.analysis.live import Snapshot, of_records, snapshot
 from paceline.errors import UserError
-from paceline.launch import slurm
+from paceline.launch.backends import slurm
 from paceline.launch.fetching import fetched_folder
 from paceline.launch.final_state import final_state, is_stopped
 from paceline.launch.hosts import Host, HostError
@@ -18,7 +19,6 @@ from paceline.launch.job import Job
 from paceline.launch.job_hosts import hosts_of
 from paceline.launch.specs import Ec2Spec, LocalSpec, SlurmSpec
 from paceline.launch.states import FINAL, NodeStatus, State
-from paceline.logbook.live import Snapshot, of_records, snapshot
 from paceline.track.checks import Summary, is_valid
 from paceline.track.records import RunFolder
 

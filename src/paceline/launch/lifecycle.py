@@ -4,7 +4,7 @@ import sys
 
 from paceline.errors import NoRunFolder, UserError
 from paceline.launch.backends import backend_of
-from paceline.launch.ec2 import resume_hint
+from paceline.launch.backends.ec2 import resume_hint
 from paceline.launch.final_state import clear_final_state, final_state, record_final_state
 from paceline.launch.job import Job, folder_of
 from paceline.launch.job_states import advice, known_here, overall

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.launch import ec2, local, slurm, ssh
+from paceline.launch.backends import ec2, local, slurm, ssh
 from paceline.launch.job import Job
 from paceline.launch.specs import Spec
 from paceline.launch.states import NodeStatus

@@ -5,9 +5,9 @@ from itertools import groupby
 from operator import methodcaller
 from typing import Any
 
-from paceline.logbook.charts import COLORS, dashes, thinned
-from paceline.logbook.curves import CURVES, line_name, note
-from paceline.logbook.run import LoggedRun
+from paceline.analysis.charts import COLORS, dashes, thinned
+from paceline.analysis.curves import CURVES, line_name, note
+from paceline.analysis.run import LoggedRun
 
 _AXES = ("epoch", "step", "images", "seconds")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from paceline.analysis.live import current_status
 from paceline.config import yamls
-from paceline.logbook.live import current_status
 from paceline.system.files import printable
 from paceline.system.untrusted import is_plain
 from paceline.track.records import RunFolder, split_seconds

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from paceline.logbook.compare import compare
-from paceline.logbook.run import PARTS, LoggedRun
-from paceline.logbook.settings import settings
-from paceline.logbook.tables import duration, plain, table
-from paceline.logbook.verdict import verdict
+from paceline.analysis.compare import compare
+from paceline.analysis.run import PARTS, LoggedRun
+from paceline.analysis.settings import settings
+from paceline.analysis.tables import duration, plain, table
+from paceline.analysis.verdict import verdict
 from paceline.system.files import printable, printable_lines
 from paceline.system.untrusted import read_regular
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.analysis import example_log
+from paceline.analysis.run import LoggedRun, NotARun
 from paceline.errors import UserError
-from paceline.logbook import example_log
-from paceline.logbook.run import LoggedRun, NotARun
 from paceline.system.files import printable
 from paceline.system.untrusted import check_regular, open_regular, read_regular
 from paceline.track.checks import ImportedRecord, valid

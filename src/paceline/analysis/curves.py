@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.logbook.charts import Chart, Line
-from paceline.logbook.run import LoggedRun
-from paceline.logbook.settings import image_modifiers, loss_modifiers
+from paceline.analysis.charts import Chart, Line
+from paceline.analysis.run import LoggedRun
+from paceline.analysis.settings import image_modifiers, loss_modifiers
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,19 @@ from html import escape
 from importlib import resources
 from string import Template
 
-from paceline.logbook.charts import COLORS, COLORS_ON_DARK
-from paceline.logbook.compare import ComparedRuns
-from paceline.logbook.page_data import page_data
-from paceline.logbook.run import LoggedRun
-from paceline.logbook.settings import shared_and_differing
-from paceline.logbook.tables import listing, page_table, runs_are_rows
-from paceline.logbook.verdict import verdict
+from paceline.analysis.charts import COLORS, COLORS_ON_DARK
+from paceline.analysis.compare import ComparedRuns
+from paceline.analysis.page_data import page_data
+from paceline.analysis.run import LoggedRun
+from paceline.analysis.settings import shared_and_differing
+from paceline.analysis.tables import listing, page_table, runs_are_rows
+from paceline.analysis.verdict import verdict
 
 
 def report(comparison: ComparedRuns, title: str) -> str:
     """Return the HTML page."""
     runs = comparison.runs
-    assets = resources.files("paceline.logbook") / "assets"
+    assets = resources.files("paceline.analysis") / "assets"
     # "</script>" in the name of a run would end the element
     text = json.dumps(page_data(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Template((assets / "report.html").read_text(encoding="utf-8")).substitute(

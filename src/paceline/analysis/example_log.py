@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.logbook.run import LoggedRun
+from paceline.analysis.run import LoggedRun
 from paceline.system.files import printable
 from paceline.system.untrusted import is_plain
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
+from paceline.analysis.run import LoggedRun
 from paceline.config import yamls
 from paceline.config.io import leaves
-from paceline.logbook.run import LoggedRun
 from paceline.system.files import printable, printable_tree
 from paceline.track.checks import RecipeFile, is_valid
 from paceline.track.records import RunFolder

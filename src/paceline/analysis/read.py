@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from paceline.analysis.folder import read_folder
+from paceline.analysis.importers import read_foreign
+from paceline.analysis.run import LoggedRun, NotARun
 from paceline.errors import UserError
-from paceline.logbook.folder import read_folder
-from paceline.logbook.importers import read_foreign
-from paceline.logbook.run import LoggedRun, NotARun
 from paceline.system.files import printable
 from paceline.system.untrusted import read_regular
 from paceline.track.records import RunFolder

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.analysis.run import LoggedRun
 from paceline.errors import UserError
-from paceline.logbook.run import LoggedRun
 
 _CONDITIONS = {
     "hardware": "hardware",

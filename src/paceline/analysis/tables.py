@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.logbook.compare import ComparedRuns, Fairness
-from paceline.logbook.curves import CURVES, common_name
-from paceline.logbook.run import LoggedRun
+from paceline.analysis.compare import ComparedRuns, Fairness
+from paceline.analysis.curves import CURVES, common_name
+from paceline.analysis.run import LoggedRun
 from paceline.system.files import printable
 
 _MAX_COLUMNS = 3

@@ -14,15 +14,15 @@ from typing import Any, Required
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12
 
+from paceline.analysis.charts import svg
+from paceline.analysis.compare import compare
+from paceline.analysis.curves import charts_of
+from paceline.analysis.entry import page_of
+from paceline.analysis.read import LOGBOOK_MARK
+from paceline.analysis.run import LoggedRun
+from paceline.analysis.tables import duration, markdown, plain
+from paceline.analysis.verdict import verdict
 from paceline.errors import UserError
-from paceline.logbook.charts import svg
-from paceline.logbook.compare import compare
-from paceline.logbook.curves import charts_of
-from paceline.logbook.entry import page_of
-from paceline.logbook.read import LOGBOOK_MARK
-from paceline.logbook.run import LoggedRun
-from paceline.logbook.tables import duration, markdown, plain
-from paceline.logbook.verdict import verdict
 from paceline.system.files import make_folder, write_text
 from paceline.system.untrusted import read_regular
 from paceline.track.checks import NonNegativeFloat, NonNegativeInt

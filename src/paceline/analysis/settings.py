@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from paceline.analysis.run import LoggedRun
 from paceline.config.data import IN_MEMORY
 from paceline.config.io import leaves
-from paceline.logbook.run import LoggedRun
 from paceline.system.files import printable
 from paceline.system.remote import is_remote, redacted
 

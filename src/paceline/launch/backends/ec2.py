@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from paceline.errors import NoRunFolder, UserError
-from paceline.launch import ec2_provision, fetching, planning, restarting, ssh, supervising
+from paceline.launch import ec2_provision, fetching, planning, restarting, supervising
 from paceline.launch import job as jobs
+from paceline.launch.backends import ssh
 from paceline.launch.ec2_client import Ec2Client
 from paceline.launch.execution import exit_on_signals, ignore_signals
 from paceline.launch.fetching import fetched_folder

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.logbook.run import LoggedRun
+from paceline.analysis.run import LoggedRun
 
 _STRAGGLER = 0.1
 """Fraction of a step that a slow rank must cost to be reported."""
