@@ -58,6 +58,8 @@ _CALLBACKS = ("Callback", "RunInfo", "StepInfo")
 
 def __getattr__(name: str) -> Any:
     """Import the API on first use, so that the command line starts fast."""
+    if name == "launch":
+        return import_module("paceline.launch")
     if name not in __all__:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     return getattr(import_module("paceline.engine.callbacks" if name in _CALLBACKS else "paceline.api"), name)

@@ -8,7 +8,6 @@ run.best, run.metrics, run.load_model()
 pl.compare("runs/one", run)                      # comparability, speed-up, accuracy; a table in notebooks
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -24,7 +23,7 @@ from paceline.analysis.tables import markdown
 from paceline.analysis.verdict import verdict
 from paceline.config.imports import load_imports
 from paceline.config.io import load_recipe as _load_recipe
-from paceline.config.io import recipe_from_tree, to_tree
+from paceline.config.io import recipe_from_tree, to_tree, words_of
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.processes import in_this_process, run_in_processes
@@ -272,12 +271,3 @@ def _listed(sides: "int | Sequence[int]") -> Sequence[int]:
 
 def _path(run: "str | Path | Run") -> Path:
     return run.path if isinstance(run, Run) else Path(run)
-
-
-def words_of(overrides: Overrides | None) -> list[str]:
-    """Return overrides as options of the command line."""
-    return [
-        word
-        for key, value in (overrides or {}).items()
-        for word in (f"--{key}", value if isinstance(value, str) else json.dumps(value))
-    ]

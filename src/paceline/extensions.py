@@ -246,6 +246,22 @@ def source_of(module: str) -> Path:
     return path.parent if spec.submodule_search_locations is not None else path
 
 
+def files_of(modules: Sequence[str]) -> dict[str, str]:
+    """Return the text files of the top-level packages of modules by path, as they are found from PYTHONPATH."""
+    files = {}
+    for root in dict.fromkeys(map(source_of, modules)):
+        for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
+            name = path.relative_to(root.parent)
+            if not path.is_file() or any(part.startswith((".", "__pycache__")) for part in name.parts):
+                continue
+            try:
+                files[name.as_posix()] = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                message = f"{path} is not a text file and cannot be copied to the nodes. Install the package there."
+                raise UserError("extension-not-text", message, path=path) from None
+    return files
+
+
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:

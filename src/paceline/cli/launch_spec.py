@@ -5,20 +5,20 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.hosts import hosts_from
 from paceline.cli.launch_ec2 import ec2_fields
 from paceline.cli.options import check_results_url, option_name, plain_name
-from paceline.config.batch import layouts
-from paceline.config.data import BUILT_IN, Data
+from paceline.config.imports import allow_given
 from paceline.config.io import dump_recipe, load_recipe
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
+from paceline.launch.checks import check_spec, extension_files, source_tree, with_reachable_data
 from paceline.launch.specs import Ec2Spec, LocalSpec, ManifestSpec, SlurmSpec, Spec, SshSpec
-from paceline.launch.values import operand, plain, run_name, variable
+from paceline.launch.values import operand, plain, variable
 
 _MAX_BYTES = 1 << 20  # of a recipe or summary in an object store
 _KINDS = {"local": LocalSpec, "ssh": SshSpec, "slurm": SlurmSpec, "ec2": Ec2Spec, "manifest": ManifestSpec}
@@ -29,15 +29,14 @@ def spec_of(options: argparse.Namespace, source: str, overrides: Sequence[str]) 
     _check_option_values(options)
     recipe, resumed = _recipe(options, source, overrides)
     given = _common_fields(options) | _backend_fields(options) | resumed
-    nodes = len(given["hosts"])
-    if options.min_nodes > nodes:
-        message = f"--min-nodes {options.min_nodes} is more than the {nodes} nodes of the job."
-        raise UserError("too-few-nodes", message, min_nodes=options.min_nodes, nodes=nodes)
-    layouts(recipe, nodes * options.procs_per_node)
-    _check_destination(options, given)
+    check_results_url(given.get("results", options.results))
+    if options.name:
+        plain_name(options.name)
     kind = _KINDS[options.backend]
     same = {field.name: getattr(options, field.name) for field in fields(kind) if hasattr(options, field.name)}
-    spec: Spec | ManifestSpec = kind(**(same | given), recipe=dump_recipe(recipe))
+    shipped = {"recipe": dump_recipe(recipe), "extensions": extension_files(recipe)}
+    spec: Spec | ManifestSpec = kind(**(same | given | shipped))
+    check_spec(spec, recipe)
     return spec
 
 
@@ -60,28 +59,11 @@ def _recipe(options: argparse.Namespace, source: str, overrides: Sequence[str]) 
     elif source:
         # as JSON, because an override is parsed as YAML
         path = ["--data.path", json.dumps(options.data, ensure_ascii=False)] if options.data else []
+        allow_given(overrides)
         recipe = load_recipe(source, [*overrides, *path])
     else:
         raise UserError("missing-recipe", "launch needs a recipe. `paceline recipes` lists the shipped ones.")
-    return replace(recipe, data=reachable(recipe.data, options.backend)), resumed
-
-
-def reachable(data: Data, backend: str) -> Data:
-    """Return the data with an absolute path on local nodes; elsewhere, refuse a relative path."""
-    from paceline.data.shards import default_folder
-    from paceline.system.remote import is_remote
-
-    if data.name in BUILT_IN or is_remote(data.path) or Path(data.path).is_absolute() or data.path.startswith("~"):
-        return data
-    if backend == "local":
-        return replace(data, path=str(Path(data.path or default_folder(data.name)).absolute()))
-    if data.path and backend in ("ssh", "ec2"):
-        message = (
-            f"data.path={data.path!r} is relative, but each node has its own working directory. "
-            "Use an absolute path on the nodes, or an s3:// URL."
-        )
-        raise UserError("data-path-relative", message, path=data.path)
-    return data
+    return with_reachable_data(recipe, options.backend), resumed
 
 
 def _from_results(options: argparse.Namespace, source: str, overrides: Sequence[str]) -> tuple[Recipe, dict[str, str]]:
@@ -119,7 +101,7 @@ def _common_fields(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "rank_timeout": int(options.rank_timeout),
         "python": options.python or ("" if options.backend in ("ssh", "ec2") else sys.executable),
-        "code": str(_source_tree() or ""),
+        "code": str(source_tree() or ""),
         "pass_env": tuple(filter(None, options.pass_.split(","))),
         "runs": plain("--runs", str(options.runs.resolve())),
     }
@@ -160,32 +142,3 @@ def _sbatch_options(text: str) -> dict[str, str | None]:
         raise UserError("invalid-sbatch-option", message) from None
     parts = [word.removeprefix("--").partition("=") for word in words]
     return {key: value if equals else None for key, equals, value in parts}
-
-
-def _check_destination(options: argparse.Namespace, given: dict[str, Any]) -> None:
-    """Check --results, and that no other run has the same name and folder."""
-    check_results_url(given.get("results", options.results))
-    name = given.get("name", options.name)
-    if not name:
-        return
-    run_name("--name", plain_name(name))
-    if (folder := options.runs / name).exists():
-        fix = "Move it away." if "name" in given else "Choose another --name."
-        raise UserError("run-exists", f"{folder} already exists. {fix}", path=folder)
-    from paceline.launch.backends import backend_of
-    from paceline.launch.job import all_ids, load
-    from paceline.launch.states import ACTIVE
-
-    jobs = [job for job in map(load, all_ids()) if (job.spec.name, job.spec.runs) == (name, given["runs"])]
-    for job in jobs:
-        if any(node.state in ACTIVE for node in backend_of(job.spec).status(job)):
-            message = f"job {job.id} with the name {name} is still running. Choose another --name, or stop it."
-            raise UserError("job-running", message, job=job.id)
-
-
-def _source_tree() -> Path | None:
-    """Return the checkout that this program runs from, if it does."""
-    import paceline
-
-    root = Path(paceline.__file__).resolve().parents[2]
-    return root if (root / "pyproject.toml").is_file() else None

@@ -4,7 +4,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import islice
 from pathlib import Path
@@ -128,6 +128,15 @@ def split_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]
             key = key if key is not None else ""
     if key is not None:
         yield key, values
+
+
+def words_of(overrides: Mapping[str, Any] | None) -> list[str]:
+    """Overrides by dotted field, as options of the command line."""
+    return [
+        word
+        for key, value in (overrides or {}).items()
+        for word in (f"--{key}", value if isinstance(value, str) else json.dumps(value))
+    ]
 
 
 def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tuple[str, str]]) -> Iterator[Problem]:

@@ -3,7 +3,7 @@
 One launch, in the order of its calls:
 
     cli/launch.py           parses the command line into a typed spec (specs.py): SshSpec, SlurmSpec, Ec2Spec ...
-    ssh.launch(spec)        the module of the backend makes a job of it (job.py); also local, slurm and ec2
+    backends/ssh.py         launch(spec) makes a job of it (job.py); local, slurm and ec2 have the same functions
     rendezvous.choose(job)  decides where the nodes find each other
     planning.plan(job)      returns the steps: files to copy and scripts to run on each host; --dry-run prints them
     execution.start(job)    executes the steps on all hosts (hosts.py); the last one starts node.sh (sessions.py)
@@ -13,3 +13,19 @@ One launch, in the order of its calls:
 lifecycle.py then follows the job: supervising.py prints its logs, restarting.py restarts lost nodes, fetching.py
 copies the run folder back. manifest.py only plans: the engine of the user runs the file.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.launch.api import LaunchedJob, ec2, local, slurm, ssh
+
+__all__ = ["LaunchedJob", "ec2", "local", "slurm", "ssh"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the functions of the Python API on first use."""
+    if name in __all__:
+        from paceline.launch import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'paceline.launch' has no attribute {name!r}")

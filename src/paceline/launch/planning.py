@@ -25,6 +25,8 @@ from paceline.system.host import cores
 from paceline.system.remote import is_remote, refuse_password
 
 RENDEZVOUS = "rendezvous"
+EXTENSIONS = "extensions"
+"""Folder with the packages that the recipe imports."""
 SECRETS = "secrets"
 """File in a job's folder with what must not be in a command line or a plan; removed as soon as it is read."""
 
@@ -80,6 +82,7 @@ def node_steps(job: Job, host: str) -> Iterator[HostStep]:
     creates_environment = not spec.python and not spec.container
     tree = Path(spec.code) if spec.code and creates_environment else None
     files = {"recipe.yaml": spec.recipe, "node.sh": _node_script(job, host), SECRETS: ""}
+    files |= {f"{EXTENSIONS}/{path}": text for path, text in spec.extensions.items()}
     yield HostStep(host, "files", _CHECK, files, tree)
     if job.setup_scripts.get(host):
         yield HostStep(host, "disks", job.setup_scripts[host])
@@ -110,7 +113,9 @@ def _exports(job: Job, host: str) -> str:
         "PACELINE_HOST": host,
         "PACELINE_RANK_TIMEOUT": str(job.spec.rank_timeout),
     }
-    return "export " + " ".join(f"{variable('variable', name)}={shlex.quote(value)}" for name, value in values.items())
+    exported = " ".join(f"{variable('variable', name)}={shlex.quote(value)}" for name, value in values.items())
+    path = f' PYTHONPATH="$PWD/{EXTENSIONS}${{PYTHONPATH:+:$PYTHONPATH}}"' if job.spec.extensions else ""
+    return f"export {exported}{path}"
 
 
 def data_folders(spec: JobSpec) -> list[str]:
@@ -138,7 +143,14 @@ def _program(job: Job, name: str, words: str) -> str:
     """Return the shell command that runs paceline with these arguments; the id of a container goes to NAME.cid."""
     if job.spec.container:
         # with the host's network, shared memory and GPUs; variables by name, so that no value is in a command line
-        names = ("PACELINE_JOB", "PACELINE_HOST", "PACELINE_RANK_TIMEOUT", "PACELINE_CACHE", *job.variables)
+        names: tuple[str, ...] = (
+            "PACELINE_JOB",
+            "PACELINE_HOST",
+            "PACELINE_RANK_TIMEOUT",
+            "PACELINE_CACHE",
+            *job.variables,
+        )
+        names = (*names, "PYTHONPATH") if job.spec.extensions else names
         variables = " ".join(f"-e {variable('variable', one)}" for one in names)
         gpus = "$(command -v nvidia-smi > /dev/null && echo --gpus all)"
         mounts = f'--cidfile {name}.cid --network host --ipc host -v "$PWD:$PWD" -w "$PWD"'

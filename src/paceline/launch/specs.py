@@ -1,10 +1,12 @@
 """Typed specs: what the command line asks a backend to launch. They are stored in the job's file."""
 
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import ClassVar, Literal
 
 from pydantic import ConfigDict
 
+from paceline.errors import UserError
 from paceline.launch.values import host_name, run_name, variable
 
 STRICT = ConfigDict(extra="forbid", strict=True)
@@ -42,6 +44,8 @@ class JobSpec:
     """URL in an object store that the run folder is copied to during training."""
     resume: str = ""
     """Results in an object store to resume from."""
+    extensions: dict[str, str] = field(default_factory=dict)
+    """Files of the packages that the recipe imports, by path; nodes find them in PYTHONPATH."""
 
     def __post_init__(self) -> None:
         """Check again what becomes a folder name or stands unquoted in a script."""
@@ -51,6 +55,9 @@ class JobSpec:
             host_name("--hosts", host)
         for name in self.pass_env:
             variable("--pass", name)
+        for path in self.extensions:
+            if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+                raise UserError("extension-path-unsafe", f"extensions: {path!r} is not a relative path.", path=path)
 
 
 @dataclass(frozen=True, kw_only=True)

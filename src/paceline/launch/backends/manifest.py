@@ -1,6 +1,9 @@
 """The manifest backend: files for engines that the user already runs (SkyPilot, Kubeflow Trainer, Kubernetes)."""
 
+import base64
+import io
 import shlex
+import tarfile
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +19,7 @@ from paceline.launch.values import operand
 _PORT = 29400
 # in a new folder, since /tmp may be shared with other users
 _WRITE = 'folder=$(mktemp -d) && printf "%s" "$PACELINE_RECIPE" > "$folder/recipe.yaml"'
+_UNPACK = 'printf "%s" "$PACELINE_EXTENSIONS" | base64 -d | tar -xzf - -C "$folder" && export PYTHONPATH="$folder"'
 
 
 def plan(spec: ManifestSpec) -> list[str]:
@@ -34,6 +38,27 @@ def _train_command(spec: ManifestSpec, join: str) -> str:
     words = ["--name", spec.name, *(["--results", spec.results] if spec.results else [])]
     shape = f"--procs {spec.procs_per_node} --nodes {len(spec.hosts)}"
     return f'paceline train "$folder/recipe.yaml" {shlex.join(words)} {shape} {join}'
+
+
+def _write(spec: ManifestSpec) -> str:
+    return f"{_WRITE} && {_UNPACK}" if spec.extensions else _WRITE
+
+
+def _packed(spec: ManifestSpec) -> dict[str, str]:
+    """Return the variable with the packages that the recipe imports: a tar file in base64."""
+    if not spec.extensions:
+        return {}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for path, text in spec.extensions.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(text.encode())
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    return {"PACELINE_EXTENSIONS": base64.b64encode(packed.getvalue()).decode()}
+
+
+def _packed_variable(spec: ManifestSpec) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in _packed(spec).items()]
 
 
 def _escaped(text: str) -> str:
@@ -60,24 +85,28 @@ def _skypilot(job_id: str, spec: ManifestSpec) -> list[dict[str, Any]]:
             if spec.code
             else {"setup": f"pip install 'paceline{extras}'"}
         )
-    task["envs"] = {"PACELINE_RECIPE": spec.recipe}
+    task["envs"] = {"PACELINE_RECIPE": spec.recipe} | _packed(spec)
     if len(spec.hosts) > 1:
         task["secrets"] = {TOKEN: new_token()}
-    task["run"] = f"{_WRITE} &&\n{_train_command(spec, join)}\n"
+    task["run"] = f"{_write(spec)} &&\n{_train_command(spec, join)}\n"
     return [task]
 
 
 def _kubeflow(job_id: str, spec: ManifestSpec) -> list[dict[str, Any]]:
     """Return a TrainJob; the runtime sets the rank and the rendezvous of a node as for torchrun."""
     join = '--node-rank "$PET_NODE_RANK" --rendezvous "$PET_MASTER_ADDR:$PET_MASTER_PORT"'
-    command = f"{_WRITE} && exec {_train_command(spec, join)}"
+    command = f"{_write(spec)} && exec {_train_command(spec, join)}"
     name = _name(job_id)
     trainer: dict[str, Any] = {
         "numNodes": len(spec.hosts),
         "numProcPerNode": spec.procs_per_node,
         "image": _image(spec),
         "command": ["sh", "-c", _escaped(command)],
-        "env": [{"name": "PACELINE_RECIPE", "value": _escaped(spec.recipe)}, *_token_variable(job_id, spec)],
+        "env": [
+            {"name": "PACELINE_RECIPE", "value": _escaped(spec.recipe)},
+            *_packed_variable(spec),
+            *_token_variable(job_id, spec),
+        ],
     }
     if spec.gpus_per_node:
         trainer["resourcesPerNode"] = {"limits": {"nvidia.com/gpu": str(spec.gpus_per_node)}}
@@ -93,9 +122,10 @@ def _kubernetes(job_id: str, spec: ManifestSpec) -> list[dict[str, Any]]:
     container: dict[str, Any] = {
         "name": "train",
         "image": _image(spec),
-        "command": ["sh", "-c", _escaped(f"{_WRITE} && exec {_train_command(spec, join)}")],
+        "command": ["sh", "-c", _escaped(f"{_write(spec)} && exec {_train_command(spec, join)}")],
         "env": [
             {"name": "PACELINE_RECIPE", "valueFrom": {"configMapKeyRef": {"name": name, "key": "recipe.yaml"}}},
+            *_packed_variable(spec),
             *_token_variable(job_id, spec),
         ],
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],

@@ -61,7 +61,15 @@ def _sbatch_file(spec: SlurmSpec) -> str:
         train += ["--seed", '"$seed"', "--name", f'"{name}-seed-$seed"']
     else:
         train += ["--name", shlex.quote(name)]
+    if spec.extensions:
+        found = shlex.quote(f"{spec.runs}/{_extensions(spec)}")
+        lines += ["", f'export PYTHONPATH={found}"${{PYTHONPATH:+:$PYTHONPATH}}"']
     return "#!/bin/bash\n" + "\n".join(lines) + _BODY.format(command=" ".join([*_step(spec), *train]))
+
+
+def _extensions(spec: SlurmSpec) -> str:
+    """Return the folder, beside the run, of the packages that the recipe imports."""
+    return f"{spec.name}-extensions"
 
 
 def _directive(key: str, value: object) -> str:
@@ -148,6 +156,9 @@ def resume(job: Job) -> Job:
     passed_variables(spec)  # raises if one is not set
     make_folder(folder)
     write_text(folder / f"{spec.name}.yaml", spec.recipe)
+    for path, content in spec.extensions.items():
+        make_folder((folder / _extensions(spec) / path).parent)
+        write_text(folder / _extensions(spec) / path, content)
     script = folder / f"{spec.name}.sbatch"
     write_text(script, text)
     # sbatch passes on the environment, so that no secret has to be written to a file
