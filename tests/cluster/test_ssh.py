@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from uuid import uuid4
 
 import machines
 import pytest
+from extension_recipe import IMPORTS, USED
 from jobs import all_idle, last_step, launch, paceline_in, rendezvous_stores, slow_variables, slowed, wait_for
 from machines import Cluster, cluster_of
 
@@ -42,6 +44,18 @@ def test_two_nodes_train_together_and_are_compared_with_one(cluster: Cluster, tm
     assert compared.returncode == 0, compared.stderr
     assert "the same experiment" in compared.stdout
     assert "2 (2)" in compared.stdout
+
+
+def test_packages_of_the_user_are_copied_to_the_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parents[1] / "extension" / "shapes", tmp_path / "shapes")
+    with launch(cluster, tmp_path, "n1,n2", "--name", "shapes", *USED, *IMPORTS) as job:
+        output = job.wait()
+        wait_for(lambda: all_idle(cluster))
+    assert job.status == 0, output
+    start = json.loads((tmp_path / "runs" / "shapes" / "environment.json").read_text())["starts"][-1]
+    assert sorted(start["host_of_rank"]) == ["n1", "n2"]
+    assert set(start["imports"]) == {"shapes.data", "shapes.training"}
+    assert (tmp_path / "runs" / "shapes" / "seen.txt").read_text().endswith("finished")
 
 
 def test_job_continues_without_its_launcher_and_stop_ends_all_of_it(cluster: Cluster, tmp_path: Path) -> None:

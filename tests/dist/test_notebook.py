@@ -25,6 +25,9 @@ def test_notebook_runs_and_writes_logbook_and_report(tmp_path: Path) -> None:
     ]
     assert sum("<svg" in text for text in shown) == 3
     assert any("The same experiment" in text for text in shown)
+    assert any("'green'" in text for text in shown)
+    displayed = [output for cell in notebook.cells for output in cell.get("outputs", []) if "display_data" in output.output_type]
+    assert displayed, "no live progress"
     assert (tmp_path / "report.html").stat().st_size > 10_000
     assert (tmp_path / "logbook" / "index.md").exists()
 
@@ -32,7 +35,7 @@ def test_notebook_runs_and_writes_logbook_and_report(tmp_path: Path) -> None:
 def test_errors_are_exceptions_with_codes(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
-        paceline.load_recipe("digits", optim__lrr=1)
+        paceline.load_recipe("digits", {"optim.lrr": 1})
     assert [problem.code for problem in caught.value.problems] == ["unknown-field"]
     assert "optim.lrr" in str(caught.value)
     with raises("run-not-found"):

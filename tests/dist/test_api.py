@@ -1,0 +1,68 @@
+"""The Python API trains, resumes, evaluates and explains what is wrong."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import raises
+from PIL import Image
+
+import paceline as pl
+
+SHORT = {"train.duration": "2ep", "evaluate.every": "1ep", "precision": "fp32", "log.tensorboard": False}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PACELINE_THREADS", "1")
+
+
+def test_runs_in_this_process_and_in_others_are_equal() -> None:
+    """Threads are the same, so the losses are bit-identical."""
+    recipe = pl.load_recipe("digits", SHORT)
+    here = pl.train(recipe, name="here", in_process=True)
+    there = pl.train(recipe, name="there")
+    assert here.status == there.status == "finished"
+    assert [record["loss"] for record in here.trained] == [record["loss"] for record in there.trained]
+    assert here.path.resolve() == Path("runs/here").resolve()
+    assert here.best["top1"] >= here.last["top1"] > 0.5
+    metrics = pl.evaluate(there, which="last")
+    assert metrics["top1"] == there.last["top1"]
+    assert pl.evaluate(there, which="last", in_process=True) == metrics
+    assert "the same experiment" in pl.compare(here, there).sentence
+
+
+def test_the_model_of_a_run_predicts_as_the_evaluation_does() -> None:
+    from paceline.config.data import Data
+    from paceline.data import sets
+
+    run = pl.train("digits", SHORT, in_process=True)
+    model = run.load_model("last")
+    val = sets.load(Data(name="digits")).val
+    images = torch.stack([model.preprocess(Image.fromarray(image[..., 0].numpy())) for image in val.images])
+    with torch.no_grad():
+        correct = (model(images).argmax(1) == val.labels).sum().item()
+    assert correct / len(val) == pytest.approx(run.last["top1"], abs=0.01)
+    assert model.classes == tuple("0123456789")
+    assert not model.training
+
+
+def test_errors_have_the_codes_of_the_commands() -> None:
+    for in_process in (True, False):
+        with raises("unknown-model"):
+            pl.train("digits", SHORT | {"model.name": "resnet1888"}, in_process=in_process)
+    with raises("in-process-needs-one-rank"):
+        pl.train("digits", procs=2, in_process=True)
+    with raises("unknown-checkpoint"):
+        pl.evaluate("runs/none", which="newest")
+    assert "RANK" not in os.environ
+
+
+def test_metrics_as_a_data_frame() -> None:
+    run = pl.train("digits", SHORT, in_process=True)
+    pandas = pytest.importorskip("pandas")
+    frame = run.dataframe("eval")
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame["top1"].tolist() == [record["top1"] for record in run.evaluated]
