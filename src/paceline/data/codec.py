@@ -1,6 +1,7 @@
 """ctypes bindings of the native codec, which packs JPEGs into records and decodes crops of records in batches.
 
-native/codec.h lists what each C file does.
+It is our own because image libraries decode a JPEG from its start, which is most of the cost; records allow access to
+the blocks of a crop. native/codec.h lists what each C file does.
 """
 
 import ctypes
