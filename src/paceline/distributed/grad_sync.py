@@ -1,7 +1,7 @@
 """DDP communication hooks that average gradients over ranks, and measure how long each rank waits for it.
 
-`SharedMemory` serves CPU ranks of one node; gloo would copy gradients through sockets between them. `AllReduce` sends buckets while the
-backward pass continues. PowerSGD (distributed/powersgd.py) sends low-rank factors of the gradients.
+`SharedMemory` serves CPU ranks of one node; gloo would copy gradients through sockets between them. `AllReduce` sends
+buckets while the backward pass continues. PowerSGD (distributed/powersgd.py) sends low-rank factors of the gradients.
 """
 
 import os
