@@ -1,0 +1,122 @@
+"""Find every error code in src/paceline with its message templates, from the syntax tree."""
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from paceline.extensions import SIGNATURES
+
+SOURCE = Path(__file__).parents[1] / "src" / "paceline"
+_RAISED = {"UserError", "Problem", "HostError", "CorruptCheckpoint", "NotARun", "NoRunFolder", "RefusedYaml"}
+_CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
+_CHOOSING = {
+    "config/duration.py",
+    "config/io.py",
+    "config/phases.py",
+    "distributed/channel.py",
+    "distributed/world.py",
+    "engine/run.py",
+    "errors.py",
+    "launch/aws_errors.py",
+    "launch/doctor.py",
+    "launch/fetching.py",
+    "launch/hosts.py",
+    "launch/ssh_errors.py",
+    "logbook/importers.py",
+    "logbook/read.py",
+    "system/files.py",
+}
+"""Modules that choose a code in one place and raise it in another."""
+_NOT_CODES = {"ls-files", "utf-8"}
+_PRINTED = re.compile(r"\[([a-z]+(?:-[a-z]+)*)\]$")  # by the command line itself, at the end of a message
+
+
+def error_codes() -> dict[str, list[str]]:
+    """Return the message templates of every error code, sorted by code. The list is empty if it is not known."""
+    found: dict[str, set[str]] = {f"unknown-{kind}": set() for kind in SIGNATURES}
+    for path in sorted(SOURCE.rglob("*.py")):
+        module = path.relative_to(SOURCE).as_posix()
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for code, template in (
+            *_raised(tree),
+            *(_chosen(tree) if module in _CHOOSING else ()),
+            *_printed(tree, module),
+        ):
+            found.setdefault(code, set()).update({template} - {""})
+    return {code: sorted(found[code]) for code in sorted(found)}
+
+
+def _raised(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield codes and templates of errors that are created with a literal code, or with a choice of two."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        texts: dict[str, str] = {}
+        for node in sorted(
+            ast.walk(function), key=lambda each: (getattr(each, "lineno", 0), isinstance(each, ast.Call))
+        ):
+            if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
+                text = _template(node.value, texts)
+                texts[target.id] = text if " " in text else ""
+            elif isinstance(node, ast.Call) and _name(node.func) in _RAISED and len(node.args) > 1:
+                first = node.args[0]
+                chosen = [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]
+                for code in (each.value for each in chosen if isinstance(each, ast.Constant)):
+                    yield str(code), _template(node.args[1], texts)
+
+
+def _chosen(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield every literal that has the form of a code, with the text beside it in a call or tuple."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_code(node.value):
+            yield node.value, ""
+        called = isinstance(node, ast.Call) and _name(node.func) not in _RAISED
+        values = node.args if called else node.elts if isinstance(node, ast.Tuple) else []
+        for code, message in pairwise(values):
+            if isinstance(code, ast.Constant) and isinstance(code.value, str) and _is_code(code.value):
+                text = _template(message, {})
+                yield code.value, text if " " in text else ""
+
+
+def _printed(tree: ast.Module, module: str) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree) if module.startswith("cli/") else ():
+        if isinstance(node, ast.JoinedStr) and (match := _PRINTED.search(text := _template(node, {}))):
+            yield match[1], text.removesuffix(match[0]).removeprefix("error: ").strip()
+
+
+def _position(node: ast.AST) -> tuple[int, bool]:
+    """Sort nodes by line, and assignments before the calls that use them."""
+    return getattr(node, "lineno", 0), isinstance(node, ast.Call)
+
+
+def _is_code(text: str) -> bool:
+    return bool(_CODE.fullmatch(text)) and text not in _NOT_CODES
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _template(node: ast.expr, texts: dict[str, str]) -> str:
+    """Return a message with names in place of its values; values that have no name are shown as three dots."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(_template(part, texts) for part in parts)
+        case ast.FormattedValue(value=ast.Name(id=name)):
+            return texts.get(name) or f"{{{name}}}"
+        case ast.FormattedValue(value=ast.Attribute(attr=name)):
+            return f"{{{name}}}"
+        case ast.FormattedValue():
+            return "..."
+        case ast.Name(id=name):
+            return texts.get(name) or ""
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _template(left, texts) + _template(right, texts)
+        case ast.Call(args=[first, *_]):
+            return _template(first, texts)
+        case _:
+            return ""
