@@ -125,7 +125,7 @@ def _kind(entry: dict[str, Any], definitions: dict[str, Any]) -> str:
 
 def _errors() -> str:
     rows = [
-        [f'<span id="{code}"></span>{_code(code)}', "<br>".join(_shown(templates))]
+        [f'<span id="{code}"></span>{_code(code)}', "<br>".join(map(_shown, templates))]
         for code, templates in error_codes().items()
     ]
     return _joined(
