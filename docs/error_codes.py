@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeGuard
 
 from paceline.extensions import SIGNATURES
 
@@ -35,47 +36,59 @@ _PRINTED = re.compile(r"\[([a-z]+(?:-[a-z]+)*)\]$")  # by the command line itsel
 
 def error_codes() -> dict[str, list[str]]:
     """Return the message templates of every error code, sorted by code. The list is empty if it is not known."""
-    found: dict[str, set[str]] = {f"unknown-{kind}": set() for kind in SIGNATURES}
+    found: dict[str, set[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         module = path.relative_to(SOURCE).as_posix()
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        for code, template in (
-            *_raised(tree),
-            *(_chosen(tree) if module in _CHOOSING else ()),
-            *_printed(tree, module),
-        ):
+        raised = [*_raised(tree), *_printed(tree, module)]
+        complete = {code for code, template in raised if template}
+        chosen = _chosen(tree) if module in _CHOOSING else ()
+        for code, template in (*raised, *(each for each in chosen if each[0] not in complete)):
             found.setdefault(code, set()).update({template} - {""})
     return {code: sorted(found[code]) for code in sorted(found)}
 
 
 def _raised(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield codes and templates of errors that are created with a literal code, or with a choice of two."""
+    """Yield codes and templates of errors whose code is in the function that creates them."""
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue
         texts: dict[str, str] = {}
-        for node in sorted(
-            ast.walk(function), key=lambda each: (getattr(each, "lineno", 0), isinstance(each, ast.Call))
-        ):
+        for node in sorted(ast.walk(function), key=_position):
             if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
                 text = _template(node.value, texts)
                 texts[target.id] = text if " " in text else ""
-            elif isinstance(node, ast.Call) and _name(node.func) in _RAISED and len(node.args) > 1:
-                first = node.args[0]
-                chosen = [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]
-                for code in (each.value for each in chosen if isinstance(each, ast.Constant)):
-                    yield str(code), _template(node.args[1], texts)
+            elif isinstance(node, ast.Call) and len(node.args) > 1 and _name(node.func) in {*_RAISED, "error"}:
+                template = _template(node.args[1], texts)
+                yield from ((code, template) for code in _codes(node.args[0], function))
+
+
+def _codes(node: ast.expr, function: ast.FunctionDef) -> list[str]:
+    """Return the codes that an expression in a function can be."""
+    match node:
+        case ast.Constant(value=str(code)):
+            return [code] if _is_code(code) else []
+        case ast.IfExp(body=one, orelse=other):
+            return [*_codes(one, function), *_codes(other, function)]
+        case ast.JoinedStr(values=[ast.Constant(value=str(prefix)), ast.FormattedValue(value=ast.Name(id="kind"))]):
+            return [prefix + kind for kind in SIGNATURES]
+        case ast.Name(id="code"):
+            return [
+                each.value for each in ast.walk(function) if isinstance(each, ast.Constant) and _is_code(each.value)
+            ]
+        case _:
+            return []
 
 
 def _chosen(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yield every literal that has the form of a code, with the text beside it in a call or tuple."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_code(node.value):
+        if isinstance(node, ast.Constant) and _is_code(node.value):
             yield node.value, ""
         called = isinstance(node, ast.Call) and _name(node.func) not in _RAISED
         values = node.args if called else node.elts if isinstance(node, ast.Tuple) else []
         for code, message in pairwise(values):
-            if isinstance(code, ast.Constant) and isinstance(code.value, str) and _is_code(code.value):
+            if isinstance(code, ast.Constant) and _is_code(code.value):
                 text = _template(message, {})
                 yield code.value, text if " " in text else ""
 
@@ -91,8 +104,8 @@ def _position(node: ast.AST) -> tuple[int, bool]:
     return getattr(node, "lineno", 0), isinstance(node, ast.Call)
 
 
-def _is_code(text: str) -> bool:
-    return bool(_CODE.fullmatch(text)) and text not in _NOT_CODES
+def _is_code(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and bool(_CODE.fullmatch(value)) and value not in _NOT_CODES
 
 
 def _name(node: ast.expr) -> str:

@@ -66,8 +66,9 @@ def test_every_variable_is_documented() -> None:
 def test_every_code_that_tests_expect_is_documented() -> None:
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
     expected = {code for text in texts for code in re.findall(r'\braises\(\s*"([a-z0-9-]+)"', text)}
+    own = {code for text in texts for code in re.findall(r'\bUserError\("([a-z0-9-]+)"', text)}
     assert len(expected) > 50
-    assert not expected - error_codes().keys()
+    assert not expected - own - error_codes().keys()
 
 
 def test_every_printed_code_in_documents_exists() -> None:
@@ -79,7 +80,7 @@ def test_every_printed_code_in_documents_exists() -> None:
 @pytest.mark.parametrize(("code", "templates"), [item for item in error_codes().items() if item[0] not in _GENERAL])
 def test_a_code_has_one_meaning(code: str, templates: list[str]) -> None:
     """All messages of a code are connected by words that they share with each other or with the code."""
-    groups = [_stems(template) for template in templates]
+    groups = [stems for template in templates if (stems := _stems(re.sub(r"{.*?}", "", template)))]
     merged = True
     while merged:
         merged = False
