@@ -85,8 +85,11 @@ def _chosen(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and _is_code(node.value):
             yield node.value, ""
-        called = isinstance(node, ast.Call) and _name(node.func) not in _RAISED
-        values = node.args if called else node.elts if isinstance(node, ast.Tuple) else []
+        values: list[ast.expr] = []
+        if isinstance(node, ast.Tuple):
+            values = node.elts
+        elif isinstance(node, ast.Call) and _name(node.func) not in _RAISED:
+            values = node.args
         for code, message in pairwise(values):
             if isinstance(code, ast.Constant) and _is_code(code.value):
                 text = _template(message, {})

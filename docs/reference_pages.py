@@ -118,7 +118,7 @@ def _kind(entry: dict[str, Any], definitions: dict[str, Any]) -> str:
     if entry.get("type") == "array":
         return f"list of {_kind(entry['items'], definitions)}"
     if entry.get("type") == "object":
-        values = entry.get("additionalProperties") or next(iter(entry.get("patternProperties", {}).values()), {})
+        values: Any = entry.get("additionalProperties") or next(iter(entry.get("patternProperties", {}).values()), {})
         return f"object of {_kind(values, definitions)}" if isinstance(values, dict) and values else "object"
     return str(entry.get("type", "any"))
 

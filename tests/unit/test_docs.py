@@ -80,7 +80,7 @@ def test_every_printed_code_in_documents_exists() -> None:
 @pytest.mark.parametrize(("code", "templates"), [item for item in error_codes().items() if item[0] not in _GENERAL])
 def test_a_code_has_one_meaning(code: str, templates: list[str]) -> None:
     """All messages of a code are connected by words that they share with each other or with the code."""
-    groups = [stems for template in templates if (stems := _stems(re.sub(r"{.*?}", "", template)))]
+    groups = [_stems(template) for template in templates if _stems(re.sub(r"{.*?}", "", template))]
     merged = True
     while merged:
         merged = False
