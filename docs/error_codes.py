@@ -55,9 +55,9 @@ def _raised(tree: ast.Module) -> Iterator[tuple[str, str]]:
             continue
         texts: dict[str, str] = {}
         for node in sorted(ast.walk(function), key=_position):
-            if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
+            if isinstance(node, ast.Assign):
                 text = _template(node.value, texts)
-                texts[target.id] = text if " " in text else ""
+                texts |= {_name(target): text if " " in text else "" for target in _targets(node)}
             elif isinstance(node, ast.Call) and len(node.args) > 1 and _name(node.func) in {*_RAISED, "error"}:
                 template = _template(node.args[1], texts)
                 yield from ((code, template) for code in _codes(node.args[0], function))
@@ -73,11 +73,21 @@ def _codes(node: ast.expr, function: ast.FunctionDef) -> list[str]:
         case ast.JoinedStr(values=[ast.Constant(value=str(prefix)), ast.FormattedValue(value=ast.Name(id="kind"))]):
             return [prefix + kind for kind in SIGNATURES]
         case ast.Name(id="code"):
-            return [
-                each.value for each in ast.walk(function) if isinstance(each, ast.Constant) and _is_code(each.value)
-            ]
+            return [value for value in _assigned_to_code(function) if _is_code(value)]
         case _:
             return []
+
+
+def _assigned_to_code(function: ast.FunctionDef) -> Iterator[object]:
+    """Yield the literals in assignments to the variable `code`."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and any(_name(each) == "code" for each in _targets(node)):
+            yield from (each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant))
+
+
+def _targets(node: ast.Assign) -> list[ast.expr]:
+    first = node.targets[0]
+    return first.elts if isinstance(first, ast.Tuple) else [first]
 
 
 def _chosen(tree: ast.Module) -> Iterator[tuple[str, str]]:
