@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test cluster attack lint format clean
+.PHONY: help demo test cluster attack docs lint format clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -19,6 +19,9 @@ cluster: $(READY) .venv-sky/.ready  ## run the tests on machines made of namespa
 
 attack: $(READY)  ## kill, flip, tear, flood: hostile files, clients, signals and disks; prints what was survived
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/attack
+
+docs: $(READY)  ## build the documentation site in build/site; broken links are errors
+	$(BIN)/mkdocs build --strict --quiet
 
 lint: $(READY)  ## check style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -30,7 +30,7 @@ _TRAIN = """Train a recipe.
 
 RECIPE is a shipped recipe (see `paceline recipes`) or a YAML file. Any field can be overridden:
 `--optim.lr 0.5 --train.duration 20ep`. An interrupted run with the same name and recipe is resumed.
-`--import my_package.module` loads your own models, datasets, losses, ... (see docs/extend.md)."""
+`--import my_package.module` loads your own models, datasets, losses, ... (see docs/guides/extend.md)."""
 
 _EVALUATE = """Evaluate the best checkpoint of a run, or a given checkpoint, exactly, in any number of processes.
 

@@ -1,4 +1,4 @@
-"""Prepared data on disk: records in shards, an index, and dataset.json. See docs/format.md.
+"""Prepared data on disk: records in shards, an index, and dataset.json. See docs/reference/format.md.
 
     DIR/dataset.json                         the description; written last, so incomplete data has none
     DIR/VARIANT/SPLIT/shard-00000.pcl ...    concatenated records, then OVERRUN zero bytes

@@ -36,7 +36,7 @@ _AWS_ERRORS = {
     ),
     "UnauthorizedOperation": (
         "aws-not-authorized",
-        "Your AWS user lacks permissions on EC2; docs/launch-ec2.md lists the required ones.",
+        "Your AWS user lacks permissions on EC2; docs/guides/launch/ec2.md lists the required ones.",
     ),
     "AuthFailure": _CREDENTIALS,
     "InvalidClientTokenId": _CREDENTIALS,

@@ -1,4 +1,4 @@
-/* The codec: JPEG <-> quantized DCT coefficients <-> record -> crop. docs/format.md specifies the record.
+/* The codec: JPEG <-> quantized DCT coefficients <-> record -> crop. docs/reference/format.md specifies the record.
  *
  * jpeg_read.c       baseline JPEG -> coefficients, with huffman.h
  * jpeg_write.c      coefficients -> baseline JPEG, for export

@@ -1,4 +1,4 @@
-/* Records: coefficients with random access by block. docs/format.md is the specification. */
+/* Records: coefficients with random access by block. docs/reference/format.md is the specification. */
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
