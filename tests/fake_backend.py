@@ -12,10 +12,10 @@ from paceline.launch import backends, final_state, lifecycle, states
 from paceline.launch import job as jobs
 from paceline.launch.job import Job
 from paceline.launch.specs import Ec2Spec, LocalSpec, SlurmSpec, SshSpec
-from paceline.launch.states import NodeStatus, State
+from paceline.launch.states import NodeState, NodeStatus
 
 RECIPE = "name: a\ndata: {name: digits}\n"
-RUNNING, FINISHED = State.RUNNING, 0
+RUNNING, FINISHED = NodeState.RUNNING, 0
 _KINDS = {"local": LocalSpec, "ssh": SshSpec, "slurm": SlurmSpec, "ec2": Ec2Spec}
 
 Run = Callable[..., tuple[int, str]]
@@ -41,13 +41,13 @@ def saved_job(tmp_path: Path, name: str = "j", backend: str = "ssh", **more: Any
     return job
 
 
-def nodes(*wanted: State | int | NodeStatus) -> list[NodeStatus]:
+def nodes(*wanted: NodeState | int | NodeStatus) -> list[NodeStatus]:
     """Return nodes n1, n2 ... from their states or exit statuses."""
     found = []
     for number, one in enumerate(wanted, 1):
         if isinstance(one, NodeStatus):
             found.append(replace(one, name=f"n{number}"))
-        elif isinstance(one, State):
+        elif isinstance(one, NodeState):
             found.append(NodeStatus(f"n{number}", one))
         else:
             found.append(states.ended(f"n{number}", one))
@@ -93,7 +93,7 @@ class FakeBackend:
         self.calls.append("clean_up")
 
 
-def use_backend(monkeypatch: pytest.MonkeyPatch, *wanted: State | int | NodeStatus, **more: Any) -> FakeBackend:
+def use_backend(monkeypatch: pytest.MonkeyPatch, *wanted: NodeState | int | NodeStatus, **more: Any) -> FakeBackend:
     """Let all commands use a backend whose nodes have these states or exit statuses."""
     backend = FakeBackend(nodes(*wanted), **more)
     for module in (backends, lifecycle):

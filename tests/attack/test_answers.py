@@ -18,7 +18,7 @@ from paceline.launch.host_facts import facts
 from paceline.launch.hosts import Host, HostError, free_port
 from paceline.launch.job import Job
 from paceline.launch.specs import SshSpec
-from paceline.launch.states import State
+from paceline.launch.states import NodeState
 from paceline.system import remote
 from paceline.system.files import say
 
@@ -155,7 +155,7 @@ def test_states_and_endless_answers(tmp_path: Path, capsys, survived) -> None:
     for state in states:
         node = sessions.NodeMonitor(HostileHost("attacker", str(tmp_path), {"sh -s": state + b"\nlog\n"}))
         assert node.poll() == []
-        assert node.state is State.UNREACHABLE
+        assert node.state is NodeState.UNREACHABLE
         assert str(node.status).startswith("unreachable: attacker"), state
         assert str(node.status).isprintable()
     log = b"running\n" + ESCAPES.encode() + b"\n\xff" * 9

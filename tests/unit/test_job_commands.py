@@ -11,7 +11,7 @@ from paceline.launch import job as jobs
 from paceline.launch.final_state import final_state
 from paceline.launch.job import Job
 from paceline.launch.job_states import overall
-from paceline.launch.states import State, unreachable
+from paceline.launch.states import NodeState, unreachable
 from paceline.system.files import FolderLock
 
 
@@ -22,7 +22,7 @@ def run(here, tmp_path: Path, monkeypatch) -> Run:
 
 @pytest.mark.parametrize("backend", ["local", "ssh"])
 def test_finished_job_is_not_stopped(backend: str, tmp_path: Path, run: Run, monkeypatch) -> None:
-    job, backend = saved_job(tmp_path, backend=backend), use_backend(monkeypatch, FINISHED, State.LOST)
+    job, backend = saved_job(tmp_path, backend=backend), use_backend(monkeypatch, FINISHED, NodeState.LOST)
     for _ in range(2):
         status, output = run("stop")
         assert status == 0
@@ -39,7 +39,7 @@ def test_finished_job_is_not_stopped(backend: str, tmp_path: Path, run: Run, mon
 
 def test_fetched_run_folder_of_finished_job_is_named(tmp_path: Path, run: Run, monkeypatch) -> None:
     job = saved_job(tmp_path)
-    use_backend(monkeypatch, State.LOST, State.UNREACHABLE)
+    use_backend(monkeypatch, NodeState.LOST, NodeState.UNREACHABLE)
     folder = finished_run(tmp_path / "runs" / "j", job)
     output = run("stop")[1]
     assert "j is already finished" in output
@@ -48,7 +48,7 @@ def test_fetched_run_folder_of_finished_job_is_named(tmp_path: Path, run: Run, m
 
 def test_stop_twice_then_resume(tmp_path: Path, run: Run, monkeypatch) -> None:
     job = saved_job(tmp_path)
-    then = nodes(143, State.LOST)
+    then = nodes(143, NodeState.LOST)
     backend = use_backend(monkeypatch, RUNNING, RUNNING, then=then, folder=tmp_path / "runs" / "j")
     status, output = run("stop")
     assert status == 0
@@ -87,7 +87,7 @@ def test_job_on_unreachable_nodes_is_not_resumed(tmp_path: Path, run: Run, monke
     assert "[job-not-stopped]" in output
     assert "n2: no route" in output
     assert final_state(job) is None
-    assert overall(job, backend.parts) is State.UNREACHABLE
+    assert overall(job, backend.parts) is NodeState.UNREACHABLE
 
 
 def test_failed_job_is_not_stopped(tmp_path: Path, run: Run, monkeypatch) -> None:
@@ -111,7 +111,7 @@ def test_failed_job_that_another_terminal_may_restart_is_stopped(tmp_path: Path,
 
 def test_running_job_is_not_resumed_and_has_nothing_to_fetch_yet(tmp_path: Path, run: Run, monkeypatch) -> None:
     saved_job(tmp_path)
-    use_backend(monkeypatch, RUNNING, State.LOST)
+    use_backend(monkeypatch, RUNNING, NodeState.LOST)
     output = run("resume")[1]
     assert "[job-running]" in output
     assert "n1" in output
@@ -123,7 +123,7 @@ def test_running_job_is_not_resumed_and_has_nothing_to_fetch_yet(tmp_path: Path,
 
 
 def test_job_that_another_terminal_starts(tmp_path: Path, run: Run, monkeypatch) -> None:
-    job, backend = saved_job(tmp_path), use_backend(monkeypatch, State.NOT_STARTED, State.NOT_STARTED)
+    job, backend = saved_job(tmp_path), use_backend(monkeypatch, NodeState.NOT_STARTED, NodeState.NOT_STARTED)
     lock = FolderLock(jobs.folder_of(job.id))
     assert "[job-in-use]" in run("resume")[1]
     lock.release()
@@ -136,7 +136,7 @@ def test_attach_shows_how_the_job_ended(tmp_path: Path, run: Run, monkeypatch) -
     status, output = run("attach")
     assert status == 1
     assert "j has failed; `paceline logs j`" in output
-    assert final_state(job) is State.FAILED
+    assert final_state(job) is NodeState.FAILED
     backend.calls.clear()
     status, output = run("attach")  # shows its logs, and starts nothing
     assert (status, backend.calls) == (1, ["follow"])
@@ -164,7 +164,7 @@ def test_ec2_instances_are_terminated_and_not_resumed(tmp_path: Path, run: Run, 
     assert f"run folder: {tmp_path / 'runs' / 'j'}" in output
     assert backend.calls == ["clean_up"]
     saved_job(tmp_path, "k", backend="ec2", instance_type="x", results="s3://bucket/runs")
-    use_backend(monkeypatch, RUNNING, RUNNING, then=nodes(State.GONE, State.GONE))
+    use_backend(monkeypatch, RUNNING, RUNNING, then=nodes(NodeState.GONE, NodeState.GONE))
     output = run("stop", "k")[1]
     assert "`paceline logs" not in output
     assert "`paceline launch ec2 --resume s3://bucket/runs/k`" in output

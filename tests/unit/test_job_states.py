@@ -13,9 +13,9 @@ from paceline.launch import job as jobs
 from paceline.launch.final_state import clear_final_state, record_final_state
 from paceline.launch.job import Job
 from paceline.launch.job_states import overall, states_of
-from paceline.launch.states import NodeStatus, State, parse_node, parse_squeue, unreachable
+from paceline.launch.states import NodeState, NodeStatus, parse_node, parse_squeue, unreachable
 
-GONE = NodeStatus("7", State.GONE, text="gone: SLURM no longer lists it")
+GONE = NodeStatus("7", NodeState.GONE, text="gone: SLURM no longer lists it")
 
 
 @pytest.fixture
@@ -26,17 +26,17 @@ def run(here, tmp_path: Path, monkeypatch) -> Run:
 @pytest.mark.parametrize(
     ("line", "state", "exit_status", "shown"),
     [
-        (b"running", State.RUNNING, None, "running"),
-        (b"lost", State.LOST, None, "lost: its processes no longer exist"),
-        (b"absent", State.NOT_STARTED, None, "not started"),
-        (b"ended 0", State.FINISHED, 0, "finished"),
-        (b"ended 130", State.STOPPED, 130, "stopped"),
-        (b"ended 143", State.STOPPED, 143, "stopped"),
-        (b"ended 137", State.FAILED, 137, "failed with exit status 137"),
-        (b"ended 3", State.FAILED, 3, "failed with exit status 3"),
+        (b"running", NodeState.RUNNING, None, "running"),
+        (b"lost", NodeState.LOST, None, "lost: its processes no longer exist"),
+        (b"absent", NodeState.NOT_STARTED, None, "not started"),
+        (b"ended 0", NodeState.FINISHED, 0, "finished"),
+        (b"ended 130", NodeState.STOPPED, 130, "stopped"),
+        (b"ended 143", NodeState.STOPPED, 143, "stopped"),
+        (b"ended 137", NodeState.FAILED, 137, "failed with exit status 137"),
+        (b"ended 3", NodeState.FAILED, 3, "failed with exit status 3"),
     ],
 )
-def test_states_that_nodes_report(line: bytes, state: State, exit_status: int | None, shown: str) -> None:
+def test_states_that_nodes_report(line: bytes, state: NodeState, exit_status: int | None, shown: str) -> None:
     status = parse_node("n1", line)
     assert (status.name, status.state, status.exit_status, str(status)) == ("n1", state, exit_status, shown)
 
@@ -51,15 +51,15 @@ def test_other_text_of_nodes_is_an_error(line: bytes) -> None:
 @pytest.mark.parametrize(
     ("line", "state"),
     [
-        ("7_0 COMPLETED None", State.FINISHED),
-        ("7_1 PENDING (Resources)", State.PENDING),
-        ("7 COMPLETING n1", State.RUNNING),
-        ("7 CANCELLED None", State.STOPPED),
-        ("7 OUT_OF_MEMORY None", State.FAILED),
-        ("7 NEW_IN_SLURM_99 None", State.UNKNOWN),
+        ("7_0 COMPLETED None", NodeState.FINISHED),
+        ("7_1 PENDING (Resources)", NodeState.PENDING),
+        ("7 COMPLETING n1", NodeState.RUNNING),
+        ("7 CANCELLED None", NodeState.STOPPED),
+        ("7 OUT_OF_MEMORY None", NodeState.FAILED),
+        ("7 NEW_IN_SLURM_99 None", NodeState.UNKNOWN),
     ],
 )
-def test_states_that_slurm_reports(line: str, state: State) -> None:
+def test_states_that_slurm_reports(line: str, state: NodeState) -> None:
     status = parse_squeue(line)
     assert status.state is state
     assert f"{status.name} {status}" == line
@@ -75,13 +75,13 @@ def test_status_shows_states_and_progress(tmp_path: Path, run: Run, monkeypatch)
     evaluated = place | {"kind": "eval", "top1": 0.8125, "top5": 1.0, "loss": 0.4, "seconds": 1.0}
     records = (train | {"images_per_second": 320.0}, evaluated)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    use_backend(monkeypatch, RUNNING, State.LOST)
+    use_backend(monkeypatch, RUNNING, NodeState.LOST)
     status, output = run("status")
     assert status == 0
     assert "  n1: running\n  n2: lost" in output
     for figure in ("step 100 of 400 (25%)", "epoch 2.50", "validation top-1 81.25%", "images/s 320", "about 60.0 s"):
         assert figure in output
-    use_backend(monkeypatch, State.NOT_STARTED, State.NOT_STARTED)
+    use_backend(monkeypatch, NodeState.NOT_STARTED, NodeState.NOT_STARTED)
     assert "n1: not started" in run("status")[1]
     use_backend(monkeypatch, FINISHED, 3)
     output = run("status")[1]
@@ -93,12 +93,12 @@ def test_slurm_array(tmp_path: Path, run: Run, monkeypatch) -> None:
     job = saved_job(tmp_path, backend="slurm", seeds=(0, 1))
     completed, failed = parse_squeue("7_0 COMPLETED None"), parse_squeue("7_1 FAILED NonZero")
     for tasks, state in (
-        ((completed, failed), State.FAILED),
-        ((completed, parse_squeue("7_1 CANCELLED None")), State.STOPPED),
-        ((completed, parse_squeue("7_1 PENDING (Resources)")), State.PENDING),
-        ((parse_squeue("7_0 TIMEOUT None"), parse_squeue("7_1 RUNNING n1")), State.RUNNING),
-        ((completed, completed), State.FINISHED),
-        ((GONE,), State.GONE),
+        ((completed, failed), NodeState.FAILED),
+        ((completed, parse_squeue("7_1 CANCELLED None")), NodeState.STOPPED),
+        ((completed, parse_squeue("7_1 PENDING (Resources)")), NodeState.PENDING),
+        ((parse_squeue("7_0 TIMEOUT None"), parse_squeue("7_1 RUNNING n1")), NodeState.RUNNING),
+        ((completed, completed), NodeState.FINISHED),
+        ((GONE,), NodeState.GONE),
     ):
         assert overall(job, tasks) is state, tasks
     backend = use_backend(monkeypatch, completed, failed)
@@ -118,7 +118,7 @@ def test_jobs_are_listed_with_their_states(tmp_path: Path, run: Run, monkeypatch
     parts = dict(zip("abcd", nodes(RUNNING, FINISHED, 2, unreachable("n4", "no route")), strict=True))
     for name in parts:
         saved_job(tmp_path, name)
-    record_final_state(saved_job(tmp_path, "e"), State.STOPPED)
+    record_final_state(saved_job(tmp_path, "e"), NodeState.STOPPED)
     backend = FakeBackend([])
     monkeypatch.setattr(backend, "status", lambda job: [parts[job.id]])
     monkeypatch.setattr(backends, "backend_of", lambda spec: backend)
@@ -152,5 +152,5 @@ def test_host_that_does_not_answer_does_not_delay_the_list(tmp_path: Path, run: 
             never.wait(60)
         return nodes(RUNNING)
 
-    assert states_of(known, status, 1.0, quick=False) == {"a": State.UNREACHABLE, "b": State.RUNNING}
+    assert states_of(known, status, 1.0, quick=False) == {"a": NodeState.UNREACHABLE, "b": NodeState.RUNNING}
     never.set()

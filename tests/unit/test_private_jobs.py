@@ -22,7 +22,7 @@ from paceline.launch.hosts import Host, HostError, SshHost
 from paceline.launch.job import Job
 from paceline.launch.job_hosts import HERE, hosts_of
 from paceline.launch.specs import LocalSpec
-from paceline.launch.states import State
+from paceline.launch.states import NodeState
 from paceline.system.files import private_folder
 from paceline.track import environment
 
@@ -62,7 +62,7 @@ def _remote(job: str = "j") -> FakeSshHost:
 def test_local_folder_of_a_job_is_private(tmp_path: Path) -> None:
     job = _job(runs=str(tmp_path / "runs"))
     jobs.save(job)
-    record_final_state(job, State.FINISHED)
+    record_final_state(job, NodeState.FINISHED)
     local.stop(job, 0)
     Host("n1", str(jobs.folder_of("j") / "n1")).send({"secrets": b"export A=1\n"})
     names = {path.name for path in jobs.folder_of("j").iterdir()}

@@ -39,7 +39,7 @@ class _Skeletons(TypedDict):
 
 
 @_EXACTLY
-class _State(TypedDict):
+class _StateFile(TypedDict):
     format: int
     step: _Count
     metrics: _Metrics
@@ -106,7 +106,7 @@ def _consistent(progress: _Progress) -> _Progress:
 _MANIFEST: TypeAdapter[Any] = TypeAdapter(
     dict[Annotated[str, Field(pattern=r"^(state\.json|(model|ema|optimizer)\.safetensors)$")], _ManifestEntry]
 )
-_STATE, _PROGRESS = TypeAdapter(_State), TypeAdapter(Annotated[_Progress, AfterValidator(_consistent)])
+_STATE, _PROGRESS = TypeAdapter(_StateFile), TypeAdapter(Annotated[_Progress, AfterValidator(_consistent)])
 
 
 def check_manifest(value: Any) -> None:

@@ -89,7 +89,7 @@ def status(arguments: list[str]) -> int:
     from paceline.launch.job import load
     from paceline.launch.job_states import overall, runs_of
     from paceline.launch.lifecycle import summary
-    from paceline.launch.states import HAS_RUN, State
+    from paceline.launch.states import HAS_RUN, NodeState
     from paceline.system.tables import new_table, show
 
     job = load(options.job)
@@ -99,7 +99,7 @@ def status(arguments: list[str]) -> int:
     for now in runs_of(job, [node.name for node in nodes if node.state in HAS_RUN]):
         progress = ", ".join(f"{label} {value}" for label, value in figures(now)[1:])
         say(f"run {now.name}: {progress or 'no step yet'}")
-    if (state := overall(job, nodes)) is not State.RUNNING:
+    if (state := overall(job, nodes)) is not NodeState.RUNNING:
         print(summary(job, state))
     return 0
 
@@ -127,7 +127,7 @@ def attach(arguments: list[str]) -> int:
     from paceline.launch.final_state import final_state
     from paceline.launch.job import load
     from paceline.launch.lifecycle import follow_to_end, show_logs, summary
-    from paceline.launch.states import State
+    from paceline.launch.states import NodeState
 
     job = load(options.job)
     state = final_state(job)
@@ -135,7 +135,7 @@ def attach(arguments: list[str]) -> int:
         return follow_to_end(job)
     show_logs(job)
     print(f"paceline: {summary(job, state)}", file=sys.stderr)
-    return 0 if state is State.FINISHED else 1
+    return 0 if state is NodeState.FINISHED else 1
 
 
 def resume(arguments: list[str]) -> int:

@@ -225,7 +225,7 @@ class Recipe:
     """Python modules that are imported first, so that the recipe can use what they register; `--import MODULE` adds
     one, and finds it in the current folder too."""
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Registered callbacks and their options, called in this order, e.g. {my-stopper: {patience: 5}}."""
+    """Registered callbacks and their options, called in this order, e.g. {my-stopper: {evaluations: 5}}."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of initial weights, sample order and augmentation."""
     data: Data = field(default_factory=Data)

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 from paceline.errors import UserError
 from paceline.launch.job import Job, folder_of
-from paceline.launch.states import FINAL, State
+from paceline.launch.states import FINAL, NodeState
 from paceline.system.files import write_text
 
 STOPPED = "stopped"
@@ -22,12 +22,12 @@ def is_stopped(job: Job) -> bool:
     return (folder_of(job.id) / STOPPED).exists() or final_state(job) is not None
 
 
-def record_final_state(job: Job, state: State) -> None:
+def record_final_state(job: Job, state: NodeState) -> None:
     with suppress(FileNotFoundError):  # stopped before it started, and forgotten
         write_text(folder_of(job.id) / _FINAL_STATE, state, 0o600)
 
 
-def final_state(job: Job) -> State | None:
+def final_state(job: Job) -> NodeState | None:
     """Return how the job ended, or None if that is not known here."""
     path = folder_of(job.id) / _FINAL_STATE
     try:
@@ -35,7 +35,7 @@ def final_state(job: Job) -> State | None:
     except FileNotFoundError:
         return None
     if text in FINAL:
-        return State(text)
+        return NodeState(text)
     message = f"{path} is corrupt: {text[:100]!r} is not how a job ends. Remove the file."
     raise UserError("job-corrupt", message, path=path)
 

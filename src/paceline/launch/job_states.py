@@ -18,39 +18,39 @@ from paceline.launch.hosts import Host, HostError
 from paceline.launch.job import Job
 from paceline.launch.job_hosts import hosts_of
 from paceline.launch.specs import Ec2Spec, LocalSpec, SlurmSpec
-from paceline.launch.states import FINAL, NodeStatus, State
+from paceline.launch.states import FINAL, NodeState, NodeStatus
 from paceline.track.checks import Summary, is_valid
 from paceline.track.records import RunFolder
 
 _TAIL = 1 << 16
 _BY_PRIORITY = (
-    State.UNREACHABLE, State.FAILED, State.STOPPED, State.LOST, State.GONE, State.NOT_STARTED,
+    NodeState.UNREACHABLE, NodeState.FAILED, NodeState.STOPPED, NodeState.LOST, NodeState.GONE, NodeState.NOT_STARTED,
 )  # fmt: skip
 
 
-def overall(job: Job, nodes: Sequence[NodeStatus]) -> State:
+def overall(job: Job, nodes: Sequence[NodeStatus]) -> NodeState:
     """Return the state of the whole job, given the states of its nodes."""
     states = {node.state for node in nodes}
-    for state in (State.RUNNING, State.PENDING):
+    for state in (NodeState.RUNNING, NodeState.PENDING):
         if state in states:
             return state
     # one node that finished is enough, except in a SLURM array, where every task trains its own run
-    if states == {State.FINISHED} or (State.FINISHED in states and not isinstance(job.spec, SlurmSpec)):
-        return State.FINISHED
-    if (known := known_here(job)) is not State.UNKNOWN:
+    if states == {NodeState.FINISHED} or (NodeState.FINISHED in states and not isinstance(job.spec, SlurmSpec)):
+        return NodeState.FINISHED
+    if (known := known_here(job)) is not NodeState.UNKNOWN:
         return known
-    if is_stopped(job) and State.UNREACHABLE not in states:
-        return State.STOPPED
-    return next((state for state in _BY_PRIORITY if state in states), State.UNKNOWN)
+    if is_stopped(job) and NodeState.UNREACHABLE not in states:
+        return NodeState.STOPPED
+    return next((state for state in _BY_PRIORITY if state in states), NodeState.UNKNOWN)
 
 
-def known_here(job: Job) -> State:
+def known_here(job: Job) -> NodeState:
     """Return how the job ended if that is known without asking its nodes, else UNKNOWN."""
     if state := final_state(job):
         return state
     wanted = len(slurm.folders(job)) if isinstance(job.spec, SlurmSpec) else 1
     finished = [folder for folder in _folders_here(job) if RunFolder(folder).finished]
-    return State.FINISHED if len(finished) == wanted else State.UNKNOWN
+    return NodeState.FINISHED if len(finished) == wanted else NodeState.UNKNOWN
 
 
 def _folders_here(job: Job) -> list[Path]:
@@ -63,7 +63,7 @@ def _folders_here(job: Job) -> list[Path]:
 
 def states_of(
     jobs: Sequence[Job], ask: Callable[[Job], list[NodeStatus]], seconds: float, quick: bool
-) -> dict[str, State]:
+) -> dict[str, NodeState]:
     """Return the states of many jobs by id, asked in parallel; jobs that do not answer in time are unreachable.
 
     `quick`: only what is known on this machine.
@@ -75,7 +75,7 @@ def states_of(
         try:
             states[job.id] = overall(job, ask(job))
         except (UserError, OSError):  # OSError: squeue or ssh is not installed
-            states[job.id] = State.UNREACHABLE
+            states[job.id] = NodeState.UNREACHABLE
 
     # daemon threads: one that hangs must not delay the end of this process
     threads = [threading.Thread(target=ask_one, args=(job,), daemon=True) for job in open_jobs]
@@ -85,7 +85,7 @@ def states_of(
     for job, thread in zip(open_jobs, threads, strict=True):
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
-            states[job.id] = State.UNREACHABLE
+            states[job.id] = NodeState.UNREACHABLE
     return dict(states)
 
 
@@ -122,7 +122,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
     return summary if isinstance(summary, dict) and is_valid(summary, Summary) else {}
 
 
-def advice(job: Job, state: State, resume: str) -> str:
+def advice(job: Job, state: NodeState, resume: str) -> str:
     """Return what the user can do with a job in this state; `resume` describes how to resume it."""
     folders = _folders_here(job)
     # a folder that was fetched before the end may be older than the one on the nodes
@@ -132,12 +132,12 @@ def advice(job: Job, state: State, resume: str) -> str:
     folder = f"its run folder is {names}" if is_final else f"`paceline fetch {job.id}` fetches its run folder"
     follow = f"`paceline attach {job.id}` follows it, `paceline stop {job.id}` stops it"
     return {
-        State.FINISHED: folder,
-        State.FAILED: resume,
-        State.STOPPED: f"{resume}; {folder}",
-        State.LOST: resume,
-        State.RUNNING: follow,
-        State.PENDING: follow,
-        State.NOT_STARTED: resume,
-        State.GONE: f"{resume}; {folder}" if is_final else resume,
+        NodeState.FINISHED: folder,
+        NodeState.FAILED: resume,
+        NodeState.STOPPED: f"{resume}; {folder}",
+        NodeState.LOST: resume,
+        NodeState.RUNNING: follow,
+        NodeState.PENDING: follow,
+        NodeState.NOT_STARTED: resume,
+        NodeState.GONE: f"{resume}; {folder}" if is_final else resume,
     }.get(state, f"`paceline status {job.id}` asks its nodes again")

@@ -9,7 +9,7 @@ from paceline.launch.final_state import clear_final_state, final_state, record_f
 from paceline.launch.job import Job, folder_of
 from paceline.launch.job_states import advice, known_here, overall
 from paceline.launch.specs import Ec2Spec
-from paceline.launch.states import ACTIVE, FINAL, State
+from paceline.launch.states import ACTIVE, FINAL, NodeState
 from paceline.system.files import FolderLock, is_locked
 
 
@@ -22,8 +22,8 @@ def follow_to_end(job: Job) -> int:
         hint = f"`paceline attach {job.id}` follows it again, `paceline stop {job.id}` stops it"
         print(f"{job.id} continues; {hint}", file=sys.stderr)
         return 130
-    state = State.FINISHED if status == 0 else state_of(job)
-    state = state if state in FINAL else State.FAILED
+    state = NodeState.FINISHED if status == 0 else state_of(job)
+    state = state if state in FINAL else NodeState.FAILED
     try:
         print(f"run folder: {backend.fetch(job)}", file=sys.stderr)
     except NoRunFolder as error:
@@ -34,12 +34,12 @@ def follow_to_end(job: Job) -> int:
             _end(job, state)
         raise
     _end(job, state)
-    if state is not State.FINISHED:
+    if state is not NodeState.FINISHED:
         print(f"paceline: {summary(job, state)}", file=sys.stderr)
     return status
 
 
-def _end(job: Job, state: State) -> None:
+def _end(job: Job, state: NodeState) -> None:
     record_final_state(job, state)
     backend_of(job.spec).clean_up(job)
 
@@ -50,7 +50,7 @@ def show_logs(job: Job) -> None:
     backend_of(job.spec).follow(job, until=lambda: next(once, True), restart_lost=False)
 
 
-def state_of(job: Job) -> State:
+def state_of(job: Job) -> NodeState:
     """Return the state of the whole job; if the backend does not answer, what is known here."""
     try:
         return overall(job, backend_of(job.spec).status(job))
@@ -58,16 +58,16 @@ def state_of(job: Job) -> State:
         return known_here(job)
 
 
-def summary(job: Job, state: State, already: bool = False) -> str:
+def summary(job: Job, state: NodeState, already: bool = False) -> str:
     """Return the state of a job, and what the user can do with it."""
-    has_failed, spec = state is State.FAILED, job.spec
-    how = "starts it" if state is State.NOT_STARTED else "starts it again, from its last checkpoint if there is one"
+    has_failed, spec = state is NodeState.FAILED, job.spec
+    how = "starts it" if state is NodeState.NOT_STARTED else "starts it again, from its last checkpoint if there is one"
     resume = f"`paceline resume {job.id}` {how}"
     if has_failed:
         resume = f"`paceline logs {job.id}` shows why, {resume}"
     if isinstance(spec, Ec2Spec):
         is_over = has_failed and final_state(job) and not spec.keep
-        if is_over or state in (State.STOPPED, State.GONE):
+        if is_over or state in (NodeState.STOPPED, NodeState.GONE):
             resume = resume_hint(job)  # its instances are terminated
     verb = "has" if has_failed else "is"
     return f"{job.id} {verb} {'already ' if already else ''}{state}; {advice(job, state, resume)}"
@@ -80,11 +80,11 @@ def resume(job: Job) -> Job:
     nodes = backend.status(job)
     state = overall(job, nodes)
     active = [node.name for node in nodes if node.state in ACTIVE]
-    unreachable = [f"{node.name} ({node})" for node in nodes if node.state is State.UNREACHABLE]
+    unreachable = [f"{node.name} ({node})" for node in nodes if node.state is NodeState.UNREACHABLE]
     if active:
         message = f"{job.id} still runs on {', '.join(active)}. `paceline attach {job.id}` follows it."
         raise UserError("job-running", message, job=job.id, nodes=active)
-    if state is State.FINISHED:
+    if state is NodeState.FINISHED:
         raise UserError("job-finished", summary(job, state), job=job.id)
     if unreachable:
         reason = f"it may still be training on {', '.join(unreachable)}"
@@ -108,23 +108,23 @@ def stop(job: Job, grace: float) -> str:
     """Stop a job after a checkpoint; return its state, and what the user can do with it."""
     before = state_of(job)
     # a terminal that follows a failed job may restart it
-    if before is State.FINISHED or (before is State.FAILED and not is_locked(folder_of(job.id))):
+    if before is NodeState.FINISHED or (before is NodeState.FAILED and not is_locked(folder_of(job.id))):
         return _clean_up(job, before)
-    if final_state(job) is State.STOPPED:
-        return summary(job, State.STOPPED, already=True)
+    if final_state(job) is NodeState.STOPPED:
+        return summary(job, NodeState.STOPPED, already=True)
     if remaining := backend_of(job.spec).stop(job, grace):
         for line in remaining:
             print(f"paceline: {line}", file=sys.stderr)
         message = f"not all of {job.id} was stopped. `paceline stop {job.id}` tries again."
         raise UserError("job-not-stopped", message, job=job.id)
-    after = State.FINISHED if state_of(job) is State.FINISHED else State.STOPPED
-    if after is State.FINISHED:  # before the stop took effect
+    after = NodeState.FINISHED if state_of(job) is NodeState.FINISHED else NodeState.STOPPED
+    if after is NodeState.FINISHED:  # before the stop took effect
         clear_final_state(job)
     record_final_state(job, after)
     return summary(job, after)
 
 
-def _clean_up(job: Job, state: State) -> str:
+def _clean_up(job: Job, state: NodeState) -> str:
     """Release what a job that has ended still holds; on EC2, fetch its run folder first."""
     if isinstance(job.spec, Ec2Spec):
         try:

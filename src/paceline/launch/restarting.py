@@ -15,7 +15,7 @@ from paceline.launch.job import Job
 from paceline.launch.job_hosts import HERE, hosts_of
 from paceline.launch.planning import HostStep
 from paceline.launch.sessions import NodeMonitor
-from paceline.launch.states import KILLED, PREEMPTED, State
+from paceline.launch.states import KILLED, PREEMPTED, NodeState
 from paceline.system.files import FolderLock, say
 
 _MAX_RESTARTS, _RETRY_PAUSE, _NO_RESTART_PAUSE = 5, 60.0, 5.0
@@ -27,7 +27,7 @@ Restart = Callable[[Job, NodeMonitor], Job | None]
 
 def restart_if_lost(job: Job, node: NodeMonitor) -> Job | None:
     """Restart a node whose host was rebooted or whose processes were killed."""
-    if node.state in (State.LOST, State.NOT_STARTED) or node.status.exit_status == KILLED:
+    if node.state in (NodeState.LOST, NodeState.NOT_STARTED) or node.status.exit_status == KILLED:
         say(f"{node.host.name} was lost: restarting it")
         return restart_node(job, node.host.name)
     return None
@@ -49,7 +49,7 @@ def _move_rendezvous(job: Job) -> Job | None:
     """Restart all reachable nodes from the last checkpoint, with the rendezvous store on another one."""
     hosts = hosts_of(job)
     monitors = sessions.poll_all([hosts[name] for name in job.spec.hosts])
-    reached = [node.host for node in monitors if node.state is not State.UNREACHABLE]
+    reached = [node.host for node in monitors if node.state is not NodeState.UNREACHABLE]
     others = [host.name for host in reached if host.name != job.rendezvous_host]
     if is_stopped(job) or not reached:
         return None
@@ -68,13 +68,13 @@ def _lost_rendezvous(job: Job, monitors: dict[str, NodeMonitor]) -> bool:
     """Return whether the node with the rendezvous store is lost, and the others ended because they could not rejoin."""
     keeper = monitors.get(job.rendezvous_host)
     others = [node.status for node in monitors.values() if node is not keeper]
-    if any(status.state in (State.RUNNING, State.FINISHED) for status in others):
+    if any(status.state in (NodeState.RUNNING, NodeState.FINISHED) for status in others):
         return False
     if all(status.exit_status is None for status in others):
         return False
     if keeper is None:
         return not sessions.is_alive(hosts_of(job)[HERE], "rendezvous")
-    lost = (State.LOST, State.NOT_STARTED, State.UNREACHABLE, State.GONE)
+    lost = (NodeState.LOST, NodeState.NOT_STARTED, NodeState.UNREACHABLE, NodeState.GONE)
     return keeper.state in lost or keeper.status.exit_status == PREEMPTED
 
 
@@ -103,7 +103,7 @@ class Restarts:
             name, future = self.pending
             return self._complete(job, monitors, name, future) if future.done() else job
         lost_rendezvous = _lost_rendezvous(job, monitors)
-        idle = [name for name, node in monitors.items() if node.state is not State.RUNNING]
+        idle = [name for name, node in monitors.items() if node.state is not NodeState.RUNNING]
         if not idle or (len(idle) == len(monitors) and not lost_rendezvous) or (restart := self._restart) is None:
             return job
         if lost_rendezvous:

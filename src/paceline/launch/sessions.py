@@ -11,7 +11,7 @@ from threading import Thread
 
 from paceline.errors import UserError
 from paceline.launch.hosts import NO_FOLDER, Host, HostError
-from paceline.launch.states import NodeStatus, State, parse_node, unreachable
+from paceline.launch.states import NodeState, NodeStatus, parse_node, unreachable
 
 # whether the session of NAME.pid is alive: compares start times, since process ids are reused, and ignores zombies
 _STARTED = """started() { sed 's/.*) //' "/proc/$1/stat" 2> /dev/null | cut -d' ' -f20; }"""
@@ -54,10 +54,10 @@ class NodeMonitor:
     """Whether the host has more of the log than the last request returned."""
 
     def __post_init__(self) -> None:
-        self.status = NodeStatus(self.host.name, State.UNKNOWN)
+        self.status = NodeStatus(self.host.name, NodeState.UNKNOWN)
 
     @property
-    def state(self) -> State:
+    def state(self) -> NodeState:
         return self.status.state
 
     def poll(self) -> list[str]:
@@ -67,7 +67,7 @@ class NodeMonitor:
         try:
             result = self.host.run(f"{_STATUS}\n{tail}", timeout=30)
             if result.status == NO_FOLDER:
-                self.status = NodeStatus(name, State.NOT_STARTED)
+                self.status = NodeStatus(name, NodeState.NOT_STARTED)
                 return []
             line, _, log = result.out.partition(b"\n")
             self.status = parse_node(name, line)

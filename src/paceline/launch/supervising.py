@@ -9,7 +9,7 @@ from paceline.launch.job import Job
 from paceline.launch.job_hosts import HERE, hosts_of
 from paceline.launch.restarting import Restart, Restarts, restart_if_lost
 from paceline.launch.sessions import NodeMonitor
-from paceline.launch.states import FINAL, NodeStatus, State
+from paceline.launch.states import FINAL, NodeState, NodeStatus
 from paceline.system.files import say
 
 _POLL_INTERVAL = 1.0
@@ -37,9 +37,9 @@ def follow(
             for name, node in monitors.items():
                 for line in node.poll():
                     say(f"{name:<{width}} | {line}")
-                if node.state is State.UNREACHABLE and is_gone(job, name):
-                    node.status = NodeStatus(name, State.GONE)
-                if node.status != before.get(name) and node.state not in (State.RUNNING, *FINAL):
+                if node.state is NodeState.UNREACHABLE and is_gone(job, name):
+                    node.status = NodeStatus(name, NodeState.GONE)
+                if node.status != before.get(name) and node.state not in (NodeState.RUNNING, *FINAL):
                     say(f"{name:<{width}} | ({node.status})")
                 before[name] = node.status
             if any(node.has_more for node in monitors.values()):
@@ -61,7 +61,9 @@ def _exit_status(monitors: Iterable[NodeMonitor]) -> int:
 def _has_ended(monitors: Iterable[NodeMonitor], stopped: bool) -> bool:
     """Return whether no node trains; if none finished, an unreachable one may still be training."""
     states = {node.state for node in monitors}
-    return State.RUNNING not in states and (State.FINISHED in states or State.UNREACHABLE not in states or stopped)
+    return NodeState.RUNNING not in states and (
+        NodeState.FINISHED in states or NodeState.UNREACHABLE not in states or stopped
+    )
 
 
 def status(job: Job) -> list[NodeStatus]:

@@ -27,7 +27,7 @@ _STEPS = 4
 _LR = 0.01
 _TOLERANCE = 0.05  # relative to the change of a weight; Muon computes in bf16
 
-Place = Callable[[torch.Tensor], torch.Tensor]
+Placement = Callable[[torch.Tensor], torch.Tensor]
 
 
 def check_resumable(config: Optim) -> None:
@@ -96,7 +96,9 @@ def _new(config: Optim, weights: Iterable[torch.Tensor]) -> optim.Optimizer:
     return construct([decayed, {"params": [bias], "weight_decay": 0.0, "scale": 1.0}], config)
 
 
-def _trained(optimizer: optim.Optimizer, steps: Iterable[int], place: Place = lambda tensor: tensor) -> optim.Optimizer:
+def _trained(
+    optimizer: optim.Optimizer, steps: Iterable[int], place: Placement = lambda tensor: tensor
+) -> optim.Optimizer:
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         for parameter in parameters_by_number(optimizer).values():

@@ -25,13 +25,13 @@ def _same_number_of_ranks(split: dict[str, list[float]]) -> dict[str, list[float
     return split
 
 
-class _Place(TypedDict, total=False):
+class _RecordBase(TypedDict, total=False):
     step: Required[NonNegativeInt]
     epoch: NonNegativeFloat
     phase: NonNegativeInt
 
 
-class _TrainRecord(_Place, total=False):
+class _TrainRecord(_RecordBase, total=False):
     steps: Required[PositiveInt]
     images: Required[NonNegativeInt]
     seconds: Required[dict[Part, NonNegativeFloat]]
@@ -43,7 +43,7 @@ class _TrainRecord(_Place, total=False):
     loss: FiniteFloat | None
 
 
-class _EvalRecord(_Place, total=False):
+class _EvalRecord(_RecordBase, total=False):
     top1: Required[UnitFraction | None]
     top5: Required[UnitFraction | None]
     loss: Required[FiniteFloat | None]
@@ -53,11 +53,11 @@ class _EvalRecord(_Place, total=False):
     seconds: Required[NonNegativeFloat]
 
 
-class _CheckpointRecord(_Place, total=False):
+class _CheckpointRecord(_RecordBase, total=False):
     seconds: Required[NonNegativeFloat]
 
 
-class _CallbackRecord(_Place):
+class _CallbackRecord(_RecordBase):
     values: dict[str, FiniteFloat | str]
 
 
@@ -158,7 +158,7 @@ _RECORDS: dict[str, type] = {
     "eval": _EvalRecord,
     "checkpoint": _CheckpointRecord,
     "callback": _CallbackRecord,
-    "resume": _Place,
+    "resume": _RecordBase,
 }
 _CHECKS: dict[type, TypeAdapter[Any]] = {
     kind: TypeAdapter(kind)

@@ -17,7 +17,7 @@ from paceline.launch.hosts import HostError
 from paceline.launch.job import Job
 from paceline.launch.sessions import NodeMonitor
 from paceline.launch.specs import Ec2Spec
-from paceline.launch.states import PREEMPTED, NodeStatus, State
+from paceline.launch.states import PREEMPTED, NodeState, NodeStatus
 from paceline.system.files import say
 
 
@@ -80,7 +80,7 @@ def _client(job: Job) -> Ec2Client:
 
 def resume(job: Job) -> Job:
     """Resume on instances that were kept; terminated ones are gone with their disks."""
-    if any(node.state is State.GONE for node in status(job)):
+    if any(node.state is NodeState.GONE for node in status(job)):
         raise _gone(job)
     return ssh.resume(job)
 
@@ -112,7 +112,7 @@ def follow(job: Job, *, until: Callable[[], bool] = lambda: False, restart_lost:
 def _restart(job: Job, node: NodeMonitor) -> Job | None:
     """Restart a lost node, on a new instance if its own was preempted."""
     host, client = node.host.name, _client(job)
-    if node.state is not State.GONE and node.status.exit_status != PREEMPTED:
+    if node.state is not NodeState.GONE and node.status.exit_status != PREEMPTED:
         return restarting.restart_if_lost(job, node)
     say(f"{host} was preempted: launching another instance")
     job = ec2_provision.replace_instance(job, client, host)
@@ -130,7 +130,7 @@ def fetch(job: Job) -> Path:
     except NoRunFolder:
         raise
     except HostError as error:
-        if any(node.state is not State.GONE for node in status(job)):
+        if any(node.state is not NodeState.GONE for node in status(job)):
             raise
         if here := fetched_folder(job):
             return here
@@ -141,14 +141,14 @@ def status(job: Job) -> list[NodeStatus]:
     """Return the status of each node; if all instances are terminated, no host is asked."""
     client, names = _client(job), job.spec.hosts
     if all(ec2_provision.is_gone(job, name, client) for name in names):
-        return [NodeStatus(name, State.GONE) for name in names]
+        return [NodeStatus(name, NodeState.GONE) for name in names]
     return supervising.status(job)
 
 
 def stop(job: Job, grace: float) -> list[str]:
     """Stop the job, fetch its run folder, and terminate the instances; return what was not stopped."""
     remaining = supervising.stop(job, grace)
-    if any(node.state is not State.GONE for node in status(job)):
+    if any(node.state is not NodeState.GONE for node in status(job)):
         try:
             say(f"run folder: {fetch(job)}")
         except NoRunFolder:

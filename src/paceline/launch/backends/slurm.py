@@ -20,7 +20,7 @@ from paceline.launch.final_state import clear_final_state
 from paceline.launch.job import Job
 from paceline.launch.planning import data_folders
 from paceline.launch.specs import SlurmSpec
-from paceline.launch.states import FINAL, NodeStatus, State, parse_squeue
+from paceline.launch.states import FINAL, NodeState, NodeStatus, parse_squeue
 from paceline.launch.values import operand, plain
 from paceline.system.files import make_folder, printable, say, write_text
 from paceline.track.records import RunFolder
@@ -192,11 +192,11 @@ def status(job: Job) -> list[NodeStatus]:
         message = f"SLURM does not answer: {printable(reason)}. Try again later."
         raise UserError("slurm-unreachable", message)
     tasks = [parse_squeue(line) for line in done.stdout.splitlines() if len(line.split()) > 1]
-    return tasks or [NodeStatus(job.slurm_id, State.GONE, text="gone: SLURM no longer lists it")]
+    return tasks or [NodeStatus(job.slurm_id, NodeState.GONE, text="gone: SLURM no longer lists it")]
 
 
 def _have_ended(tasks: Iterable[NodeStatus]) -> bool:
-    return all(task.state in (*FINAL, State.GONE) for task in tasks)
+    return all(task.state in (*FINAL, NodeState.GONE) for task in tasks)
 
 
 def follow(job: Job, *, until: Callable[[], bool] = lambda: False, restart_lost: bool = True) -> int:
@@ -218,9 +218,9 @@ def follow(job: Job, *, until: Callable[[], bool] = lambda: False, restart_lost:
         if _have_ended(now):
             break
         time.sleep(_POLL_INTERVAL)
-    if any(task.state is State.GONE for task in before):
+    if any(task.state is NodeState.GONE for task in before):
         return 0 if all(RunFolder(folder).finished for folder in folders(job)) else 1
-    return 0 if all(task.state is State.FINISHED for task in before) else 1
+    return 0 if all(task.state is NodeState.FINISHED for task in before) else 1
 
 
 def folders(job: Job) -> list[Path]:
