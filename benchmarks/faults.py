@@ -27,6 +27,7 @@ from object_store import ObjectStore, object_store
 from paceline.track.records import records_of
 
 WORDS = ("digits", "--train.duration", "100000ba", "--evaluate.every", "100000ba", "--checkpoint.every", "10ba")
+_PAUSE = 15.0  # five failures of a node within a minute end a job
 QUIET = ("--log.every", "1ba", "--log.tensorboard", "false")
 
 
@@ -48,6 +49,7 @@ def main() -> None:
         for _ in range(options.rounds):
             for name, fault in FAULTS.items():
                 job.wait(ranks=2, more_steps=15)
+                time.sleep(_PAUSE)
                 times.setdefault(name, []).append(fault(job))
         print(f"{options.rounds} rounds, --rank-timeout {options.rank_timeout}: seconds until training continues")
         for name, own in times.items():
