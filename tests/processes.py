@@ -82,7 +82,7 @@ def _rank(
 
 
 def free_port() -> int:
-    """Below those that the kernel gives to whoever asks for any, so that nobody else is given it in the meantime."""
+    """Below Linux's default range of ephemeral ports, so that another process is unlikely to get it before its use."""
     while True:
         with socket.socket() as probe:
             try:

@@ -20,7 +20,7 @@ from paceline.errors import UserError
 from paceline.launch.answers import TooMuch, communicate, unpack
 from paceline.launch.values import in_ssh_option, quoted
 
-# below those that a kernel gives to whoever asks for any: nobody else is given it before it is used
+# below Linux's default range of ephemeral ports, so that another process is unlikely to get it before it is used
 _FREE_PORT = """import random, socket
 while True:
     port = random.randrange(10000, 32000)
