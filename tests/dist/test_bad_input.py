@@ -9,6 +9,7 @@ from conftest import TINY, complaint, environment
 from processes import free_port
 
 from paceline.base.files import LOCK_NAME, FolderLock
+from paceline.base.host import host_name
 from paceline.checkpoint import store
 from paceline.track.records import RunFolder
 
@@ -116,7 +117,8 @@ def test_a_full_disk_while_saving(paceline, here, tmp_path: Path) -> None:
 
     words = ("train", "--resume", "runs/digits", "--train.duration", "40ba", "--log.every", "20ba")
     text = complaint(paceline(*words, preexec_fn=no_room))
-    assert "the checkpoint of step 40 was not written: runs/digits/checkpoints/.writing-step-00000040/" in text
+    place = "runs/digits/checkpoints/.writing-step-00000040/"
+    assert f"the checkpoint of step 40 was not written on {host_name()}: {place}" in text
     assert f"ulimit -f). The newest is {before.relative_to(tmp_path)}; resume from it with: " in text
     assert next(store.committed(tmp_path / "runs" / "digits" / "checkpoints")) == before
     store.read(before)

@@ -5,6 +5,7 @@ the others. Machines that share a file system see one folder, and nothing is sen
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from uuid import uuid4
 
@@ -123,22 +124,21 @@ class Mirror:
     def _copy_file(self, giver: int, path: Path, partial: Path, begin: int, end: int, writes: bool) -> None:
         if writes:
             path.parent.mkdir(parents=True, exist_ok=True)
-        source = path.open("rb") if self._world.rank == giver else None
-        target = partial.open("r+b" if begin and partial.exists() else "wb") if writes else None
-        if source:
-            source.seek(begin)
-        if target:
-            target.seek(begin)
-        for at in range(begin, end, _CHUNK):
-            chunk = torch.empty(min(_CHUNK, end - at), dtype=torch.uint8)
-            if source:
-                chunk.copy_(torch.frombuffer(bytearray(source.read(len(chunk))), dtype=torch.uint8))
-            self._world.broadcast_(chunk, giver)
-            if target:
-                target.write(chunk.numpy().tobytes())
-        for file in (source, target):
-            if file:
-                file.close()
+        mode = "r+b" if begin and partial.exists() else "wb"
+        with (
+            path.open("rb") if self._world.rank == giver else nullcontext() as source,
+            # closed on an error, too: an open file keeps the space that its removal is to free
+            partial.open(mode) if writes else nullcontext() as target,
+        ):
+            for file in filter(None, (source, target)):
+                file.seek(begin)
+            for at in range(begin, end, _CHUNK):
+                chunk = torch.empty(min(_CHUNK, end - at), dtype=torch.uint8)
+                if source:
+                    chunk.copy_(torch.frombuffer(bytearray(source.read(len(chunk))), dtype=torch.uint8))
+                self._world.broadcast_(chunk, giver)
+                if target:
+                    target.write(chunk.numpy().tobytes())
 
     def _commit(self, names: Sequence[str], written: Sequence[Path], old: Sequence[Path]) -> None:
         """In the background: bring copies to disk, in order, before they get their names; then old saves go."""

@@ -16,6 +16,7 @@ import torch
 from paceline.base import logs
 from paceline.base.device import peak_memory
 from paceline.base.files import disk_error
+from paceline.base.host import host_name
 from paceline.base.logs import log
 from paceline.checkpoint import store
 from paceline.checkpoint.writer import NoWriter, Writer
@@ -220,10 +221,10 @@ class Run:
     def _settle(self, step: int) -> None:
         """Wait for the last save; a run whose end could not be saved has failed."""
         self.writer.wait()
-        error = self._world.from_leader(str(self.writer.error or ""))
-        if error:
+        error = self.writer.error
+        if error := self._world.from_leader(error and f"{host_name()}: {error}"):
             newest = next(store.committed(self.folder.checkpoints), None)
-            message = f"the checkpoint of step {step} was not written: {error}. " + (
+            message = f"the checkpoint of step {step} was not written on {error}. " + (
                 f"The newest is {newest}; resume from it with: paceline train --resume {self.folder.path}"
                 if newest
                 else "There is none yet; start the same command again"
