@@ -83,7 +83,7 @@ def _rank(
 
 
 def free_port() -> int:
-    """Return a free port below the ephemeral ones, which the kernel could give to another process meanwhile."""
+    """Return a free port below Linux's ephemeral ones, so that another process is unlikely to get it before its use."""
     while True:
         with socket.socket() as probe:
             try:

@@ -15,6 +15,7 @@ from made_runs import make_run
 from sample_images import tree
 
 from paceline.checkpoint import store
+from paceline.system.host import host_name
 from paceline.track.records import RunFolder
 
 TRAIN = ("train", "digits", *TINY, "--precision", "fp32", "--log.tensorboard", "true")
@@ -60,7 +61,9 @@ def test_training_warns_once_fails_and_resumes(
     assert answer.returncode == 1
     assert _is_polite(text), text
     last = text.splitlines()[-1]
-    assert last.startswith("paceline: error: the checkpoint of step 60 was not written: runs/digits/"), last
+    assert last.startswith(
+        f"paceline: error: the checkpoint of step 60 was not written on {host_name()}: runs/digits/"
+    ), last
     assert os.strerror(number) in last
     assert last.endswith("paceline train --resume runs/digits [checkpoint-not-written]")
     assert text.count("Training continues") <= 1
@@ -157,7 +160,9 @@ def test_training_on_a_small_file_system(tmp_path: Path, survived) -> None:
         pytest.skip(f"nothing can be mounted here: {answer.stderr.strip()}")
     assert answer.returncode == 0, answer.stderr
     assert _is_polite(answer.stderr), answer.stderr
-    _, _, second = answer.stderr.partition("paceline: error: the checkpoint of step 60 was not written: ")
+    _, _, second = answer.stderr.partition(
+        f"paceline: error: the checkpoint of step 60 was not written on {host_name()}: "
+    )
     assert " kB needed)" in second
     assert "[checkpoint-not-written]" in second
     assert "resuming from step" in second

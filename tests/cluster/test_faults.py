@@ -130,7 +130,13 @@ def test_full_disk_of_a_node_is_reported_with_its_name(cluster: Cluster, tmp_pat
     with launch(cluster, tmp_path, "n1,n2", "--train.duration", "60ba", *WORDS) as job:
         output = job.wait()
     assert job.status == 1
-    assert re.search(r"n2 \| paceline: error: .* on n2 \(No space left on device\).* \[replica-not-written\]", output)
+    rank_zero = re.search(r"(n[12]) \| \S+ recipe: ", output)  # the node that joined first
+    assert rank_zero
+    if rank_zero[1] == "n1":
+        line = r"n2 \| paceline: error: .* on n2 \(No space left on device\).* \[replica-not-written\]"
+    else:
+        line = r"n1 \| paceline: error: .* on n2: .* No space left on device.* \[checkpoint-not-written\]"
+    assert re.search(line, output)
     assert "Traceback" not in output
 
 

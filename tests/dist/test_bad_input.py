@@ -10,6 +10,7 @@ from processes import free_port
 
 from paceline.checkpoint import store
 from paceline.system.files import LOCK_NAME, FolderLock
+from paceline.system.host import host_name
 from paceline.track.records import RunFolder
 
 
@@ -135,7 +136,8 @@ def test_a_full_disk_during_a_checkpoint_loses_nothing(paceline, here, tmp_path:
 
     words = ("train", "--resume", "runs/digits", "--train.duration", "40ba", "--log.every", "20ba")
     text = complaint(paceline(*words, preexec_fn=limit_file_size))
-    assert "the checkpoint of step 40 was not written: runs/digits/checkpoints/.writing-step-00000040/" in text
+    folder = "runs/digits/checkpoints/.writing-step-00000040/"
+    assert f"the checkpoint of step 40 was not written on {host_name()}: {folder}" in text
     assert "ulimit -f" in text
     assert f"The newest checkpoint is {before.relative_to(tmp_path)}" in text
     assert "[checkpoint-not-written]" in text

@@ -5,6 +5,7 @@ to the others. Nodes that share a file system see one folder, and nothing is sen
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from uuid import uuid4
 
@@ -126,22 +127,21 @@ class Mirror:
     def _copy_file(self, src: int, path: Path, partial: Path, begin: int, end: int, writes: bool) -> None:
         if writes:
             path.parent.mkdir(parents=True, exist_ok=True)
-        source = path.open("rb") if self._world.rank == src else None
-        target = partial.open("r+b" if begin and partial.exists() else "wb") if writes else None
-        if source:
-            source.seek(begin)
-        if target:
-            target.seek(begin)
-        for at in range(begin, end, _CHUNK):
-            chunk = torch.empty(min(_CHUNK, end - at), dtype=torch.uint8)
-            if source:
-                chunk.copy_(torch.frombuffer(bytearray(source.read(len(chunk))), dtype=torch.uint8))
-            self._world.broadcast_(chunk, src)
-            if target:
-                target.write(chunk.numpy().tobytes())
-        for file in (source, target):
-            if file:
-                file.close()
+        mode = "r+b" if begin and partial.exists() else "wb"
+        with (
+            path.open("rb") if self._world.rank == src else nullcontext() as source,
+            # closed on an error as well: an open file would keep the space that its removal has to free
+            partial.open(mode) if writes else nullcontext() as target,
+        ):
+            for file in filter(None, (source, target)):
+                file.seek(begin)
+            for at in range(begin, end, _CHUNK):
+                chunk = torch.empty(min(_CHUNK, end - at), dtype=torch.uint8)
+                if source:
+                    chunk.copy_(torch.frombuffer(bytearray(source.read(len(chunk))), dtype=torch.uint8))
+                self._world.broadcast_(chunk, src)
+                if target:
+                    target.write(chunk.numpy().tobytes())
 
     def _commit(self, names: Sequence[str], written: Sequence[Path], old: Sequence[Path]) -> None:
         """Sync copies to disk in order, rename them, then delete old checkpoints. Runs in the background."""

@@ -24,6 +24,7 @@ from paceline.errors import UserError
 from paceline.system import logs
 from paceline.system.device import peak_memory
 from paceline.system.files import disk_error
+from paceline.system.host import host_name
 from paceline.system.logs import log
 from paceline.track.progress import Display
 from paceline.track.records import RunFolder
@@ -245,10 +246,10 @@ class TrainingRun:
         """Wait for the last checkpoint. A run whose last checkpoint cannot be written has failed."""
         self.writer.wait()
         self.callbacks.checkpoint_written()
-        error = self._world.broadcast_object(str(self.writer.error or ""))
-        if error:
+        error = self.writer.error
+        if error := self._world.broadcast_object(error and f"{host_name()}: {error}"):
             newest = next(store.committed(self.folder.checkpoints), None)
-            message = f"the checkpoint of step {step} was not written: {error}. " + (
+            message = f"the checkpoint of step {step} was not written on {error}. " + (
                 f"The newest checkpoint is {newest}. Resume with: paceline train --resume {self.folder.path}"
                 if newest
                 else "There is no checkpoint yet. Run the same command again."

@@ -21,7 +21,7 @@ from paceline.launch.ssh_errors import ssh_problem
 from paceline.launch.values import in_ssh_option, quoted
 from paceline.system.files import printable
 
-# below the ephemeral ports, one of which the kernel could give to another process before it is used
+# below Linux's default range of ephemeral ports, so that another process is unlikely to get it before it is used
 _FREE_PORT = """import random, socket
 while True:
     port = random.randrange(10000, 32000)
