@@ -13,6 +13,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "paceline"
 _RAISED = {"UserError", "Problem", "HostError", "CorruptCheckpoint", "NotARun", "NoRunFolder", "RefusedYaml"}
 _CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _CHOOSING = {
+    "analysis/importers.py",
+    "analysis/read.py",
     "config/duration.py",
     "config/io.py",
     "config/phases.py",
@@ -25,8 +27,6 @@ _CHOOSING = {
     "launch/fetching.py",
     "launch/hosts.py",
     "launch/ssh_errors.py",
-    "logbook/importers.py",
-    "logbook/read.py",
     "system/files.py",
 }
 """Modules that choose a code in one place and raise it in another."""

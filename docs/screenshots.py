@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 from selenium import webdriver
 
-from paceline.api import report
+from paceline import report
 
 IMAGES = Path(__file__).with_name("images")
 _WIDTH, _HEIGHT = 1100, 1280

@@ -15,33 +15,37 @@ from paceline.extensions import (
 )
 
 if TYPE_CHECKING:
-    from paceline.api import (
-        Comparison,
-        Run,
-        compare,
-        evaluate,
-        load_recipe,
-        logbook,
-        prepare_folder,
-        report,
-        resume,
-        train,
-    )
+    from paceline.api.data import PreparedData, prepare_cifar10, prepare_folder, prepare_imagenet
+    from paceline.api.planning import Estimate, TrainingPlan, check_machine, find_batch, measured_speed, plan
+    from paceline.api.runs import Comparison, Run, compare, list_runs, logbook, report
+    from paceline.api.training import evaluate, export, list_recipes, load_recipe, resume, train
     from paceline.engine.callbacks import Callback, RunInfo, StepInfo
 
 __version__ = "0.1.0"
 __all__ = [
     "Callback",
     "Comparison",
+    "Estimate",
+    "PreparedData",
     "Run",
     "RunInfo",
     "StepInfo",
+    "TrainingPlan",
     "UserError",
+    "check_machine",
     "compare",
     "evaluate",
+    "export",
+    "find_batch",
+    "list_recipes",
+    "list_runs",
     "load_recipe",
     "logbook",
+    "measured_speed",
+    "plan",
+    "prepare_cifar10",
     "prepare_folder",
+    "prepare_imagenet",
     "register_augmentation",
     "register_callback",
     "register_dataset",
@@ -53,7 +57,7 @@ __all__ = [
     "resume",
     "train",
 ]
-_CALLBACKS = ("Callback", "RunInfo", "StepInfo")
+_MODULES = ("api.training", "api.runs", "api.planning", "api.data", "engine.callbacks")
 
 
 def __getattr__(name: str) -> Any:
@@ -62,7 +66,8 @@ def __getattr__(name: str) -> Any:
         return import_module("paceline.launch")
     if name not in __all__:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    return getattr(import_module("paceline.engine.callbacks" if name in _CALLBACKS else "paceline.api"), name)
+    modules = (import_module(f"paceline.{module}") for module in _MODULES)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 def __dir__() -> list[str]:

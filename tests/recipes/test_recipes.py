@@ -214,6 +214,6 @@ def test_the_list_shows_all_recipes(paceline) -> None:
 def test_help_shows_the_values_of_the_recipe(paceline) -> None:
     answer = paceline("train", "digits", "--help", env={"COLUMNS": "200", "PATH": "/usr/bin"})
     assert answer.returncode == 0, answer.stderr
-    line = next(line for line in answer.stdout.splitlines() if line.startswith(" --train.global_batch"))
+    line = next(line for line in answer.stdout.splitlines() if line.lstrip().startswith("--train.global_batch"))
     assert "128" in line
     assert "Images per optimizer step over all ranks together" in line

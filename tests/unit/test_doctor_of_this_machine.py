@@ -92,9 +92,9 @@ def test_import_that_crashes_the_process_is_named(tmp_path: Path, monkeypatch: p
     assert found["native codec"].level == "problem"
 
 
-def test_outdated_versions_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_that_do_not_match_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        metadata, "requires", lambda _: ["torch>=2.13", "timm>=1.0.9", "rich>=13", "x>=1; extra == 's3'"]
+        metadata, "requires", lambda _: ["torch<2.14,>=2.13", "timm<1.0.20,>=1.0.9", "rich>=13", "x>=1; extra == 's3'"]
     )
     versions = {"torch": "2.9.1+cpu", "timm": "1.0.30"}
 
@@ -105,9 +105,11 @@ def test_outdated_versions_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(metadata, "version", version)
     found = {one.subject: one for one in installation.packages(CPU_BUILD)}
-    assert (found["torch"].level, found["timm"].level) == ("problem", "ok")
-    assert "torch>=2.13" in found["torch"].text
-    assert (found["rich"].level, "x" in found) == ("problem", False)
+    assert "torch<2.14,>=2.13 is required" in found["torch"].text
+    assert "pip install --upgrade 'timm<1.0.20,>=1.0.9'" in found["timm"].text
+    assert {found[name].level for name in ("torch", "timm", "rich")} == {"problem"}
+    assert found["torchvision"].level == "ok"
+    assert "x" not in found
     assert [one.level for one in installation.extras()] == ["note"] * 4
     assert "pip install 'paceline[s3]'" in next(installation.extras()).text
 

@@ -8,7 +8,6 @@ from conftest import complaint, raises
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cli import find_batch
 from paceline.config.io import load_recipe
 from paceline.config.phases import Phase, problems
 from paceline.config.recipe import Recipe, Train
@@ -17,6 +16,7 @@ from paceline.config.timeline import Timeline
 from paceline.config.tracking import ExpectedCurve
 from paceline.data.load.order import Plan
 from paceline.errors import ConfigError
+from paceline.launch import batch_finder
 from paceline.launch.batch_finder import Trial, outcome, search
 from paceline.optim.schedules import LrPlan, lr_at
 
@@ -201,7 +201,7 @@ def test_the_search_finds_the_largest_batch_within_a_sixteenth(limit: int, most:
 
 def test_chart_of_the_search_shows_what_fits() -> None:
     trials = [Trial(2, True, 5.0, (10**9,)), Trial(4, True, 8.0, (2 * 10**9,)), Trial(8, False, reason="out of memory")]
-    chart = find_batch._chart(trials, "digits")
+    chart = batch_finder._chart(trials, "digits")
     assert "memory (1 = 2.00 GB)" in chart
     assert "images/s (1 = 8.0)" in chart
     assert chart.count("<circle") == 4
@@ -229,9 +229,9 @@ def test_plan_shows_phases_times_and_costs(here, tmp_path: Path) -> None:
     ("words", "code", "names"),
     [
         (("digits", "--data", "{name: folder, path: x}"), "unknown-dataset-size", "--train-images"),
-        (("digits", "--learn-from", "nowhere"), "run-without-speed", "--learn-from nowhere"),
+        (("digits", "--learn-from", "nowhere"), "run-without-speed", "nowhere"),
         (("digits", "--images-per-second", "9", "--bandwidth", "0"), "usage", "--bandwidth: '0'"),
-        (("digits", "--overlap", "5"), "invalid-overlap", "--overlap 5"),
+        (("digits", "--overlap", "5"), "usage", "--overlap: '5'"),
         ((), "missing-recipe", "paceline recipes"),
     ],
 )

@@ -11,8 +11,8 @@ from processes import run_ranks
 from sample_images import tree
 
 from paceline.analysis.charts import sparkline
-from paceline.cli.launch_spec import reachable
 from paceline.config.data import Data
+from paceline.launch.checks import reachable
 from paceline.track.records import RunFolder
 
 SMALL = (

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, count, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.errors import UserError
 from paceline.system.files import printable
@@ -223,7 +223,10 @@ class NotARun(UserError):
     """A path that is not a run, as opposed to a corrupt run; the field `reason` says what it is."""
 
 
-def named_apart(runs: list[LoggedRun]) -> list[LoggedRun]:
+_RunT = TypeVar("_RunT", bound=LoggedRun)
+
+
+def named_apart(runs: list[_RunT]) -> list[_RunT]:
     """Number the runs that share a name, and return all."""
     names = [run.name for run in runs]
     used = {name for name in names if names.count(name) == 1}

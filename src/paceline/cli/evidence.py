@@ -12,8 +12,7 @@ from paceline.system.files import say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.analysis.compare import ComparedRuns
-    from paceline.analysis.run import LoggedRun
+    from paceline.api.runs import Comparison, Run
 
 _READS = """A RUN is a run folder or a log of another program: PyTorch's ImageNet example and programs derived from it,
 DAWNBench's TSV, Lightning's metrics.csv or TensorBoard's event files."""
@@ -55,19 +54,19 @@ def _accuracy(text: str) -> float:
         raise argparse.ArgumentTypeError(error.report) from None
 
 
-def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[LoggedRun], int]":
+def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[Run], int]":
     """Return the runs among the paths and the exit status.
 
     Paths that are not runs are skipped and listed, so that `runs/*` works. Unreadable runs are errors; they are fatal
     if no run remains, or if the first run is unreadable and the others are compared to it.
     """
-    from paceline.analysis.read import read
     from paceline.analysis.run import NotARun, named_apart
+    from paceline.api.runs import Run
 
     runs, skipped, errors = [], [], []
     for path in paths:
         try:
-            runs.append(read(path))
+            runs.append(Run(path))
         except UserError as error:
             if len(paths) == 1:
                 raise
@@ -94,7 +93,7 @@ def compare(arguments: list[str]) -> int:
         "--out", type=Path, metavar="DIR", help="also write comparison.md, .json, .csv and charts to this folder"
     )
     options = parser.parse_args(arguments)
-    from paceline.analysis.compare import compare as compared
+    from paceline.api.runs import compare as compared
 
     if len(options.runs) < 2:
         raise UserError("too-few-runs", "compare needs two runs or more. For one run, use `paceline doctor RUN`.")
@@ -102,14 +101,14 @@ def compare(arguments: list[str]) -> int:
     if len(runs) < 2 and not status:
         message = f"compare needs two runs or more, but only {runs[0].origin} is a run. Add another run folder or log."
         raise UserError("too-few-runs", message, path=runs[0].origin)
-    comparison = compared(runs, options.to, options.price)
+    comparison = compared(*runs, to=options.to, price=options.price)
     _show(comparison)
     if options.out:
-        _write(comparison, options.out)
+        say(", ".join(map(str, comparison.write(options.out))))
     return status
 
 
-def _show(comparison: "ComparedRuns") -> None:
+def _show(comparison: "Comparison") -> None:
     from paceline.analysis.tables import listing, page_table
     from paceline.system.tables import fits, output, show
 
@@ -173,30 +172,13 @@ def _fitting(labels: Sequence[str], columns: Sequence[Sequence[str]], width: int
     yield some
 
 
-def _write(comparison: "ComparedRuns", out: Path) -> None:
-    from paceline.analysis.charts import svg
-    from paceline.analysis.curves import charts_of
-    from paceline.analysis.tables import as_csv, as_json, markdown
-    from paceline.system.files import make_folder, write_text
-
-    make_folder(out)
-    texts = {"comparison.md": markdown(comparison), "comparison.json": as_json(comparison)}
-    texts["comparison.csv"] = as_csv(comparison)
-    texts |= {name: drawn for name, chart in charts_of(comparison.runs) if (drawn := svg(chart))}
-    for name, text in texts.items():
-        write_text(out / name, text)
-    say(", ".join(str(out / name) for name in texts))
-
-
 def doctor_of_runs(paths: Sequence[Path]) -> int:
     """Print the bottlenecks of runs, for `paceline doctor RUN`; return the exit status."""
-    from paceline.analysis.verdict import verdict
-
     runs, status = _read(paths)
     for run in runs:
         if len(runs) > 1:
             say(f"{run.name}:")
-        for line in [*run.notes, *(finding.text for finding in verdict(run))]:
+        for line in [*run.notes, *run.bottlenecks]:
             say(f"- {line}")
     return status
 
@@ -205,10 +187,10 @@ def logbook(arguments: list[str]) -> int:
     parser = _runs_parser("logbook", "RUN [RUN ...] [--out logbook]", _LOGBOOK)
     parser.add_argument("--out", type=Path, default=Path("logbook"), metavar="DIR", help="default: logbook")
     options = parser.parse_args(arguments)
-    from paceline.analysis.book import write_logbook
+    from paceline.api.runs import logbook as write
 
     runs, status = _read(options.runs)
-    for path in write_logbook(runs, options.out):
+    for path in write(runs, options.out):
         say(str(path))
     return status
 
@@ -219,16 +201,9 @@ def report(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
     parser.add_argument("--title", default="", help="default: the names of the runs")
     options = parser.parse_args(arguments)
-    if options.out.is_dir():
-        message = f"--out {options.out} is a folder. Give a file, e.g. {options.out / 'report.html'}."
-        raise UserError("output-is-a-folder", message, path=options.out)
-    from paceline.analysis.compare import compare as compared
-    from paceline.analysis.page import report as page
-    from paceline.system.files import make_folder, write_text
+    from paceline.api.runs import report as write
 
     runs, status = _read(options.runs)
-    title = options.title or " and ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else "")
-    make_folder(options.out.parent)
-    write_text(options.out, page(compared(runs, options.to, options.price), title))
+    write(runs, options.out, to=options.to, price=options.price, title=options.title)
     say(f"{options.out} ({options.out.stat().st_size / 1e6:.2f} MB)")
     return status

@@ -5,16 +5,12 @@ import os
 import re
 import signal
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
-
-import psutil
 
 from paceline.cli.options import count, make_parser, with_recipe
 from paceline.cli.ranks import start_ranks
 from paceline.distributed.env import under_launcher
-from paceline.errors import UserError
-from paceline.launch.batch_finder import Trial, as_records, attempt, outcome, search
+from paceline.launch.batch_finder import Trial
 from paceline.system.signals import interrupts_end
 from paceline.system.tables import print_row
 
@@ -33,55 +29,25 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 def find_batch(arguments: list[str]) -> int:
     """Run `paceline find-batch`; returns the exit status."""
     options, recipe = with_recipe(_parser(), arguments)
-    from paceline.config.batch import memory_key
-    from paceline.config.io import dump_recipe
-    from paceline.system.files import make_folder, write_json, write_text
+    from paceline.api.planning import find_batch as find
 
-    if len(options.memory_limit) > options.procs:
-        raise UserError(
-            "too-many-limits",
-            f"--memory-limit has {len(options.memory_limit)} values, but --procs is {options.procs}. "
-            "Give at most one per rank.",
-            limits=len(options.memory_limit),
-        )
     signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))  # an exit ends the trial first
-    # without a limit the kernel's out-of-memory killer would end the search, or any other process
-    limits = options.memory_limit or [psutil.virtual_memory().available // options.procs]
-    out = options.out or Path("runs") / f"find-batch-{recipe.name}"
-    make_folder(out)
-    path = out / "recipe.yaml"
-    for old in ("find-batch.json", "find-batch.svg"):
-        (out / old).unlink(missing_ok=True)  # results of an earlier search
-    write_text(path, dump_recipe(recipe))
-
-    def reported(batch: int) -> Trial:
-        trial = attempt(path, options.procs, options.steps, limits, batch)
-        print_row(_cells(trial), _WIDTHS)
-        return trial
-
     print_row(_HEADS, _WIDTHS)
-    trials = search(reported, options.max_batch)
-    largest, fastest = outcome(trials)
-    result = {
-        "recipe": recipe.name,
-        "key": memory_key(recipe, options.procs),
-        "searched": datetime.now(UTC).isoformat(timespec="seconds"),
-        "ranks": options.procs,
-        "memory_limit": limits,
-        "largest": largest.per_rank_batch,
-        "largest_global": largest.per_rank_batch * options.procs,
-        "fastest": fastest.per_rank_batch,
-        "trials": as_records(trials),
-    }
-    write_json(out / "find-batch.json", result)
-    write_text(out / "find-batch.svg", _chart(trials, recipe.name))
-    whole = f"{largest.per_rank_batch} x {options.procs} = {largest.per_rank_batch * options.procs}"
-    print(
-        f"largest batch: {whole}; fastest: {fastest.per_rank_batch} per rank, {fastest.images_per_second:,.0f} images/s"
+    found = find(
+        recipe,
+        procs=options.procs,
+        memory_limits=options.memory_limit,
+        max_batch=options.max_batch,
+        steps=options.steps,
+        out=options.out or "",
+        on_trial=lambda trial: print_row(_cells(trial), _WIDTHS),
     )
-    if largest.per_rank_batch == options.max_batch:
+    largest, fastest = found.largest.per_rank_batch, found.fastest
+    speed = f"{fastest.per_rank_batch} per rank, {fastest.images_per_second:,.0f} images/s"
+    print(f"largest batch: {largest} x {options.procs} = {largest * options.procs}; fastest: {speed}")
+    if largest == options.max_batch:
         print(f"a larger batch may fit: sizes above --max-batch {options.max_batch} were not tried")
-    print(f"{out / 'find-batch.json'}, {out / 'find-batch.svg'}")
+    print(f"{found.folder / 'find-batch.json'}, {found.folder / 'find-batch.svg'}")
     return 0
 
 
@@ -108,21 +74,6 @@ def _cells(trial: Trial) -> tuple[str, str, str]:
     if not trial.fits:
         return str(trial.per_rank_batch), "-", trial.reason
     return str(trial.per_rank_batch), f"{max(trial.memory) / 1e9:,.2f} GB", f"{trial.images_per_second:,.1f}"
-
-
-def _chart(trials: list[Trial], name: str) -> str:
-    from paceline.analysis.charts import Chart, Line, svg
-
-    fitting = [trial for trial in trials if trial.fits]
-    most_memory = max(max(trial.memory) for trial in fitting)
-    most_speed = max(trial.images_per_second for trial in fitting)
-    memory = [(trial.per_rank_batch, max(trial.memory) / most_memory) for trial in fitting]
-    speed = [(trial.per_rank_batch, trial.images_per_second / most_speed) for trial in fitting]
-    lines = [
-        Line(f"memory (1 = {most_memory / 1e9:,.2f} GB)", memory),
-        Line(f"images/s (1 = {most_speed:,.1f})", speed, run=1),
-    ]
-    return svg(Chart(f"{name}: relative to the maximum", lines, "images per rank", from_zero=True))
 
 
 def _sizes(text: str) -> list[int]:

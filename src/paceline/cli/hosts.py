@@ -49,16 +49,10 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
 
 def doctor_of_hosts(options: argparse.Namespace) -> int:
     """Check whether hosts can train together; return 1 if there are problems."""
-    from paceline.launch.doctor import check
-    from paceline.launch.hosts import SshHost
-    from paceline.launch.values import operand, plain
+    from paceline.launch.api import check_hosts
 
-    operand("--python", options.python)
-    plain("--data", options.data)
-    ssh_options = ("-F", str(options.ssh_config.resolve())) if options.ssh_config else ()
-    report = check(
-        [SshHost(name, "$HOME", ssh_options) for name in hosts_from(options.hosts)], options.python, options.data
-    )
+    names = hosts_from(options.hosts)
+    report = check_hosts(names, python=options.python, data=options.data, ssh_config=options.ssh_config or "")
     for line in (*report.lines, *(f"! {problem}" for problem in report.problems)):
         print(printable(line))
     count = len(report.problems)

@@ -3,7 +3,6 @@
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,10 +12,10 @@ from paceline.cli.hosts import hosts_from
 from paceline.cli.launch_ec2 import ec2_fields
 from paceline.cli.options import check_results_url, option_name, plain_name
 from paceline.config.imports import allow_given
-from paceline.config.io import dump_recipe, load_recipe
+from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
-from paceline.launch.checks import check_spec, extension_files, source_tree, with_reachable_data
+from paceline.launch.checks import new_spec, with_reachable_data
 from paceline.launch.specs import Ec2Spec, LocalSpec, ManifestSpec, SlurmSpec, Spec, SshSpec
 from paceline.launch.values import operand, plain, variable
 
@@ -34,9 +33,7 @@ def spec_of(options: argparse.Namespace, source: str, overrides: Sequence[str]) 
         plain_name(options.name)
     kind = _KINDS[options.backend]
     same = {field.name: getattr(options, field.name) for field in fields(kind) if hasattr(options, field.name)}
-    shipped = {"recipe": dump_recipe(recipe), "extensions": extension_files(recipe)}
-    spec: Spec | ManifestSpec = kind(**(same | given | shipped))
-    check_spec(spec, recipe)
+    spec: Spec | ManifestSpec = new_spec(kind, recipe, same | given)
     return spec
 
 
@@ -100,10 +97,8 @@ def _common_fields(options: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of all backends that differ from the options."""
     return {
         "rank_timeout": int(options.rank_timeout),
-        "python": options.python or ("" if options.backend in ("ssh", "ec2") else sys.executable),
-        "code": str(source_tree() or ""),
         "pass_env": tuple(filter(None, options.pass_.split(","))),
-        "runs": plain("--runs", str(options.runs.resolve())),
+        "runs": plain("--runs", str(options.runs)),
     }
 
 

@@ -72,13 +72,23 @@ def count(text: str) -> int:
 
 def positive(text: str) -> float:
     """Option type: a positive number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
+    if not 0 < (value := _number(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a positive number")
     return value
+
+
+def fraction(text: str) -> float:
+    """Option type: a number from 0 to 1."""
+    if not 0 <= (value := _number(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number from 0 to 1")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def check_results_url(text: str) -> None:

@@ -25,12 +25,12 @@ def recipes(arguments: list[str]) -> int:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="show this recipe")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     source = parser.parse_args(arguments).recipe
-    from paceline.config.io import load_recipe, shipped
+    from paceline.api.training import list_recipes, load_recipe
     from paceline.system.tables import new_table, print_list, show
 
     if source is None:
         heads = ("name", "model", "data", "epochs", "published", "measured")
-        print_list(heads, [_cells(load_recipe(name)) for name in shipped()], _DROPPED_FIRST)
+        print_list(heads, [_cells(recipe) for recipe in list_recipes()], _DROPPED_FIRST)
         print("\n`paceline recipes RECIPE` shows one of them.")
     else:
         table = new_table(("", ""), list(_details(load_recipe(source), source)))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.options import make_parser
-from paceline.errors import UserError
 from paceline.system.files import say
 from paceline.system.tables import print_list
 
@@ -31,12 +30,9 @@ def runs(arguments: list[str]) -> int:
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
     folder = options.folder or Path("runs")
-    if options.folder and not folder.is_dir():
-        message = f"{folder} is not a folder. Give the folder with your runs (--runs of `paceline train`)."
-        raise UserError("folder-not-found", message, path=folder)
-    from paceline.analysis.overview import overview
+    from paceline.api.runs import list_runs
 
-    found = overview(folder) if folder.is_dir() else []
+    found = list_runs(folder) if options.folder or folder.is_dir() else []
     if options.json:
         print(json.dumps([asdict(row) for row in found], indent=1))
     elif not found:

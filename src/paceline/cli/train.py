@@ -177,17 +177,9 @@ def export(arguments: list[str]) -> int:
     parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of the best one")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
-    if options.to.suffix != ".safetensors":
-        raise UserError(
-            "wrong-suffix",
-            f"--to {options.to}: weights are written as .safetensors. Choose a name with that suffix.",
-            path=options.to,
-        )
-    from paceline.checkpoint.store import export_weights
-    from paceline.engine.saved import find_checkpoint
+    from paceline.api.training import export as write
 
-    checkpoint = find_checkpoint(options.source, "last" if options.last else "best")
-    say(export_weights(checkpoint, options.to, options.raw))
+    say(write(options.source, options.to, which="last" if options.last else "best", raw=options.raw))
     return 0
 
 

@@ -130,8 +130,12 @@ def split_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]
         yield key, values
 
 
-def words_of(overrides: Mapping[str, Any] | None) -> list[str]:
-    """Overrides by dotted field, as options of the command line."""
+Overrides = Mapping[str, Any]
+"""Values by dotted field: {"optim.lr": 0.2, "model.options": {"width": 64}}."""
+
+
+def words_of(overrides: Overrides | None) -> list[str]:
+    """Return overrides as options of the command line."""
     return [
         word
         for key, value in (overrides or {}).items()

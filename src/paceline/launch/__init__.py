@@ -17,9 +17,9 @@ copies the run folder back. manifest.py only plans: the engine of the user runs 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.launch.api import LaunchedJob, ec2, local, slurm, ssh
+    from paceline.launch.api import LaunchedJob, check_hosts, dry_run, ec2, jobs, local, manifest, slurm, ssh
 
-__all__ = ["LaunchedJob", "ec2", "local", "slurm", "ssh"]
+__all__ = ["LaunchedJob", "check_hosts", "dry_run", "ec2", "jobs", "local", "manifest", "slurm", "ssh"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,19 +1,23 @@
 """Launch jobs from Python: `pl.launch.ssh(recipe, hosts=["a", "b"])` returns a job to wait for, follow or stop."""
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from paceline.config.io import dump_recipe, load_recipe, recipe_from_tree, to_tree, words_of
+from paceline.config.io import Overrides, load_recipe, recipe_from_tree, to_tree, words_of
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.launch.backends import backend_of
-from paceline.launch.checks import check_spec, extension_files, source_tree, with_reachable_data
-from paceline.launch.job import Job, load
-from paceline.launch.lifecycle import follow_to_end, show_logs, state_of, stop
-from paceline.launch.specs import Ec2Spec, LocalSpec, SlurmSpec, Spec, SshSpec
+from paceline.launch.backends.manifest import plan as planned_manifest
+from paceline.launch.checks import SpecT, new_spec, with_reachable_data
+from paceline.launch.doctor import HostReport, check
+from paceline.launch.hosts import SshHost
+from paceline.launch.job import Job, all_ids, load
+from paceline.launch.lifecycle import follow_to_end, resume, show_logs, state_of, stop
+from paceline.launch.specs import Ec2Spec, LocalSpec, ManifestSpec, SlurmSpec, Spec, SshSpec
+from paceline.launch.states import NodeStatus
+from paceline.launch.values import host_name, operand, plain
 
 _GRACE = 60.0
 
@@ -38,6 +42,15 @@ class LaunchedJob:
     def path(self) -> Path:
         """The run folder on this machine, after wait() or fetch()."""
         return Path(self._job.spec.runs) / self._job.spec.name
+
+    @property
+    def nodes(self) -> list[NodeStatus]:
+        """The state of each node."""
+        return backend_of(self._job.spec).status(self._job)
+
+    def resume(self) -> None:
+        """Start a job that ended early again, from its last checkpoint."""
+        resume(self._job)
 
     def logs(self) -> None:
         """Print the logs of all nodes so far."""
@@ -66,21 +79,21 @@ class LaunchedJob:
 
 
 def local(
-    recipe: str | Path | Recipe, nodes: int = 2, overrides: Mapping[str, Any] | None = None, **options: Any
+    recipe: str | Path | Recipe, nodes: int = 2, overrides: Overrides | None = None, **options: Any
 ) -> LaunchedJob:
     """Launch on "nodes" of this machine, each with its own folder: a rehearsal of ssh."""
     return _launch(LocalSpec, recipe, overrides, hosts=_numbered(nodes), **options)
 
 
 def ssh(
-    recipe: str | Path | Recipe, hosts: Sequence[str], overrides: Mapping[str, Any] | None = None, **options: Any
+    recipe: str | Path | Recipe, hosts: Sequence[str], overrides: Overrides | None = None, **options: Any
 ) -> LaunchedJob:
     """Launch on hosts that you can ssh to. Options are those of `paceline launch ssh`: procs_per_node, python, ..."""
     return _launch(SshSpec, recipe, overrides, hosts=tuple(hosts), **options)
 
 
 def slurm(
-    recipe: str | Path | Recipe, nodes: int = 1, overrides: Mapping[str, Any] | None = None, **options: Any
+    recipe: str | Path | Recipe, nodes: int = 1, overrides: Overrides | None = None, **options: Any
 ) -> LaunchedJob:
     """Submit to SLURM. `sbatch_options` has further options of sbatch, e.g. {"partition": "gpu"}."""
     return _launch(SlurmSpec, recipe, overrides, hosts=_numbered(nodes), **options)
@@ -90,7 +103,7 @@ def ec2(
     recipe: str | Path | Recipe,
     instance_type: str,
     nodes: int = 1,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Overrides | None = None,
     **options: Any,
 ) -> LaunchedJob:
     """Launch on new EC2 instances, which are terminated afterwards."""
@@ -101,22 +114,54 @@ def _numbered(nodes: int) -> tuple[str, ...]:
     return tuple(f"node-{number}" for number in range(nodes))
 
 
-def _launch(
-    kind: type[Spec], recipe: str | Path | Recipe, overrides: Mapping[str, Any] | None, **options: Any
-) -> LaunchedJob:
+def manifest(
+    recipe: str | Path | Recipe, engine: str, nodes: int = 2, overrides: Overrides | None = None, **options: Any
+) -> str:
+    """Return a file for an engine that you already run: skypilot, kubeflow or kubernetes. It has a secret token."""
+    spec = _spec(ManifestSpec, recipe, overrides, hosts=_numbered(nodes), engine=engine, **options)
+    return str(*planned_manifest(spec))
+
+
+def dry_run(backend: str, recipe: str | Path | Recipe, overrides: Overrides | None = None, **options: Any) -> str:
+    """Return the steps that a launch would take. `options` are those of its function, e.g. hosts=["a", "b"]."""
+    kinds: dict[str, type[Spec]] = {kind.backend: kind for kind in (LocalSpec, SshSpec, SlurmSpec, Ec2Spec)}
+    if backend not in kinds:
+        raise UserError("unknown-backend", f"{backend!r} is not a backend. Use {', '.join(kinds)}.", backend=backend)
+    if "nodes" in options:
+        options["hosts"] = _numbered(options.pop("nodes"))
+    spec = _spec(kinds[backend], recipe, overrides, **options)
+    return "\n\n".join(map(str, backend_of(spec).plan(spec)))
+
+
+def jobs() -> list[LaunchedJob]:
+    """Return the jobs that were launched from this machine, oldest first."""
+    return [LaunchedJob(job_id) for job_id in all_ids()]
+
+
+def check_hosts(
+    hosts: Sequence[str], *, python: str = "python3", data: str = "", ssh_config: str | Path = ""
+) -> HostReport:
+    """Check whether hosts can train together: same code, torch and data, links, disks; returns facts and problems."""
+    operand("--python", python)
+    plain("--data", data)
+    options = ("-F", str(Path(ssh_config).resolve())) if ssh_config else ()
+    return check([SshHost(host_name("--hosts", name), "$HOME", options) for name in hosts], python, data)
+
+
+def _launch(kind: type[Spec], recipe: str | Path | Recipe, overrides: Overrides | None, **options: Any) -> LaunchedJob:
+    spec = _spec(kind, recipe, overrides, **options)
+    job: Job = backend_of(spec).launch(spec)
+    return LaunchedJob(job.id)
+
+
+def _spec(kind: type[SpecT], recipe: str | Path | Recipe, overrides: Overrides | None, **options: Any) -> SpecT:
     words = words_of(overrides)
     if isinstance(recipe, Recipe):
         loaded = recipe_from_tree(to_tree(recipe), recipe.name, words)
     else:
         loaded = load_recipe(str(recipe), words)
-    loaded = with_reachable_data(loaded, kind.backend)
     known = [field.name for field in fields(kind)]
     if unknown := [name for name in options if name not in known]:
         message = f"launch.{kind.backend} has no option {unknown[0]!r}. Use {', '.join(known)}."
         raise UserError("unknown-option", message, option=unknown[0])
-    options["runs"] = str(Path(options.get("runs", "runs")).resolve())
-    given = {"python": "" if kind in (SshSpec, Ec2Spec) else sys.executable, "code": str(source_tree() or "")}
-    spec: Spec = kind(**(given | options), recipe=dump_recipe(loaded), extensions=extension_files(loaded))
-    check_spec(spec, loaded)
-    job: Job = backend_of(spec).launch(spec)
-    return LaunchedJob(job.id)
+    return new_spec(kind, with_reachable_data(loaded, kind.backend), options)

@@ -9,13 +9,19 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 
+from paceline.analysis.charts import Chart, Line, svg
+from paceline.config.batch import memory_key
+from paceline.config.io import dump_recipe
+from paceline.config.recipe import Recipe
 from paceline.errors import UserError
+from paceline.system.files import make_folder, write_json, write_text
 from paceline.system.lifetime import child_env
 
 _PIPE = subprocess.PIPE
@@ -30,6 +36,16 @@ class Trial:
     memory: tuple[int, ...] = ()
     """Peak bytes per rank."""
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class BatchSearch:
+    """The batch sizes that were tried; `folder` has them as JSON and as a chart."""
+
+    folder: Path
+    trials: list[Trial]
+    largest: Trial
+    fastest: Trial
 
 
 def search(attempt: Callable[[int], Trial], limit: int) -> list[Trial]:
@@ -119,5 +135,60 @@ def outcome(trials: list[Trial]) -> tuple[Trial, Trial]:
     return fitting[-1], max(fitting, key=lambda trial: trial.images_per_second)
 
 
-def as_records(trials: list[Trial]) -> list[dict[str, object]]:
-    return [asdict(trial) for trial in trials]
+def find(
+    recipe: Recipe,
+    folder: Path,
+    procs: int,
+    memory_limits: Sequence[int],
+    max_batch: int,
+    steps: int,
+    on_trial: Callable[[Trial], None],
+) -> BatchSearch:
+    """Search, and write the results to a folder."""
+    if len(memory_limits) > procs:
+        raise UserError(
+            "too-many-limits",
+            f"--memory-limit has {len(memory_limits)} values, but --procs is {procs}. Give at most one per rank.",
+            limits=len(memory_limits),
+        )
+    # without a limit the kernel's out-of-memory killer would end the search, or any other process
+    limits = list(memory_limits) or [psutil.virtual_memory().available // procs]
+    make_folder(folder)
+    path = folder / "recipe.yaml"
+    for old in ("find-batch.json", "find-batch.svg"):
+        (folder / old).unlink(missing_ok=True)  # results of an earlier search
+    write_text(path, dump_recipe(recipe))
+
+    def reported(batch: int) -> Trial:
+        on_trial(trial := attempt(path, procs, steps, limits, batch))
+        return trial
+
+    trials = search(reported, max_batch)
+    largest, fastest = outcome(trials)
+    result = {
+        "recipe": recipe.name,
+        "key": memory_key(recipe, procs),
+        "searched": datetime.now(UTC).isoformat(timespec="seconds"),
+        "ranks": procs,
+        "memory_limit": limits,
+        "largest": largest.per_rank_batch,
+        "largest_global": largest.per_rank_batch * procs,
+        "fastest": fastest.per_rank_batch,
+        "trials": [asdict(trial) for trial in trials],
+    }
+    write_json(folder / "find-batch.json", result)
+    write_text(folder / "find-batch.svg", _chart(trials, recipe.name))
+    return BatchSearch(folder, trials, largest, fastest)
+
+
+def _chart(trials: list[Trial], name: str) -> str:
+    fitting = [trial for trial in trials if trial.fits]
+    most_memory = max(max(trial.memory) for trial in fitting)
+    most_speed = max(trial.images_per_second for trial in fitting)
+    memory = [(trial.per_rank_batch, max(trial.memory) / most_memory) for trial in fitting]
+    speed = [(trial.per_rank_batch, trial.images_per_second / most_speed) for trial in fitting]
+    lines = [
+        Line(f"memory (1 = {most_memory / 1e9:,.2f} GB)", memory),
+        Line(f"images/s (1 = {most_speed:,.1f})", speed, run=1),
+    ]
+    return svg(Chart(f"{name}: relative to the maximum", lines, "images per rank", from_zero=True))

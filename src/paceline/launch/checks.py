@@ -1,23 +1,28 @@
 """Check what is launched before anything starts: data that nodes can reach, batch layout, names, code to copy."""
 
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import paceline
 from paceline import extensions
 from paceline.config.batch import layouts
 from paceline.config.data import BUILT_IN, FROM_FILES, IN_MEMORY, Data
+from paceline.config.io import dump_recipe
 from paceline.config.recipe import Recipe
 from paceline.data.shards import default_folder
 from paceline.errors import UserError
 from paceline.launch.backends import backend_of
 from paceline.launch.job import all_ids, load
-from paceline.launch.specs import ManifestSpec, Spec
+from paceline.launch.specs import Ec2Spec, ManifestSpec, Spec, SshSpec
 from paceline.launch.states import ACTIVE
 from paceline.launch.values import run_name
 from paceline.system.remote import is_remote
 
 _MAX_EXTENSION_BYTES = 4 << 20
+SpecT = TypeVar("SpecT", bound=Spec | ManifestSpec)
 
 
 def with_reachable_data(recipe: Recipe, backend: str) -> Recipe:
@@ -61,6 +66,17 @@ def check_spec(spec: Spec | ManifestSpec, recipe: Recipe) -> None:
         if same and any(node.state in ACTIVE for node in backend_of(job.spec).status(job)):
             message = f"job {job.id} with the name {spec.name} is still running. Choose another --name, or stop it."
             raise UserError("job-running", message, job=job.id)
+
+
+def new_spec(kind: type[SpecT], recipe: Recipe, options: Mapping[str, Any]) -> SpecT:
+    """Return a checked spec of a recipe; `options` are fields of the spec."""
+    python = "" if kind in (SshSpec, Ec2Spec) else sys.executable
+    given = {**options, "runs": str(Path(options.get("runs", "runs")).resolve())}
+    given["python"] = options.get("python") or python
+    shipped = {"recipe": dump_recipe(recipe), "extensions": extension_files(recipe), "code": str(source_tree() or "")}
+    spec = kind(**(given | shipped))
+    check_spec(spec, recipe)
+    return spec
 
 
 def extension_files(recipe: Recipe) -> dict[str, str]:

@@ -5,11 +5,14 @@ A child process imports torch, so that an import that crashes is reported as a p
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, NamedTuple
+
+from packaging.requirements import Requirement
 
 from paceline.system.lifetime import child_env
 
@@ -54,18 +57,21 @@ def _text(output: str | bytes | None) -> str:
 
 def packages(parts: dict[str, dict[str, Any]]) -> Iterator[Finding]:
     """Check the versions of packages, and whether they can be imported."""
-    outdated = dict(_outdated())
+    wrong = dict(_unsatisfied())
     for name in PACKAGES:
         error, version = parts[name].get("error"), parts[name].get("version", "")
         if error:
             yield Finding("problem", name, f"cannot be imported ({error}); run: {_pip(name)}")
-        elif name in outdated:
-            yield Finding("problem", name, f"{version} is too old, {outdated.pop(name)} is required; run: {_pip(name)}")
+        elif name in wrong:
+            yield Finding(
+                "problem", name, f"{version} is installed, {wrong[name]} is required; run: {_pip(wrong[name])}"
+            )
         else:
             yield Finding("ok", name, version)
-    for name, required in outdated.items():
+    for name, required in wrong.items():
         if name not in PACKAGES:
-            yield Finding("problem", name, f"{required} is required, but {_installed(name)}; run: {_pip(name)}")
+            installed = f"{_version(name) or 'nothing'} is installed"
+            yield Finding("problem", name, f"{installed}, {required} is required; run: {_pip(required)}")
     codec = parts[CODEC]
     if error := codec.get("error"):
         fix = "run: pip install --force-reinstall --no-deps paceline (it needs a C compiler)"
@@ -75,27 +81,21 @@ def packages(parts: dict[str, dict[str, Any]]) -> Iterator[Finding]:
         yield Finding("note" if slower else "ok", "native codec", f"{codec['paths'][-1]} path{slower}")
 
 
-def _pip(name: str) -> str:
-    return f"pip install --upgrade {name}"
+def _pip(requirement: str) -> str:
+    return f"pip install --upgrade {shlex.quote(requirement)}"
 
 
-def _outdated() -> Iterator[tuple[str, str]]:
-    """Yield packages that are missing or too old for this version of paceline, with its requirement."""
+def _unsatisfied() -> Iterator[tuple[str, str]]:
+    """Yield the packages that are missing or have the wrong version, with the requirement of paceline."""
     try:
         requirements = metadata.requires("paceline") or []
     except metadata.PackageNotFoundError:  # a source tree that was never installed
         return
-    for requirement in requirements:
-        name, operator, minimum = requirement.partition(">=")
-        if ";" in requirement or not operator:
-            continue  # of an extra, or without a minimum
-        if _numbers(_version(name) or "0") < _numbers(minimum):
-            yield name, requirement
-
-
-def _installed(name: str) -> str:
-    version = _version(name)
-    return f"{version} is installed" if version else "not installed"
+    for requirement in map(Requirement, requirements):
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue  # of an extra, or of another platform
+        if not requirement.specifier.contains(_version(requirement.name) or "0", prereleases=True):
+            yield requirement.name, str(requirement)
 
 
 def _version(name: str) -> str | None:
@@ -103,11 +103,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _numbers(version: str) -> list[int]:
-    plain = version.partition("+")[0].split(".")
-    return [int("".join(filter(str.isdigit, part)) or 0) for part in plain]
 
 
 def gpus(parts: dict[str, dict[str, Any]], machine: dict[str, Any]) -> Iterator[Finding]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline import extensions
+from paceline.api.notebook import live_view
 from paceline.config.io import dump_recipe
 from paceline.config.recipe import Recipe
 from paceline.errors import Stopped, UserError
-from paceline.notebook import live_view
 from paceline.system.lifetime import child_env
 from paceline.system.outcome import FILE, read_outcome
 
