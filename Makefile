@@ -21,7 +21,7 @@ attack: $(READY)  ## kill, flip, tear, flood: hostile files, clients, signals an
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/attack
 
 docs: $(READY)  ## build the documentation site in build/site; broken links are errors
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(READY)  ## check style, types and the direction of imports
 	$(BIN)/ruff check .

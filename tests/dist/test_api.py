@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from conftest import raises
@@ -63,7 +64,6 @@ def test_errors_have_the_codes_of_the_commands() -> None:
 
 def test_metrics_as_a_data_frame() -> None:
     run = pl.train("digits", SHORT, in_process=True)
-    pandas = pytest.importorskip("pandas")
     frame = run.dataframe("eval")
     assert isinstance(frame, pandas.DataFrame)
     assert frame["top1"].tolist() == [record["top1"] for record in run.evaluated]
@@ -78,18 +78,18 @@ def test_model_of_photographs_predicts_as_the_evaluation_does(tmp_path: Path) ->
             pixels = np.clip(rng.normal(color, 60, (48, 64, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.jpg")
     folder = pl.prepare_folder("photos", "data", max_side=48, val_fraction=0.25, workers=1)
-    fields = SHORT | {"data.name": "shards", "data.path": str(folder), "data.size": 32, "train.global_batch": 12}
-    run = pl.train("digits", fields, in_process=True)
-    data = pl.PreparedData(folder)
-    data.verify()
-    images = data.export_images("exported", ["val"])
+    data = {"name": "shards", "path": str(folder), "size": 32, "augment": {}}
+    run = pl.train("digits", SHORT | {"data": data, "train.global_batch": 12}, in_process=True)
+    prepared = pl.PreparedData(folder)
+    prepared.verify()
+    images = prepared.export_images("exported", ["val"])
     model, losses = run.load_model("last"), []
     for path in sorted(images.rglob("*.jpg")):
         label = torch.tensor([model.classes.index(path.parent.name)])
         losses.append(torch.nn.functional.cross_entropy(model(model.preprocess(Image.open(path))[None]), label).item())
     assert len(losses) == 12
     assert sum(losses) / 12 == pytest.approx(run.last["loss"], abs=0.05)
-    assert data.write_contact_sheet("sheet.png", "val").is_file()
+    assert prepared.write_contact_sheet("sheet.png", "val").is_file()
 
 
 def test_runs_are_listed_exported_and_explained() -> None:
