@@ -49,7 +49,7 @@ def _guarded(arguments: list[str]) -> int:
         _complain(error)
         return 1
     except KeyboardInterrupt:
-        _complain(UserError("interrupted", "interrupted"), "interrupted")
+        _complain(UserError("command-interrupted", "interrupted"), "interrupted")
         return 130
     except BrokenPipeError:
         _discard_output()

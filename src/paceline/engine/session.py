@@ -27,14 +27,13 @@ from paceline.engine.build import Setup, build
 from paceline.engine.callbacks import Callbacks
 from paceline.engine.covered import newest_covered
 from paceline.engine.examples import examples
+from paceline.engine.parts import check_parts
 from paceline.engine.rank_checks import check_same_data, check_same_imports, check_same_recipe
 from paceline.engine.replicas import Mirror
 from paceline.engine.resume import check_recipe_file, check_same_experiment, choose_folder, warn_of_changed_code
 from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
 from paceline.errors import UserError
-from paceline.optim.factory import check as check_optimizer
-from paceline.optim.schedules import check as check_schedule
 from paceline.system import logs
 from paceline.system.files import LOCK_NAME, FolderLock, disk_error, make_folder, suppress_os_errors, write_text
 from paceline.system.logs import console, log
@@ -74,8 +73,7 @@ def train_recipe(
     """
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
-    check_optimizer(recipe.optim)  # before a folder is created or data is fetched
-    check_schedule(recipe.optim.schedule)
+    check_parts(recipe)  # before a folder is created or data is fetched
     recipe = kinds.resolve(recipe)
     fetch(recipe)  # may take longer than the timeout of connected ranks
     # uploads end after the ranks have disconnected, because a slow upload would exceed their timeout
