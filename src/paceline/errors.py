@@ -1,7 +1,8 @@
 """Errors that the command line prints as a message instead of a traceback."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 
 class UserError(Exception):
@@ -23,6 +24,18 @@ class UserError(Exception):
         """The message with its code, as printed."""
         return f"{self} [{self.code}]"
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the error for another process. Fields that JSON has no type for, such as paths, become strings."""
+        return {"code": self.code, "message": str(self), "fields": json.loads(json.dumps(self.fields, default=str))}
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> "UserError":
+        """Return the error of another process."""
+        code, message, fields = (values[key] for key in ("code", "message", "fields"))
+        if code == ConfigError.CODE:
+            return ConfigError(fields["origin"], (Problem(*problem) for problem in fields["problems"]))
+        return UserError(code, message, **fields)
+
 
 class Problem(NamedTuple):
     """One of several problems of a recipe."""
@@ -37,11 +50,14 @@ class Problem(NamedTuple):
 class ConfigError(UserError):
     """Every problem found in a recipe, raised at once."""
 
+    CODE = "invalid-recipe"
+
     def __init__(self, origin: str, problems: Iterable[Problem]):
         self.problems = tuple(problems)
         count = len(self.problems)
         head = f"{origin}: {count} problem{'s' if count > 1 else ''}"
-        super().__init__("invalid-recipe", "\n".join([head, *(f"  {problem}" for problem in self.problems)]))
+        text = "\n".join([head, *(f"  {problem}" for problem in self.problems)])
+        super().__init__(self.CODE, text, origin=origin, problems=self.problems)
         self.origin = origin
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, tuple[Problem, ...]]]:

@@ -15,7 +15,7 @@ import difflib
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -38,6 +38,7 @@ SIGNATURES = {
     "callback": "(**options) -> paceline.Callback",
 }
 """How an extension of each kind is called, and what it returns."""
+_MAX_LISTED = 5  # files in a message
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,27 @@ def _in_current_folder(spec: ModuleSpec) -> bool:
 
 def sources(modules: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return file and SHA-256 of each imported module; of a package, the hash covers all of its Python files."""
-    return {name: {"file": str(path := source_of(name)), "sha256": _digest(path)} for name in modules}
+    return {name: {"file": str(source_of(name)), "sha256": _digest_of_all(file_hashes([name]))} for name in modules}
+
+
+def _digest_of_all(hashes: Mapping[str, str]) -> str:
+    lines = "".join(f"{digest}  {name}\n" for name, digest in hashes.items())  # as `sha256sum` prints them
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def file_hashes(modules: Sequence[str]) -> dict[str, str]:
+    """Return the SHA-256 of top-level modules, and of the Python files of packages, by path from PYTHONPATH."""
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in _files(modules)
+        if path.suffix == ".py" or "/" not in name
+    }
+
+
+def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Return the files that differ between two results of `file_hashes`, for messages; empty if none does."""
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return ", ".join(changed[:_MAX_LISTED]) + (f" and {rest} more" if (rest := len(changed) - _MAX_LISTED) > 0 else "")
 
 
 def source_of(module: str) -> Path:
@@ -249,21 +270,19 @@ def source_of(module: str) -> Path:
 def files_of(modules: Sequence[str]) -> dict[str, str]:
     """Return the text files of the top-level packages of modules by path, as they are found from PYTHONPATH."""
     files = {}
-    for root in dict.fromkeys(map(source_of, modules)):
-        for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
-            name = path.relative_to(root.parent)
-            if not path.is_file() or any(part.startswith((".", "__pycache__")) for part in name.parts):
-                continue
-            try:
-                files[name.as_posix()] = path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                message = f"{path} is not a text file and cannot be copied to the nodes. Install the package there."
-                raise UserError("extension-not-text", message, path=path) from None
+    for name, path in _files(modules):
+        try:
+            files[name] = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            message = f"{path} is not a text file and cannot be copied to the nodes. Install the package there."
+            raise UserError("extension-not-text", message, path=path) from None
     return files
 
 
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-        digest.update(file.relative_to(path.parent).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()
+def _files(modules: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Yield the files of the top-level packages of modules, in order, with their paths from PYTHONPATH."""
+    for root in dict.fromkeys(map(source_of, modules)):
+        for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
+            name = path.relative_to(root.parent)
+            if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in name.parts):
+                yield name.as_posix(), path

@@ -62,6 +62,16 @@ def test_errors_have_the_codes_of_the_commands() -> None:
     assert "RANK" not in os.environ
 
 
+def test_errors_of_ranks_keep_message_and_fields() -> None:
+    overrides = SHORT | {"data.name": "cifar10"}
+    with raises("data-not-found") as here:
+        pl.train("digits", overrides, in_process=True)
+    with raises("data-not-found") as there:
+        pl.train("digits", overrides, procs=2)
+    assert here.value.fields
+    assert (str(there.value), there.value.fields) == (str(here.value), here.value.fields)
+
+
 def test_metrics_as_a_data_frame() -> None:
     run = pl.train("digits", SHORT, in_process=True)
     frame = run.dataframe("eval")

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import environment
+from conftest import HANG, TINY, command, environment
 from extension_recipe import IMPORTS, USED
-from processes import start, wait_for_step
+from processes import free_port, start, wait_for_step
 
+from paceline.analysis.read import read
+from paceline.system.host import host_name
 from paceline.track.records import RunFolder
 
 PACKAGE = Path(__file__).parents[1] / "extension"
@@ -129,3 +131,46 @@ def test_a_module_beside_a_recipe_needs_consent(paceline: Paceline, tmp_path: Pa
     assert answer.returncode == 1
     assert "[import-not-trusted]" in answer.stderr
     assert paceline(*words, "--import", "shapes.data", "--procs", "2").returncode == 0
+
+
+CALLBACK = """
+import paceline as pl
+
+@pl.register_callback("quiet")
+class Quiet(pl.Callback):
+    pass
+"""
+
+
+def test_a_resume_with_changed_code_warns(here, monkeypatch, tmp_path: Path) -> None:
+    (module := tmp_path / "code" / "changing.py").parent.mkdir()
+    module.write_text(CALLBACK)
+    monkeypatch.syspath_prepend(module.parent)
+    assert here("train", "digits", *TINY, "--train.duration", "10ba", "--import", "changing").returncode == 0
+    warning = "has changed since the last start of this run: changing.py"
+    unchanged = here("train", "--resume", "runs/digits", "--train.duration", "20ba")
+    assert unchanged.returncode == 0, unchanged.stderr
+    assert warning not in unchanged.stderr
+    module.write_text(f"{CALLBACK}    # fixed\n")
+    changed = here("train", "--resume", "runs/digits", "--train.duration", "30ba")
+    assert changed.returncode == 0, changed.stderr
+    assert warning in changed.stderr
+    assert "resumed with changed code of imported modules: changing.py" in read(tmp_path / "runs" / "digits").notes
+
+
+def test_nodes_with_different_code_are_refused(tmp_path: Path) -> None:
+    rendezvous = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{free_port()}")
+    nodes = []
+    for rank in range(2):
+        (module := tmp_path / f"node-{rank}" / "differing" / "__init__.py").parent.mkdir(parents=True)
+        module.write_text(f"{CALLBACK}    node = {rank}\n")
+        words = command("train", "digits", *TINY, *rendezvous, "--node-rank", rank, "--import", "differing")
+        path = os.pathsep.join(filter(None, [str(module.parents[1]), os.environ.get("PYTHONPATH", "")]))
+        more = {"env": environment() | {"PYTHONPATH": path}, "stderr": subprocess.PIPE, "text": True}
+        nodes.append(subprocess.Popen(words, cwd=tmp_path, **more))
+    for node in nodes:
+        _, errors = node.communicate(timeout=HANG)
+        assert node.returncode == 1
+        assert "[rank-imports-mismatch]" in errors
+        assert f"rank 1 ({host_name()}): differing/__init__.py" in errors
+    assert not list(tmp_path.glob("runs/*"))

@@ -17,12 +17,12 @@ from paceline.errors import ConfigError, Problem, UserError
 def failure(tmp_path: Path, monkeypatch):
     """A function that returns the failure of a rank with an exit code and an optional error."""
 
-    def make(exitcode: int, printed: str = "") -> ProcessFailure:
+    def make(exitcode: int, error: UserError | None = None) -> ProcessFailure:
         path = tmp_path / f"error-{len(list(tmp_path.iterdir()))}.json"
-        if printed:
+        if error:
             monkeypatch.setenv(AGENT, str(tmp_path))
             monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-            assert run.report_error(printed)
+            assert run.report_error(error)
         return ProcessFailure(0, 1, exitcode, str(path))
 
     return make
@@ -37,29 +37,32 @@ def failure(tmp_path: Path, monkeypatch):
     ],
 )
 def test_an_error_of_a_rank_is_printed_as_the_rank_would(failure, error: UserError) -> None:
-    reported = reported_error(failure(1, f"error: {error.report}"))
+    reported = reported_error(failure(1, error))
     assert reported is not None
-    assert reported.report == error.report
+    assert type(reported) is type(error)
+    assert (reported.code, reported.report) == (error.code, error.report)
 
 
-def test_an_error_keeps_its_code(failure) -> None:
-    error = first_failure({3: failure(1, "error: there is no data [data-not-found]")})
+def test_an_error_keeps_its_code_and_fields(failure) -> None:
+    error = first_failure(
+        {3: failure(1, UserError("data-not-found", "there is no data", path=Path("a"), sizes=(1, 2)))}
+    )
     assert (error.code, str(error)) == ("data-not-found", "there is no data")
-    assert first_failure({3: failure(1, "interrupted")}).code == "rank-failed"
+    assert error.fields == {"path": "a", "sizes": [1, 2]}
 
 
 def test_without_an_agent_nothing_is_reported(monkeypatch) -> None:
     monkeypatch.delenv(AGENT, raising=False)
-    assert not run.report_error("error: there is no data [data-not-found]")
+    assert not run.report_error(UserError("data-not-found", "there is no data"))
 
 
 def test_the_loss_of_another_rank_is_not_the_cause(failure) -> None:
-    lost = failure(1, f"error: rank 0 lost the connection to another rank [{LOST_RANK}]")
+    lost = failure(1, UserError(LOST_RANK, "rank 0 lost the connection to another rank"))
     assert not is_own_error(lost)
     for cause, code in (
         (failure(-signal.SIGKILL), "rank-killed"),
         (failure(255), "rank-killed"),
-        (failure(1, "error: there is no data [data-not-found]"), "data-not-found"),
+        (failure(1, UserError("data-not-found", "there is no data")), "data-not-found"),
         (failure(1), "rank-failed"),
     ):
         assert first_failure({0: lost, 1: cause}).code == code

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 from conftest import complaint
+from extension_recipe import IMPORTS, USED
 
 from paceline.launch.hosts import tracked_files
+
+EXTENSION = Path(__file__).parents[1] / "extension"
 
 
 def _plan(here, *words: object) -> str:
@@ -87,6 +90,10 @@ def test_ec2(here, tmp_path: Path) -> None:
         (("--dry-run", "local", "digits"), "missing-backend", "local, ssh"),
         (("local", "--spott", "digits"), "unknown-option", "--spott"),
         (("local", "digits", "--optim.lrr", "1"), "unknown-field", "optim.lr"),
+        (("local", "digits", "--model.name", "resnet81"), "unknown-model", "model.name='resnet81'"),
+        (("local", "digits", "--optim.name", "adamm"), "unknown-optimizer", "optim.name='adamm'"),
+        (("local", "digits", "--optim.schedule", "{name: cosin}"), "unknown-schedule", "'cosin'"),
+        (("local", "digits", "--train.loss", "focall"), "unknown-loss", "train.loss='focall'"),
         (("local", "--procs", 2, "digits"), "unknown-option", "--procs-per-node"),
         (("local", "--results", "/here", "digits"), "results-url-invalid", "--results"),
         (("local", "--resume", "runs/x"), "resume-url-invalid", "--resume runs/x"),
@@ -106,6 +113,36 @@ def test_wrong_options_are_refused(here, words: tuple[object, ...], code: str, n
     assert f"[{code}]" in message
     assert named in message
     assert "canary" not in message
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "code"),
+    [
+        ("model.name", "shapes-nett", "unknown-model"),
+        ("optim.name", "plain-sdg", "unknown-optimizer"),
+        ("optim.schedule.name", "triangl", "unknown-schedule"),
+        ("train.loss", "focall", "unknown-loss"),
+        ("data.name", "shape", "unknown-dataset"),
+    ],
+)
+def test_names_are_checked_with_the_imports(here, monkeypatch, field: str, name: str, code: str) -> None:
+    monkeypatch.syspath_prepend(EXTENSION)
+    assert "shapes/training.py" in _plan(here, "local", "digits", *USED, *IMPORTS)
+    message = complaint(here("launch", "local", "digits", *USED, *IMPORTS, f"--{field}", name, "--dry-run"))
+    assert f"[{code}]" in message
+    assert f"'{name}'" in message
+
+
+def test_names_that_a_package_of_the_nodes_registers_are_left_to_them(here, monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "needs_more.py").write_text("import only_on_the_nodes\n")
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    answer = here("launch", "local", "digits", "--import", "needs_more", "--model.name", "theirs", "--dry-run")
+    assert answer.returncode == 0, answer.stderr
+    assert "only_on_the_nodes" in answer.stderr
+    monkeypatch.syspath_prepend(EXTENSION)
+    broken = complaint(here("launch", "local", "digits", "--import", "shapes.broken", "--dry-run"))
+    assert "[import-failed]" in broken
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "attach", "resume", "stop", "fetch"])

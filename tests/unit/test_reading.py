@@ -89,6 +89,42 @@ def test_run_that_changed_between_starts_is_not_a_speedup(tmp_path: Path) -> Non
     assert read(other).complete
 
 
+def _edit_start(run: Path, **values: object) -> dict:
+    start = json.loads((run / "environment.json").read_text())["starts"][0] | values
+    (run / "environment.json").write_text(json.dumps({"starts": [start]}))
+    return start
+
+
+def test_run_resumed_with_changed_code_is_not_a_speedup(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "run")
+    first = _edit_start(run, import_files={f"mine/{name}.py": "1" for name in "abc"})
+    changed = first["import_files"] | {"mine/b.py": "2", "mine/new.py": "1"}
+    del changed["mine/c.py"]
+    resumed = first | {"import_files": changed, "first_step": 20}
+    (run / "environment.json").write_text(json.dumps({"starts": [first, resumed, resumed]}))
+    notes = [note for note in read(run).notes if "changed code" in note]
+    assert notes == ["resumed with changed code of imported modules: mine/b.py, mine/c.py, mine/new.py"]
+    assert not read(run).complete
+
+
+def test_comparison_reports_different_code_of_imports(tmp_path: Path) -> None:
+    names = ("one", "same", "other")
+    runs = [make_run(tmp_path, name, "--import", "mine.nets", "--import", "mine.data") for name in names]
+    for run, digest in zip(runs, ("1" * 64, "1" * 64, "2" * 64), strict=True):
+        _edit_start(
+            run, imports={name: {"file": "/code/mine", "sha256": digest} for name in ("mine.nets", "mine.data")}
+        )
+    one, same, other = map(read, runs)
+    assert compare([one, same]).fairness.same
+    (difference,) = compare([one, other]).fairness.differences
+    assert (difference.fact, difference.matters) == ("code of mine", True)
+    assert difference.values == ("1" * 12, "2" * 12)
+    without = read(make_run(tmp_path, "without"))
+    assert [str(each) for each in compare([without, one]).fairness.differences] == [
+        "imports: [] / ['mine.nets', 'mine.data']"
+    ]
+
+
 def test_truncated_records_make_a_run_incomplete(tmp_path: Path) -> None:
     cut = make_run(tmp_path, "cut")
     (cut / "summary.json").write_text(json.dumps({"status": "finished", "global_batch": 128, "total_steps": 40}))

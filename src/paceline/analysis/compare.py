@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.analysis.run import LoggedRun
+from paceline.analysis.run import CODE_OF, LoggedRun
 from paceline.errors import UserError
 
 _CONDITIONS = {
@@ -103,6 +103,8 @@ def fairness(runs: Sequence[LoggedRun]) -> Fairness:
             differences.append(Difference(label, values, matters=name not in _CONDITIONS))
         elif known and len(known) < len(values) and name not in _CONDITIONS:
             without = [run for run, value in zip(runs, values, strict=True) if value is None]
+            if name.startswith(CODE_OF):
+                continue  # not every run imports it, so that the imports in their recipes differ
             if all(run.recipe for run in without) and name not in _DECIDING:
                 differences.append(Difference(name, values, matters=True))  # a recipe holds every field that it uses
             elif name in _DECIDING or any(run.kind != "paceline" for run in runs if run not in without):

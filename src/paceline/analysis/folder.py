@@ -2,19 +2,22 @@
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from paceline.analysis.run import LoggedRun
+from paceline.analysis.run import CODE_OF, LoggedRun
 from paceline.config import yamls
 from paceline.config.io import leaves
+from paceline.extensions import changed_files
 from paceline.system.files import printable, printable_tree
 from paceline.track.checks import RecipeFile, is_valid
 from paceline.track.records import RunFolder
 
 _PER_RANK_RECORDS = 2000
+_SHORT_HASH = 12  # digits
 
 
 def read_folder(path: Path) -> LoggedRun:
@@ -99,6 +102,10 @@ _CONSTANT_IN_A_RUN = {
 def _changed_between_starts(run: LoggedRun) -> Iterator[str]:
     """Yield what changed when the run was resumed: its times are then not those of one experiment."""
     first = max((number for number, start in enumerate(run.starts) if not start.get("first_step")), default=0)
+    recorded = [start["import_files"] for start in run.starts[first:] if "import_files" in start]
+    for before, after in pairwise(recorded):
+        if changed := changed_files(before, after):
+            yield f"resumed with changed code of imported modules: {changed}"
     starts = [dict(leaves(start)) for start in run.starts[first:]]
     for key, name in _CONSTANT_IN_A_RUN.items():
         values = list(dict.fromkeys(str(start[key]) for start in starts if key in start))
@@ -123,4 +130,6 @@ def _facts(run: LoggedRun) -> dict[str, Any]:
         "hardware": hardware.get("gpu") or hardware.get("cpu"),
         "threads per rank": hardware.get("threads_per_process") if hardware.get("device") == "cpu" else None,
     }
+    for module, source in last.get("imports", {}).items():  # the hash is that of the whole package
+        facts[f"{CODE_OF} {module.partition('.')[0]}"] = source.get("sha256", "")[:_SHORT_HASH] or None
     return {key: value for key, value in facts.items() if value is not None}

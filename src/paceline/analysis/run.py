@@ -16,6 +16,8 @@ _MAX_SAMPLES = 20_000
 _MIN_SAMPLES, _DISTURBED = 3, 0.2
 """A run is disturbed if it has this many samples and this fraction of them show other work on the host."""
 PARTS = ("data", "compute", "sync", "optimizer", "evaluate", "checkpoint")
+CODE_OF = "code of"
+"""Begins the names of facts with the hash of an imported package."""
 
 
 @dataclass

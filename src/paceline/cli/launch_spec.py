@@ -11,13 +11,15 @@ from typing import Any
 from paceline.cli.hosts import hosts_from
 from paceline.cli.launch_ec2 import ec2_fields
 from paceline.cli.options import check_results_url, option_name, plain_name
-from paceline.config.imports import allow_given
+from paceline.config.imports import allow_given, load_imports
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.launch.checks import new_spec, with_reachable_data
 from paceline.launch.specs import Ec2Spec, LocalSpec, ManifestSpec, SlurmSpec, Spec, SshSpec
 from paceline.launch.values import operand, plain, variable
+from paceline.system.files import say
+from paceline.system.signals import interrupts_end
 
 _MAX_BYTES = 1 << 20  # of a recipe or summary in an object store
 _KINDS = {"local": LocalSpec, "ssh": SshSpec, "slurm": SlurmSpec, "ec2": Ec2Spec, "manifest": ManifestSpec}
@@ -34,7 +36,22 @@ def spec_of(options: argparse.Namespace, source: str, overrides: Sequence[str]) 
     kind = _KINDS[options.backend]
     same = {field.name: getattr(options, field.name) for field in fields(kind) if hasattr(options, field.name)}
     spec: Spec | ManifestSpec = new_spec(kind, recipe, same | given)
+    _check_names(recipe)
     return spec
+
+
+def _check_names(recipe: Recipe) -> None:
+    """Refuse what training would refuse on the nodes. Packages that only the nodes have leave that to them."""
+    try:
+        with interrupts_end():
+            from paceline.engine.parts import check_parts
+        load_imports(recipe)
+        check_parts(recipe)
+    except (ImportError, UserError) as error:
+        cause = error.__cause__ if isinstance(error, UserError) else error
+        if not isinstance(cause, ImportError):
+            raise
+        say(f"paceline: names in the recipe are checked on the nodes only ({cause})", error=True)
 
 
 def _check_option_values(options: argparse.Namespace) -> None:

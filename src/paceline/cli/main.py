@@ -46,12 +46,10 @@ def _guarded(arguments: list[str]) -> int:
             report_stop(stopped.signum)
         return 0
     except UserError as error:
-        if AGENT not in os.environ:  # the agent raises the error of its ranks again
-            report_outcome(error={"code": error.code, "message": str(error)})
-        _complain(f"error: {error.report}")
+        _complain(error)
         return 1
     except KeyboardInterrupt:
-        _complain("interrupted")
+        _complain(UserError("command-interrupted", "interrupted"), "interrupted")
         return 130
     except BrokenPipeError:
         _discard_output()
@@ -59,7 +57,7 @@ def _guarded(arguments: list[str]) -> int:
     except OSError as error:  # disk full, no permission, a file that disappeared: the user can fix it
         if not error.filename and not is_disk_error(error):
             raise
-        _complain(f"error: {disk_error(error)} [{disk_error_code(error)}]")
+        _complain(UserError(disk_error_code(error), disk_error(error)))
         _discard_output()
         return 1
 
@@ -72,14 +70,17 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(message: str) -> None:
+def _complain(error: UserError, printed: str = "") -> None:
+    """Print an error, and report it to the program that started this one. For a rank, its agent does both."""
     if AGENT in os.environ:
         from paceline.distributed.run import report_error
 
-        if report_error(message):
+        if report_error(error):
             return
     with suppress(OSError):  # the exit status still reports the failure
-        say(f"paceline: {message}", error=True)
+        report_outcome(error=error.to_json())
+    with suppress(OSError):
+        say(f"paceline: {printed or f'error: {error.report}'}", error=True)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -115,7 +116,7 @@ def _unknown(command: str) -> int:
     names = list(_public())
     close = difflib.get_close_matches(command, names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]}?" if close else ""
-    _complain(f"error: {command!r} is not a command.{hint} [unknown-command]")
+    _complain(UserError("unknown-command", f"{command!r} is not a command.{hint}"))
     print(f"commands: {', '.join(names)}; `paceline --help` describes them", file=sys.stderr)
     return 2
 

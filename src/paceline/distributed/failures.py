@@ -9,15 +9,12 @@ from paceline.errors import UserError
 
 KILLED = (-signal.SIGKILL, 255)
 """Exit codes of killed ranks; multiprocessing returns 255 for ranks that ended with their fork server."""
-_NO_MESSAGE = "<NONE>"  # of torch, for a process without an error file
 
 
 def reported_error(failure: ProcessFailure) -> UserError | None:
     """Return the error that a rank reported before it ended, if any."""
-    message, code = (failure.error_file_data.get(key) for key in ("message", "code"))
-    if not isinstance(message, str) or message == _NO_MESSAGE:
-        return None
-    return UserError(code if isinstance(code, str) and code else "rank-failed", message)
+    found = failure.error_file_data
+    return UserError.from_json(found) if "code" in found else None  # torch fills in a message if there is no file
 
 
 def is_own_error(failure: ProcessFailure) -> bool:

@@ -5,7 +5,6 @@ distributed/plan.py decides what it starts and where the nodes rendezvous.
 
 import logging
 import os
-import re
 import shutil
 import signal
 import sys
@@ -31,8 +30,6 @@ from paceline.errors import UserError
 from paceline.system.files import write_json
 from paceline.system.logs import announce_stop
 from paceline.system.signals import handling_signals
-
-_PRINTED = re.compile(r"(?:error: )?(.*?)(?: \[([a-z0-9-]+)\])?", re.DOTALL)  # an error as the command line prints it
 
 
 def run(plan: AgentPlan, entry: RankEntry) -> int:
@@ -111,18 +108,16 @@ def report_stop(signum: int) -> None:
         (Path(os.environ[AGENT]) / "stopped").write_text(str(signum))
 
 
-def report_error(text: str) -> bool:
-    """Called in a rank: pass an error, as it would be printed, to the agent, which prints one for all ranks.
+def report_error(error: UserError) -> bool:
+    """Called in a rank: pass an error to the agent, which prints one for all ranks.
 
     Returns whether there is an agent.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if AGENT not in os.environ or not path:
         return False
-    printed = _PRINTED.fullmatch(text)
-    message, code = printed.groups("") if printed else (text, "")
     try:  # written atomically, because the agent may stop this rank and read the file at any moment
-        write_json(Path(path), {"message": message, "code": code, "timestamp": int(time.time())})
+        write_json(Path(path), error.to_json() | {"timestamp": int(time.time())})
     except OSError:
         return False
     return True

@@ -4,7 +4,6 @@ A single process, gloo on CPUs and NCCL on GPUs use the same code.
 """
 
 import ctypes
-import json
 import os
 import re
 import sys
@@ -149,12 +148,10 @@ class World:
             try:
                 outcome = {"result": action()}
             except UserError as error:
-                fields = json.loads(json.dumps(error.fields, default=str))
-                outcome = {"error": [error.code, str(error), fields]}
+                outcome = {"error": error.to_json()}
         outcome = self.broadcast_object(outcome)
         if "error" in outcome:
-            code, message, fields = outcome["error"]
-            raise UserError(code, message, **fields)
+            raise UserError.from_json(outcome["error"])
         result: T = outcome["result"]
         return result
 

@@ -1,6 +1,6 @@
 """Chooses the run folder of a start, and checks that a resumed run still trains the same recipe."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from paceline.checkpoint.verified import CheckpointInfo, CorruptCheckpoint, desc
 from paceline.config.io import fingerprint, leaves, load_recipe, recipe_from_tree, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
 from paceline.errors import ConfigError, UserError
+from paceline.extensions import changed_files
+from paceline.system.logs import log
 from paceline.track.records import RunFolder
 
 
@@ -111,3 +113,10 @@ def check_same_experiment(folder: RunFolder, recipe: Recipe, saved: CheckpointIn
             path=folder.path,
             keys=changed,
         )
+
+
+def warn_of_changed_code(folder: RunFolder, files: Mapping[str, str]) -> None:
+    """Log which files of imported modules differ from those of the last start. No error: users fix their code."""
+    last = (folder.read_starts() or [{}])[-1]
+    if changed := changed_files(last.get("import_files", files), files):
+        log.warning("the code of imported modules has changed since the last start of this run: %s", changed)

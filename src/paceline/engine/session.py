@@ -17,7 +17,7 @@ from paceline.checkpoint.shared import read_on_rank_zero
 from paceline.checkpoint.verified import CheckpointInfo
 from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.config.batch import memory_key, strategy
-from paceline.config.io import dump_recipe, fingerprint, leaves, to_tree
+from paceline.config.io import dump_recipe, fingerprint, to_tree
 from paceline.config.recipe import Recipe
 from paceline.data import kinds
 from paceline.data.load.source import fetch
@@ -27,13 +27,13 @@ from paceline.engine.build import Setup, build
 from paceline.engine.callbacks import Callbacks
 from paceline.engine.covered import newest_covered
 from paceline.engine.examples import examples
+from paceline.engine.parts import check_parts
+from paceline.engine.rank_checks import check_same_data, check_same_imports, check_same_recipe
 from paceline.engine.replicas import Mirror
-from paceline.engine.resume import check_recipe_file, check_same_experiment, choose_folder, experiment
+from paceline.engine.resume import check_recipe_file, check_same_experiment, choose_folder, warn_of_changed_code
 from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
 from paceline.errors import UserError
-from paceline.optim.factory import check as check_optimizer
-from paceline.optim.schedules import check as check_schedule
 from paceline.system import logs
 from paceline.system.files import LOCK_NAME, FolderLock, disk_error, make_folder, suppress_os_errors, write_text
 from paceline.system.logs import console, log
@@ -73,13 +73,13 @@ def train_recipe(
     """
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
-    check_optimizer(recipe.optim)  # before a folder is created or data is fetched
-    check_schedule(recipe.optim.schedule)
+    check_parts(recipe)  # before a folder is created or data is fetched
     recipe = kinds.resolve(recipe)
     fetch(recipe)  # may take longer than the timeout of connected ranks
     # uploads end after the ranks have disconnected, because a slow upload would exceed their timeout
     with ExitStack() as after_disconnect, world.connected(), ExitStack() as cleanup:
-        _check_same_recipe(recipe, world)
+        check_same_recipe(recipe, world)
+        check_same_imports(recipe, world)
         again = any(world.all_gather_object(_is_restart()))
         path = Path(
             world.on_rank_zero(lambda: str(_claim_folder(resume or choose_folder(recipe, root, name, again), cleanup)))
@@ -98,7 +98,7 @@ def train_recipe(
             log.info("%s is not finished; resuming it", path)
         saved = read_on_rank_zero(world, lambda: _checkpoint_to_resume(folder, recipe, overrides if resume else None))
         setup = build(recipe, world)
-        _check_same_data(setup)
+        check_same_data(setup.source, world)
         announce(setup, path, saved[0].folder if saved else None)
         run = _open_run(folder, setup, saved, mirror)
         if results and world.local_rank == 0:
@@ -158,36 +158,6 @@ def _log_verdict(path: Path) -> None:
         log.warning("no verdict: %s", error)
 
 
-def _check_same_recipe(recipe: Recipe, world: World) -> None:
-    """Refuse different recipes on different ranks, which happen when nodes are started by hand."""
-    trees = [dict(leaves(experiment(tree))) for tree in world.all_gather_object(to_tree(recipe))]
-    for rank, tree in enumerate(trees):
-        if differing := sorted(key for key in trees[0].keys() | tree.keys() if trees[0].get(key) != tree.get(key)):
-            values = "; ".join(
-                f"{key} is {trees[0].get(key)!r} on rank 0, {tree.get(key)!r} on rank {rank}" for key in differing
-            )
-            raise UserError(
-                "rank-recipe-mismatch",
-                f"rank {rank} was started with another recipe than rank 0: {values}. Use the same options on all "
-                "nodes.",
-                rank=rank,
-                keys=differing,
-            )
-
-
-def _check_same_data(setup: Setup) -> None:
-    """Refuse different data on different ranks, which happens when nodes hold different data at the same path."""
-    prints = setup.world.all_gather_object(setup.source.fingerprint)
-    for rank, found in enumerate(prints):
-        if found != prints[0]:
-            raise UserError(
-                "rank-data-mismatch",
-                f"rank {rank} reads other data than rank 0 (fingerprint {found} instead of {prints[0]}). "
-                "Copy the same prepared data to every node.",
-                rank=rank,
-            )
-
-
 def _is_restart() -> bool:
     """Return whether the elastic agent restarted this rank after a failure: a finished run is not trained again."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -240,7 +210,9 @@ def _open_run(
     hosts = world.hosts()
     start = environment.collect(hosts, world.device)
     if world.is_rank_zero:  # only after all checks: a refused start changes nothing
+        import_files = extensions.file_hashes(recipe.imports)
         if saved:
+            warn_of_changed_code(folder, import_files)
             store.set_aside_from(folder.checkpoints, first_step + 1)
         text = dump_recipe(recipe)
         checksum = hashlib.sha256(text.encode()).hexdigest()
@@ -248,7 +220,7 @@ def _open_run(
             start
             | {"ranks": world.size, "host_of_rank": hosts, "precision": setup.precision, "first_step": first_step}
             | {"recipe": fingerprint(recipe), "recipe_sha256": checksum, "data": setup.source.fingerprint}
-            | {"imports": extensions.sources(recipe.imports)}
+            | {"imports": extensions.sources(recipe.imports), "import_files": import_files}
             | {"strategy": strategy(recipe, world.size), "threads_chosen": "PACELINE_THREADS" in os.environ}
             | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
         )

@@ -21,26 +21,40 @@ _REFUSED_OPTIONS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrain
 """Arguments of timm that name weight files, which some versions unpickle: that can run code."""
 
 
-def create(config: Model, num_classes: int, channels: int) -> nn.Module:
-    """Return the model with the weights that the recipe specifies."""
+def check(config: Model) -> None:
+    """Refuse a model that is unknown, options that are not supported, and pretrained weights that do not exist."""
     if refused := [name for name in _REFUSED_OPTIONS if name in config.options]:
         raise UserError(
             "model-option-refused",
             f"model.options.{refused[0]} is not supported. Set model.weights to the file instead.",
             option=refused[0],
         )
-    pretrained, registered = config.weights == "pretrained", extensions.find("model", config.name)
-    if pretrained and (registered or config.name == "airbench"):
+    if not extensions.find("model", config.name) and config.name != "airbench":
+        _check_timm_name(config.name)
+    elif config.weights == "pretrained":
         message = f"model.weights=pretrained: {config.name} has no pretrained weights. Use random or a file."
         raise UserError("no-pretrained-weights", message, model=config.name)
-    if registered:
+
+
+def _check_timm_name(name: str) -> None:
+    allow_torchvision()
+    import timm
+
+    if not name.startswith(("hf-hub:", "local-dir:")) and not timm.is_model(name):
+        raise extensions.unknown("model", "model.name", name, ["airbench", *timm.list_models()])
+
+
+def create(config: Model, num_classes: int, channels: int) -> nn.Module:
+    """Return the model with the weights that the recipe specifies."""
+    check(config)
+    if registered := extensions.find("model", config.name):
         model: nn.Module = registered(num_classes=num_classes, in_chans=channels, **config.options)
         if not isinstance(model, nn.Module):
             raise registered.error(f"returns {type(model).__name__}")
     elif config.name == "airbench":
         model = _build(AirbenchNet, config, num_classes=num_classes, in_chans=channels)
     else:
-        model = _timm(config, num_classes, channels, pretrained)
+        model = _timm(config, num_classes, channels)
     if config.head_init_std and config.weights == "random":
         _init_head(model, config)
     if config.weights not in ("random", "pretrained"):
@@ -66,13 +80,10 @@ def _init_head(model: nn.Module, config: Model) -> None:
         nn.init.zeros_(classifier.bias)
 
 
-def _timm(config: Model, num_classes: int, channels: int, pretrained: bool) -> nn.Module:
-    allow_torchvision()
+def _timm(config: Model, num_classes: int, channels: int) -> nn.Module:
     import timm
 
-    known = config.name.startswith(("hf-hub:", "local-dir:")) or timm.is_model(config.name)
-    if not known:
-        raise extensions.unknown("model", "model.name", config.name, ["airbench", *timm.list_models()])
+    pretrained = config.weights == "pretrained"
     if pretrained:
         _check_hub_access()
     try:

@@ -88,6 +88,7 @@ class Start(TypedDict, total=False):
     packages: dict[str, str]
     code: dict[str, Any]
     imports: dict[str, dict[str, str]]
+    import_files: dict[str, str]
     largest_batch: _LargestBatch | None
     command: list[str]
     price: NonNegativeFloat

@@ -1,0 +1,65 @@
+"""Checks that all ranks were started with the same recipe, extension code and data."""
+
+from paceline import extensions
+from paceline.config.io import leaves, to_tree
+from paceline.config.recipe import Recipe
+from paceline.data.load.source import DataSource
+from paceline.distributed.world import World
+from paceline.engine.resume import experiment
+from paceline.errors import UserError
+
+_MAX_LISTED = 8  # ranks in a message
+
+
+def check_same_recipe(recipe: Recipe, world: World) -> None:
+    """Refuse different recipes on different ranks, which happen when nodes are started by hand."""
+    trees = [dict(leaves(experiment(tree))) for tree in world.all_gather_object(to_tree(recipe))]
+    for rank, tree in enumerate(trees):
+        if differing := sorted(key for key in trees[0].keys() | tree.keys() if trees[0].get(key) != tree.get(key)):
+            values = "; ".join(
+                f"{key} is {trees[0].get(key)!r} on rank 0, {tree.get(key)!r} on rank {rank}" for key in differing
+            )
+            raise UserError(
+                "rank-recipe-mismatch",
+                f"rank {rank} was started with another recipe than rank 0: {values}. Use the same options on all "
+                "nodes.",
+                rank=rank,
+                keys=differing,
+            )
+
+
+def check_same_imports(recipe: Recipe, world: World) -> None:
+    """Refuse different extension code on different ranks, which happens when nodes hold different copies of it."""
+    sources = extensions.sources(recipe.imports)
+    found = world.all_gather_object({name: source["sha256"] for name, source in sources.items()})
+    ranks = [rank for rank, other in enumerate(found) if other != found[0]]
+    if not ranks:
+        return
+    # only now, because the hashes of all files on all ranks may be large
+    files, hosts = world.all_gather_object(extensions.file_hashes(recipe.imports)), world.hosts()
+    first, other = found[0], found[ranks[0]]
+    module = min(name for name in first.keys() | other.keys() if first.get(name) != other.get(name))
+    others = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in ranks[:_MAX_LISTED])
+    differing = extensions.changed_files(files[0], files[ranks[0]]) or "not all of them import it"
+    raise UserError(
+        "rank-imports-mismatch",
+        f"the imported module {module} is not the same on rank 0 ({hosts[0]}) and {others}"
+        f"{' ...' * (len(ranks) > _MAX_LISTED)}: {differing}. Use the same --import options and install the same "
+        "version of the module on every node, or start the nodes with `paceline launch`, which copies it.",
+        module=module,
+        ranks=ranks,
+        hosts=[hosts[rank] for rank in ranks],
+    )
+
+
+def check_same_data(source: DataSource, world: World) -> None:
+    """Refuse different data on different ranks, which happens when nodes hold different data at the same path."""
+    prints = world.all_gather_object(source.fingerprint)
+    for rank, found in enumerate(prints):
+        if found != prints[0]:
+            raise UserError(
+                "rank-data-mismatch",
+                f"rank {rank} reads other data than rank 0 (fingerprint {found} instead of {prints[0]}). "
+                "Copy the same prepared data to every node.",
+                rank=rank,
+            )
