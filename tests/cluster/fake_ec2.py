@@ -55,17 +55,17 @@ class VolumeDevices(threading.Thread):
         self._hosts = {host.address: host for host in cluster.machines.values()}
         self._client, self._folder, self._content = client, folder, content
         self._known: set[str] = set()
-        self._stop = threading.Event()
+        self._stopping = threading.Event()
         self.failure: Exception | None = None
 
     def run(self) -> None:
         with ExitStack() as stack:
             try:
-                while not self._stop.wait(0.2):
+                while not self._stopping.wait(0.2):
                     self._update(stack)
             except Exception as error:
                 self.failure = error
-                self._stop.wait()
+                self._stopping.wait()
 
     def _update(self, stack: ExitStack) -> None:
         groups = self._client.describe_instances()["Reservations"]
@@ -84,7 +84,7 @@ class VolumeDevices(threading.Thread):
                 stack.callback(subprocess.run, unmount, check=False, capture_output=True)
 
     def end(self) -> None:
-        self._stop.set()
+        self._stopping.set()
         self.join()
         if self.failure:
             raise self.failure

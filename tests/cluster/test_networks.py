@@ -32,8 +32,8 @@ def test_concurrent_networks_share_nothing(monkeypatch) -> None:
     with network() as one, network() as other:
         assert one.mark != other.mark
         assert not one.subnet.overlaps(other.subnet)
-        entries = [one for known in psutil.net_if_addrs().values() for one in known if one.family == socket.AF_INET]
-        assert not [one for one in entries if IPv4Address(one.address) in one.subnet]
+        entries = [address for found in psutil.net_if_addrs().values() for address in found if address.family == socket.AF_INET]
+        assert not [entry for entry in entries if IPv4Address(entry.address) in one.subnet]
         assert len(one.mark) <= 15  # the longest name of an interface
 
 
