@@ -27,7 +27,7 @@ from paceline.engine.build import Setup, build
 from paceline.engine.callbacks import Callbacks
 from paceline.engine.covered import newest_covered
 from paceline.engine.examples import examples
-from paceline.engine.replicas import Mirror
+from paceline.engine.replicas import Replicas
 from paceline.engine.resume import check_recipe_file, check_same_experiment, choose_folder, experiment
 from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
@@ -87,9 +87,9 @@ def train_recipe(
         folder = RunFolder(path)
         if world.is_rank_zero:
             report_outcome(run=str(path.absolute()))
-        mirror = Mirror(world, folder)
-        cleanup.callback(mirror.wait)
-        mirror.copy_newest()
+        replicas = Replicas(world, folder)
+        cleanup.callback(replicas.wait)
+        replicas.copy_newest()
         if again and world.broadcast_object(folder.finished):
             if results and world.is_rank_zero:
                 after_disconnect.callback(Results(path, results, recipe.checkpoint.best).close)
@@ -100,7 +100,7 @@ def train_recipe(
         setup = build(recipe, world)
         _check_same_data(setup)
         announce(setup, path, saved[0].folder if saved else None)
-        run = _open_run(folder, setup, saved, mirror)
+        run = _open_run(folder, setup, saved, replicas)
         if results and world.local_rank == 0:
             only = "" if world.is_rank_zero else "telemetry"
             after_disconnect.callback(Results(path, results, recipe.checkpoint.best, only).close)
@@ -220,7 +220,7 @@ def _remove_if_unused(folder: RunFolder) -> None:
 
 
 def _open_run(
-    folder: RunFolder, setup: Setup, saved: tuple[CheckpointInfo, dict[str, Any]] | None, mirror: Mirror
+    folder: RunFolder, setup: Setup, saved: tuple[CheckpointInfo, dict[str, Any]] | None, replicas: Replicas
 ) -> TrainingRun:
     world, recipe = setup.world, setup.recipe
     first_step = 0
@@ -262,7 +262,7 @@ def _open_run(
         MultiSink(_sinks(folder, setup, first_step, disk) if world.is_rank_zero else []),
         Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_rank_zero else NoWriter(),
         display_of(world, setup.total_steps, first_step),
-        mirror,
+        replicas,
         callbacks,
         first_step,
         best=best,
