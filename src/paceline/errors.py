@@ -40,8 +40,8 @@ class ConfigError(UserError):
     def __init__(self, origin: str, problems: Iterable[Problem]):
         self.problems = tuple(problems)
         count = len(self.problems)
-        head = f"{origin}: {count} problem{'s' if count > 1 else ''}"
-        super().__init__("invalid-recipe", "\n".join([head, *(f"  {problem}" for problem in self.problems)]))
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        super().__init__("invalid-recipe", f"{origin}: {count} problem{'s' if count > 1 else ''}{lines}")
         self.origin = origin
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, tuple[Problem, ...]]]:

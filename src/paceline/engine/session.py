@@ -198,7 +198,8 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
     folder = RunFolder(path)
     new = not path.exists()
     if refused := list(folder.unwritable()):
-        raise UserError("run-folder-unsafe", f"{path}: {'; '.join(refused)}", path=path)
+        message = f"{path} is not safe to write to: {'; '.join(refused)}"
+        raise UserError("run-folder-unsafe", message, path=path)
     try:
         make_folder(path)
         cleanup.callback(FolderLock(path, grace=_LOCK_GRACE).release)
@@ -206,7 +207,7 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
             cleanup.callback(_remove_if_unused, folder)
         handler = logs.also_to(folder.log)
     except OSError as error:
-        message = f"{disk_error(error)} Or choose another folder with --runs."
+        message = f"{disk_error(error)}, or choose another folder with --runs."
         raise UserError("run-folder-not-writable", message, path=path) from None
     cleanup.callback(suppress_os_errors(handler.close))
     cleanup.callback(log.removeHandler, handler)

@@ -17,17 +17,16 @@ from paceline.launch.host_facts import AllReduceRate, Facts, Link, validated
 from paceline.launch.hosts import Host, HostError, addresses, free_port, last_line, port_of
 from paceline.launch.values import quoted
 
-# facts that must be the same on all hosts: code, name, fix
+# facts that must be the same on all hosts: code and message
 _SAME = {
     "code": (
         "code-differs",
-        "the code of paceline",
-        "Install the same version on all hosts, or omit --python: then it is copied.",
+        "the code of paceline differs: {values}. Install the same version on all hosts, or omit --python to copy it.",
     ),
-    "torch": ("torch-differs", "the version of torch", "Install the same version on all hosts."),
-    "python": ("python-differs", "the version of Python", "Use the same version on all hosts."),
-    "driver": ("driver-differs", "the NVIDIA driver", "Install the same version on all hosts."),
-    "data": ("data-differs", "the data", "Copy the same prepared data to all hosts."),
+    "torch": ("torch-differs", "the version of torch differs: {values}. Install the same version on all hosts."),
+    "python": ("python-differs", "the version of Python differs: {values}. Use the same version on all hosts."),
+    "driver": ("driver-differs", "the NVIDIA driver differs: {values}. Install the same version on all hosts."),
+    "data": ("data-differs", "the data differs: {values}. Copy the same prepared data to all hosts."),
 }
 _START_TIMEOUT = 60.0  # seconds until a program prints its first line
 MIN_DISK, MIN_SHARED_MEMORY, _MIN_CORES_PER_GPU, _MAX_SKEW = 10e9, 1e9, 4, 1.0
@@ -139,11 +138,11 @@ def _problems_of_host(facts: dict[str, Any]) -> Iterator[Problem]:
 
 def _differences(facts: dict[str, dict[str, Any]], keys: Iterable[str] = _SAME) -> Iterator[Problem]:
     for key in keys:
-        code, name, fix = _SAME[key]
+        code, message = _SAME[key]
         values = {host: one[key] for host, one in facts.items() if one.get(key) not in (None, "missing")}
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{value} on {host}" for host, value in values.items())
-            yield Problem(code, f"{name} differs: {listed}. {fix}")
+            yield Problem(code, message.format(values=listed))
 
 
 def _measure_link(source: Host, target: Host, python: str, report: HostReport) -> None:

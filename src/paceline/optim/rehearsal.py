@@ -132,4 +132,4 @@ def _refusal(config: Optim, problem: str) -> UserError:
     message = (
         f"optim.name={config.name!r}{where} cannot be resumed exactly, as a trial on small tensors shows: {problem}."
     )
-    return UserError("optimizer-not-resumable", f"{message}: {problem}.", name=config.name)
+    return UserError("optimizer-not-resumable", message, name=config.name)
