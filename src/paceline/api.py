@@ -1,9 +1,9 @@
-"""The Python API. Everything that the command line does is a function here.
+"""The Python API: the main commands as functions.
 
 import paceline as pl
 
 recipe = pl.load_recipe("cifar10-fast", {"optim.lr": 0.2})
-run = pl.train(recipe, procs=2)                  # trains in processes of its own, as `paceline train` does
+run = pl.train(recipe, procs=2)                  # trains in new processes, as `paceline train` does
 run.best, run.metrics, run.load_model()
 pl.compare("runs/one", run)                      # comparability, speed-up, accuracy; a table in notebooks
 """
@@ -50,7 +50,7 @@ class Run(LoggedRun):
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """All records in order: kind (train, eval, checkpoint, callback, resume), step, epoch, loss, top1, ..."""
+        """All records, in order: kind (train, eval, checkpoint, callback, resume), step, epoch, loss, top1, ..."""
         return self.records
 
     @property
@@ -59,7 +59,7 @@ class Run(LoggedRun):
         return self.final
 
     def dataframe(self, kind: str = "") -> "pandas.DataFrame":
-        """Return the metrics as a pandas DataFrame, all or those of one kind."""
+        """Return the metrics as a pandas DataFrame: all of them, or those of one kind."""
         try:
             import pandas
         except ImportError:
@@ -70,7 +70,7 @@ class Run(LoggedRun):
     def load_model(self, which: str = "best") -> "nn.Module":
         """Return the model of the best or the last checkpoint, in evaluation mode on the CPU.
 
-        `model.preprocess` is the transform of evaluation (PIL image to tensor), `model.classes` the class names.
+        `model.preprocess` is the evaluation transform (PIL image to tensor), `model.classes` are the class names.
         """
         from paceline.engine.inference import load_model
 
@@ -125,7 +125,7 @@ def train(
     """Train a recipe in `procs` new processes and return the run. An unfinished run of that name is resumed.
 
     Notebooks show progress and curves. `in_process` trains in this process, on one rank, so that a debugger works.
-    Ctrl-C stops after a checkpoint.
+    Ctrl-C stops the run after a checkpoint.
     """
     options = ["--runs", str(runs), *(["--name", name] if name else []), *(["--results", results] if results else [])]
     if in_process:
@@ -136,7 +136,7 @@ def train(
 def resume(
     run: "str | Path | Run", overrides: Overrides | None = None, *, procs: int = 1, in_process: bool = False
 ) -> Run:
-    """Resume an interrupted run, on any number of processes."""
+    """Resume an interrupted run, in any number of processes."""
     path = _path(run)
     if in_process:
         recipe = load_recipe(path / "recipe.yaml", overrides)
@@ -177,7 +177,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Evaluate the best or the last checkpoint of a run, or a checkpoint folder, and return its metrics.
 
-    Fields of data and evaluate can be overridden, e.g. {"data.path": "other-photos"}.
+    Fields of `data` and `evaluate` can be overridden, e.g. {"data.path": "other-images"}.
     """
     if which not in ("best", "last"):
         raise UserError("unknown-checkpoint", f'which={which!r} is neither "best" nor "last".', which=which)
@@ -195,7 +195,7 @@ def evaluate(
 
 
 def compare(*runs: "str | Path | Run", to: "str | float | None" = None, price: float | None = None) -> Comparison:
-    """Compare runs to the first one; `to`: target accuracy (0.93 or "93%"), `price`: per host and hour."""
+    """Compare runs to the first one. `to` is the target accuracy (0.93 or "93%"), `price` is per host and hour."""
     return Comparison(**vars(_compared(runs, to, price)))
 
 
@@ -232,7 +232,7 @@ def report(
 
 
 def logbook(runs: "Sequence[str | Path | Run]", out: "str | Path" = "logbook") -> list[Path]:
-    """Write a logbook: a Markdown page per run, an index, a comparison. Returns the files written."""
+    """Write a logbook: a Markdown page per run, an index and a comparison. Return the files written."""
     return book.write_logbook(named_apart([Run(run) for run in runs]), Path(out))
 
 
@@ -248,9 +248,9 @@ def prepare_folder(
     allow_empty_classes: bool = False,
     workers: int = 0,
 ) -> Path:
-    """Convert a tree with one folder per class, or a CSV list of images, to shards; returns the folder written.
+    """Convert a tree with one folder per class, or a CSV list of images, to shards. Return the folder written.
 
-    Each size makes a variant; without a size, images keep theirs.
+    Each size becomes a variant; without one, images keep their size.
     """
     from paceline.data.prepare.convert import Variant
     from paceline.data.prepare.pack import prepare

@@ -155,7 +155,7 @@ def _log_verdict(path: Path) -> None:
         if run.disturbance:
             log.warning("%s", run.disturbance)
     except Exception as error:  # the run is complete, so a bug in the analysis must not fail it
-        log.warning("no verdict: %s", error)
+        log.warning("the bottlenecks of the run could not be determined: %s", error)
 
 
 def _check_same_recipe(recipe: Recipe, world: World) -> None:
@@ -168,7 +168,7 @@ def _check_same_recipe(recipe: Recipe, world: World) -> None:
             )
             raise UserError(
                 "rank-recipe-mismatch",
-                f"rank {rank} was started with another recipe than rank 0: {values}. Use the same options on all "
+                f"rank {rank} was started with a different recipe than rank 0: {values}. Use the same options on all "
                 "nodes.",
                 rank=rank,
                 keys=differing,
@@ -182,7 +182,7 @@ def _check_same_data(setup: Setup) -> None:
         if found != prints[0]:
             raise UserError(
                 "rank-data-mismatch",
-                f"rank {rank} reads other data than rank 0 (fingerprint {found} instead of {prints[0]}). "
+                f"rank {rank} reads different data than rank 0 (fingerprint {found} instead of {prints[0]}). "
                 "Copy the same prepared data to every node.",
                 rank=rank,
             )

@@ -119,14 +119,16 @@ def _problems_of_host(facts: dict[str, Any]) -> Iterator[Problem]:
         text = f"the clock is {facts['skew']:.1f} s off. Synchronize it with NTP (timedatectl set-ntp true)."
         yield Problem("clock-skew", text)
     if facts["disk_bytes"] is not None and facts["disk_bytes"] < MIN_DISK:
-        text = f"only {facts['disk_bytes'] / 1e9:.1f} GB of disk space are free. Free space for checkpoints and data."
+        text = (
+            f"only {facts['disk_bytes'] / 1e9:.1f} GB of disk space is free. Free some space for checkpoints and data."
+        )
         yield Problem("disk-space-low", text)
     if facts["shared_memory_bytes"] is not None and facts["shared_memory_bytes"] < MIN_SHARED_MEMORY:
         size = facts["shared_memory_bytes"] / 1e6
         text = f"/dev/shm has only {size:.0f} MB free. In a container, use --shm-size or --ipc=host."
         yield Problem("shared-memory-low", text)
     if facts["gpus"] and facts["cores"] / len(facts["gpus"]) < _MIN_CORES_PER_GPU:
-        text = f"{facts['cores']} cores for {len(facts['gpus'])} GPUs are few. Prepare the data to make loading cheap."
+        text = f"{facts['cores']} cores are few for {len(facts['gpus'])} GPUs. Prepare the data to make loading cheap."
         yield Problem("few-cores-per-gpu", text)
     if facts["gpu_processes"]:
         pids = ", ".join(map(str, facts["gpu_processes"]))
@@ -164,7 +166,7 @@ def _measure_link(source: Host, target: Host, python: str, report: HostReport) -
     if result.status:
         message = (
             f"{source.name} cannot connect to {target.name} ({endpoint}): {last_line(result)}. "
-            "Nodes need all TCP ports between each other: open the firewall or security group."
+            "Nodes must reach each other on all TCP ports: open the firewall or security group."
         )
         report.problems.append(Problem("connection-blocked", message))
         return

@@ -101,7 +101,7 @@ def _lock(job: Job) -> FolderLock:
     try:
         return FolderLock(folder_of(job.id))
     except UserError:
-        message = f"another terminal starts or follows {job.id}. `paceline status {job.id}` shows its state."
+        message = f"another terminal is starting or following {job.id}. `paceline status {job.id}` shows its state."
         raise UserError("job-in-use", message, job=job.id) from None
 
 

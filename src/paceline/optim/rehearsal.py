@@ -1,7 +1,7 @@
 """Tries an optimizer on a few small tensors before training.
 
-Optimizers of timm and of users may keep state that checkpoints do not hold, or fail on sharded tensors. That must be an
-error at the start, not a failed checkpoint or other results after a resume.
+timm's and registered optimizers may keep state that checkpoints do not hold, or fail on sharded tensors. That must be
+an error at the start, not a failed checkpoint or other results after a resume.
 """
 
 import json
