@@ -26,7 +26,7 @@ from paceline.config.recipe import Recipe
 from paceline.distributed.world import World, keep_freed_memory, threads_per_process
 from paceline.engine.build import Setup, build
 from paceline.engine.callbacks import Callbacks
-from paceline.engine.replicas import Mirror
+from paceline.engine.replicas import Replicas
 from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
 from paceline.track.json_lines import JsonLines
@@ -73,8 +73,8 @@ def engine_seconds(setup: Setup, folder: Path) -> float:
     run_folder = RunFolder(folder)
     folder.mkdir(parents=True)
     callbacks = Callbacks.create(setup.recipe, setup.world, run_folder, setup.total_steps, 0)
-    sink, mirror = JsonLines(run_folder.metrics), Mirror(setup.world, run_folder)
-    train(setup, TrainingRun(run_folder, setup, sink, NoWriter(), watch, mirror, callbacks))
+    sink, replicas = JsonLines(run_folder.metrics), Replicas(setup.world, run_folder)
+    train(setup, TrainingRun(run_folder, setup, sink, NoWriter(), watch, replicas, callbacks))
     return watch.times[-1] - watch.times[0]
 
 

@@ -1,8 +1,8 @@
-"""OpenMP wait policy and CPU affinity, on an idle machine and beside other processes.
+"""OpenMP wait policy and CPU affinity, on an idle machine and next to other processes.
 
     python benchmarks/shared_cpu.py [--busy 1] [--rounds 5] [--model resnet18] [--size 64] [--batch 32]
 
-One process with a thread per core trains with each setting in turn, first alone, then beside `--busy` busy processes.
+One process with a thread per core trains with each setting in turn, first alone, then next to `--busy` busy processes.
 GOMP_SPINCOUNT is how often a waiting thread polls before it sleeps; OMP_PROC_BIND binds each thread to a core.
 """
 
@@ -65,7 +65,7 @@ def main() -> None:
     print(f"{options.model} at {options.size} px, batch {options.batch}, {threads} threads, {options.rounds} rounds")
     show("alone", rates(groups, images, options.rounds))
     with busy(options.busy):
-        show(f"beside {options.busy} busy process{'es' * (options.busy > 1)}", rates(groups, images, options.rounds))
+        show(f"next to {options.busy} busy process{'es' * (options.busy > 1)}", rates(groups, images, options.rounds))
     for group in groups:
         group.close()
 

@@ -10,11 +10,11 @@ from typing import TypeGuard
 from paceline.extensions import SIGNATURES
 
 SOURCE = Path(__file__).parents[1] / "src" / "paceline"
-_RAISED = {"UserError", "Problem", "HostError", "CorruptCheckpoint", "NotARun", "NoRunFolder", "RefusedYaml"}
+_RAISED = {
+    "UserError", "Problem", "HostError", "CorruptCheckpoint", "NotARun", "NoRunFolder", "RefusedYaml", "WrongPeerError",
+}  # fmt: skip
 _CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
-_CHOOSING = {
-    "analysis/importers.py",
-    "analysis/read.py",
+CHOOSING = {
     "config/duration.py",
     "config/io.py",
     "config/phases.py",
@@ -27,6 +27,8 @@ _CHOOSING = {
     "launch/fetching.py",
     "launch/hosts.py",
     "launch/ssh_errors.py",
+    "analysis/importers.py",
+    "analysis/read.py",
     "system/files.py",
 }
 """Modules that choose a code in one place and raise it in another."""
@@ -37,43 +39,59 @@ _PRINTED = re.compile(r"\[([a-z]+(?:-[a-z]+)*)\]$")  # by the command line itsel
 def error_codes() -> dict[str, list[str]]:
     """Return the message templates of every error code, sorted by code. The list is empty if it is not known."""
     found: dict[str, set[str]] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+    public = {
+        name: text for tree in trees.values() for name, text in _constants(tree).items() if not name.startswith("_")
+    }
+    for path, tree in trees.items():
         module = path.relative_to(SOURCE).as_posix()
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        raised = [*_raised(tree), *_printed(tree, module)]
+        texts = public | _constants(tree)
+        raised = [*_raised(tree, texts), *_printed(tree, module)]
         complete = {code for code, template in raised if template}
-        chosen = _chosen(tree) if module in _CHOOSING else ()
+        chosen = _chosen(tree, texts) if module in CHOOSING else ()
         for code, template in (*raised, *(each for each in chosen if each[0] not in complete)):
             found.setdefault(code, set()).update({template} - {""})
     return {code: sorted(found[code]) for code in sorted(found)}
 
 
-def _raised(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _constants(tree: ast.Module) -> dict[str, str]:
+    """Return the text constants of a module by name."""
+    return {
+        _name(target): node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for target in node.targets
+    }
+
+
+def _raised(tree: ast.Module, constants: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Yield codes and templates of errors whose code is in the function that creates them."""
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue
-        texts: dict[str, str] = {}
+        texts = dict(constants)
         for node in sorted(ast.walk(function), key=_position):
             if isinstance(node, ast.Assign):
                 text = _template(node.value, texts)
-                texts |= {_name(target): text if " " in text else "" for target in _targets(node)}
+                texts |= {_name(target): text if _is_sentence(text) else "" for target in _targets(node)}
             elif isinstance(node, ast.Call) and len(node.args) > 1 and _name(node.func) in {*_RAISED, "error"}:
                 template = _template(node.args[1], texts)
-                yield from ((code, template) for code in _codes(node.args[0], function))
+                yield from ((code, template) for code in _codes(node.args[0], function, constants))
 
 
-def _codes(node: ast.expr, function: ast.FunctionDef) -> list[str]:
+def _codes(node: ast.expr, function: ast.FunctionDef, constants: dict[str, str]) -> list[str]:
     """Return the codes that an expression in a function can be."""
     match node:
         case ast.Constant(value=str(code)):
             return [code] if _is_code(code) else []
         case ast.IfExp(body=one, orelse=other):
-            return [*_codes(one, function), *_codes(other, function)]
+            return [*_codes(one, function, constants), *_codes(other, function, constants)]
         case ast.JoinedStr(values=[ast.Constant(value=str(prefix)), ast.FormattedValue(value=ast.Name(id="kind"))]):
             return [prefix + kind for kind in SIGNATURES]
         case ast.Name(id="code"):
             return [value for value in _assigned_to_code(function) if _is_code(value)]
+        case ast.Name(id=name) if name in constants:
+            return [constants[name]]
         case _:
             return []
 
@@ -90,7 +108,7 @@ def _targets(node: ast.Assign) -> list[ast.expr]:
     return first.elts if isinstance(first, ast.Tuple) else [first]
 
 
-def _chosen(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _chosen(tree: ast.Module, constants: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Yield every literal that has the form of a code, with the text beside it in a call or tuple."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and _is_code(node.value):
@@ -102,8 +120,8 @@ def _chosen(tree: ast.Module) -> Iterator[tuple[str, str]]:
             values = node.args
         for code, message in pairwise(values):
             if isinstance(code, ast.Constant) and _is_code(code.value):
-                text = _template(message, {})
-                yield code.value, text if " " in text else ""
+                text = _template(message, constants)
+                yield code.value, text if _is_sentence(text) else ""
 
 
 def _printed(tree: ast.Module, module: str) -> Iterator[tuple[str, str]]:
@@ -121,6 +139,10 @@ def _is_code(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and bool(_CODE.fullmatch(value)) and value not in _NOT_CODES
 
 
+def _is_sentence(text: str) -> bool:
+    return " " in text.strip(" .")
+
+
 def _name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
@@ -136,6 +158,8 @@ def _template(node: ast.expr, texts: dict[str, str]) -> str:
             return texts.get(name) or f"{{{name}}}"
         case ast.FormattedValue(value=ast.Attribute(attr=name)):
             return f"{{{name}}}"
+        case ast.FormattedValue(value=ast.IfExp(_, ast.Constant(str(one)), ast.Constant(str(other)))):
+            return "/".join(filter(None, (one, other)))
         case ast.FormattedValue():
             return "..."
         case ast.Name(id=name):

@@ -32,7 +32,7 @@ class UserError(Exception):
     def from_json(values: Mapping[str, Any]) -> "UserError":
         """Return the error of another process."""
         code, message, fields = (values[key] for key in ("code", "message", "fields"))
-        if code == ConfigError.CODE:
+        if code == "invalid-recipe":
             return ConfigError(fields["origin"], (Problem(*problem) for problem in fields["problems"]))
         return UserError(code, message, **fields)
 
@@ -50,14 +50,12 @@ class Problem(NamedTuple):
 class ConfigError(UserError):
     """Every problem found in a recipe, raised at once."""
 
-    CODE = "invalid-recipe"
-
     def __init__(self, origin: str, problems: Iterable[Problem]):
         self.problems = tuple(problems)
         count = len(self.problems)
-        head = f"{origin}: {count} problem{'s' if count > 1 else ''}"
-        text = "\n".join([head, *(f"  {problem}" for problem in self.problems)])
-        super().__init__(self.CODE, text, origin=origin, problems=self.problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        message = f"{origin}: {count} problem{'s' if count > 1 else ''}{lines}"
+        super().__init__("invalid-recipe", message, origin=origin, problems=self.problems)
         self.origin = origin
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, tuple[Problem, ...]]]:

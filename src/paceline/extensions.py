@@ -1,4 +1,4 @@
-"""Extension points: models, datasets, augmentations, losses, optimizers, schedules and callbacks of users.
+"""Extension points: user-defined models, datasets, augmentations, losses, optimizers, schedules and callbacks.
 
     # my_package/nets.py
     import paceline as pl
@@ -29,7 +29,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 SIGNATURES = {
     "model": "(num_classes, in_chans, **options) -> nn.Module",
-    "dataset": '(split="train"|"val"|"test", **options) -> an object with __len__, classes, and __getitem__ -> '
+    "dataset": '(split="train"|"val", **options) -> an object with __len__, classes, and __getitem__ -> '
     "(PIL image or uint8 array, label)",
     "augmentation": "(image, rng, **options) -> uint8 array (height, width, channels) of the same shape",
     "loss": "(logits, targets, **options) -> the mean over the batch, a scalar tensor",
@@ -164,17 +164,17 @@ def unknown(kind: str, key: str, name: str, built_in: Iterable[str]) -> UserErro
     listed = f"Known: {', '.join(known)}." if len(known) < 30 else f"There are {len(known)}."
     hint = f"Did you mean {' or '.join(close)}?" if close else listed if known else "None is registered."
     message = (
-        f"{key}={name!r} is not a known {kind}. {hint} If a module of yours registers it, load that with --import "
-        "MODULE or `imports: [MODULE]`."
+        f"{key}={name!r} is not a known {kind}. {hint} If one of your modules registers it, load that module with "
+        "--import MODULE or `imports: [MODULE]`."
     )
     return UserError(f"unknown-{kind}", message, name=name, close=close)
 
 
 def search_current_folder() -> None:
-    """Find modules in the current folder too, here and in processes started from here.
+    """Find modules in the current folder too, in this process and in those that it starts.
 
     Only a user who names a module on the command line asks for that. `imports` of a recipe do not: the recipe may be
-    untrusted, and a module beside it could run any code.
+    untrusted, and a module next to it could run any code.
     """
     here = os.getcwd()
     if here not in sys.path:
@@ -234,7 +234,7 @@ def _in_current_folder(spec: ModuleSpec) -> bool:
 
 
 def sources(modules: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return file and SHA-256 of each imported module; of a package, the hash covers all of its Python files."""
+    """Return the file and SHA-256 of each imported module; for a package, the hash covers all of its Python files."""
     return {name: {"file": str(source_of(name)), "sha256": _digest_of_all(file_hashes([name]))} for name in modules}
 
 

@@ -32,8 +32,9 @@ def test_concurrent_networks_share_nothing(monkeypatch) -> None:
     with network() as one, network() as other:
         assert one.mark != other.mark
         assert not one.subnet.overlaps(other.subnet)
-        entries = [address for found in psutil.net_if_addrs().values() for address in found if address.family == socket.AF_INET]
-        assert not [entry for entry in entries if IPv4Address(entry.address) in one.subnet]
+        found = [entry for entries in psutil.net_if_addrs().values() for entry in entries]
+        used = [IPv4Address(entry.address) for entry in found if entry.family == socket.AF_INET]
+        assert not [address for address in used if address in one.subnet]
         assert len(one.mark) <= 15  # the longest name of an interface
 
 

@@ -71,7 +71,7 @@ def test_nodes_with_different_options_are_refused(tmp_path: Path) -> None:
     for node in nodes:
         _, errors = node.communicate(timeout=HANG)
         assert node.returncode == 1
-        assert "rank 1 was started with another recipe than rank 0: seed is 0 on rank 0, 1 on rank 1" in errors
+        assert "rank 1 was started with a different recipe than rank 0: seed is 0 on rank 0, 1 on rank 1" in errors
         assert "[rank-recipe-mismatch]" in errors
     assert not list(tmp_path.glob("runs/*"))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_parsers import parser_of, public_commands, subparsers
 from documents import ROOT, Command, anchors, commands, documents, links
-from error_codes import error_codes
+from error_codes import CHOOSING, SOURCE, error_codes
 
 from paceline.cli.launch_parser import parse_launch
 from paceline.cli.main import _COMMANDS
@@ -71,6 +71,15 @@ def test_every_code_that_tests_expect_is_documented() -> None:
     assert not expected - own - error_codes().keys()
 
 
+def test_every_code_has_a_message() -> None:
+    without = [code for code, templates in error_codes().items() if not any(map(_words_of, templates))]
+    assert not without, "let the call that has the code also have the message, as a text or an f-string"
+
+
+def test_modules_that_choose_codes_exist() -> None:
+    assert not [name for name in CHOOSING if not (SOURCE / name).is_file()]
+
+
 def test_every_printed_code_in_documents_exists() -> None:
     printed = {code for text in DOCUMENTS.values() for code in re.findall(r"\[([a-z]+-[a-z-]+)\](?!\()", text)}
     assert printed
@@ -80,7 +89,7 @@ def test_every_printed_code_in_documents_exists() -> None:
 @pytest.mark.parametrize(("code", "templates"), [item for item in error_codes().items() if item[0] not in _GENERAL])
 def test_a_code_has_one_meaning(code: str, templates: list[str]) -> None:
     """All messages of a code are connected by words that they share with each other or with the code."""
-    groups = [_stems(template) for template in templates if _stems(re.sub(r"{.*?}", "", template))]
+    groups = [_stems(template) for template in templates if _words_of(template)]
     merged = True
     while merged:
         merged = False
@@ -90,6 +99,11 @@ def test_a_code_has_one_meaning(code: str, templates: list[str]) -> None:
                 merged = True
                 break
     assert len(groups) <= 1, templates
+
+
+def _words_of(template: str) -> set[str]:
+    """Return the words of a message without the names of its values."""
+    return _stems(re.sub(r"{.*?}", "", template))
 
 
 def _stems(text: str) -> set[str]:

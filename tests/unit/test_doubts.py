@@ -106,7 +106,7 @@ def test_other_load_is_logged_once(caplog, monkeypatch) -> None:
     for _ in range(30):
         work.warn({"cpu_percent": 100.0, "other_cpu_percent": 40.0})
     (message,) = [record.message for record in caplog.records]
-    assert "other processes use 40 % of its CPU" in message
+    assert "other processes use 40% of its CPU" in message
 
 
 def test_comparison_reports_a_disturbed_run(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_comparison_reports_a_disturbed_run(tmp_path: Path) -> None:
     assert comparison.speedup_counts
     assert not comparison.certified
     assert (
-        "loaded was disturbed: other processes used 45 % of the CPU of host-0 during 100% of the run"
+        "loaded was disturbed: other processes used 45% of the CPU of host-0 during 100% of the run"
         in comparison.sentence
     )
 
@@ -143,7 +143,7 @@ def test_speed_up_larger_than_the_number_of_devices_is_unreliable(tmp_path: Path
 
 def test_waiting_for_data_is_named_as_the_cause(tmp_path: Path) -> None:
     comparison = _comparison(tmp_path, 2, {"compute": 0.1, "data": 0.3}, {"compute": 0.1, "data": 0.0})
-    assert "one waited for data 75% of the time, two 0%" in comparison.sentence
+    assert "one waited for input 75% of the time, two 0%" in comparison.sentence
 
 
 def test_speed_up_from_other_settings_is_accepted(tmp_path: Path) -> None:

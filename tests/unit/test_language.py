@@ -39,8 +39,11 @@ def _texts() -> Iterator[tuple[str, int, str]]:
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield str(path.relative_to(ROOT)), node.lineno, node.value
-    documents = [*ROOT.glob("docs/**/*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))]
-    assets = (ROOT / "src" / "paceline" / "logbook" / "assets").glob("*")
+    documents = [
+        *ROOT.glob("docs/**/*.md"),
+        *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    ]
+    assets = [*(ROOT / "src" / "paceline" / "analysis" / "assets").iterdir()]
     for path in sorted([*documents, *assets, *(ROOT / "src" / "paceline" / "recipes").glob("*.yaml")]):
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             yield str(path.relative_to(ROOT)), number, line

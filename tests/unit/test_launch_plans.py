@@ -54,7 +54,7 @@ def test_ec2(here, tmp_path: Path) -> None:
     words = ("--nodes", 2, "--instance-type", "g4dn.2xlarge", "--spot", "--max-price", "0.5")
     words += ("--attach-volume", "imagenet")
     plan = _plan(here, "ec2", *words, "digits")
-    assert "2 x g4dn.2xlarge, spot at most 0.5 $" in plan
+    assert "2 x g4dn.2xlarge, spot at most $0.5 per hour" in plan
     assert "ssh from your IP address" in plan
     assert "attaches volumes imagenet_0" in plan
     options = ("--efs", "fs-1:/here", "--data", "s3://bucket/data", "--mount", "/images", "--region", "eu-west-1")

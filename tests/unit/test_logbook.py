@@ -279,7 +279,7 @@ def test_watch_reads_the_ends_of_the_files(tmp_path: Path, capsys) -> None:
     text = capsys.readouterr().out
     assert "step 2,000 of 4,000 (50%)" in text
     assert "time left about 0:03:36" in text
-    assert "host-0  50 %  1.0 GB" in text
+    assert "host-0  50%  1.0 GB" in text
     assert "rank 1: data 1.0 ms, compute 100.0 ms, sync 5.0 ms, optimizer 2.0 ms" in text
     assert main(["watch", str(tmp_path)]) == 1
     assert "[not-a-run]" in capsys.readouterr().err

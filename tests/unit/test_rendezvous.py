@@ -14,7 +14,7 @@ from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from paceline.distributed import membership
-from paceline.distributed.channel import Channel, ChannelError, NotARendezvous, Session, TokenMismatch
+from paceline.distributed.channel import Channel, ChannelError, Session, WrongPeerError
 from paceline.distributed.objects import all_gather_object, broadcast_object
 from paceline.distributed.rendezvous import JoinTerms, MultiNode
 from paceline.distributed.server import Server
@@ -63,16 +63,18 @@ def test_waiting_ends_when_the_key_is_set(server) -> None:
 
 @pytest.mark.parametrize("token", [b"", b"another token, which is as long as it has to be"])
 def test_a_wrong_token_is_refused(server, token: bytes) -> None:
-    with pytest.raises(TokenMismatch, match=f"127.0.0.1:{server.port}"):
+    with pytest.raises(WrongPeerError, match=f"127.0.0.1:{server.port}") as caught:
         Channel("127.0.0.1", server.port, token)
+    assert caught.value.code == "token-mismatch"
 
 
 def test_another_program_at_the_port_is_recognized() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         answering = pool.submit(lambda: listener.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
-        with pytest.raises(NotARendezvous):
+        with pytest.raises(WrongPeerError) as caught:
             Channel("127.0.0.1", listener.getsockname()[1], KEY)
         answering.result()
+    assert caught.value.code == "not-a-rendezvous"
 
 
 def test_messages_cannot_be_modified_replayed_or_reflected() -> None:

@@ -172,12 +172,12 @@ def test_tooltips_of_many_lines_are_short_and_within_the_window(many: Any) -> No
 
 def test_accuracy_axis_fits_the_curves(many: Any) -> None:
     labels = "#charts figure:first-child text[text-anchor=end]"
-    percents = [float(label.text.removesuffix(" %")) for label in _all(many, labels)]
+    percents = [float(label.text.removesuffix("%")) for label in _all(many, labels)]
     assert len(percents) >= 3
     assert 97 <= min(percents) < max(percents) <= 100
     many.find_element("css selector", "#uncut input").click()
-    percents = [float(label.text.removesuffix(" %")) for label in _all(many, labels)]
-    assert min(percents) <= 60  # the training curves at 50 % are visible
+    percents = [float(label.text.removesuffix("%")) for label in _all(many, labels)]
+    assert min(percents) <= 60  # the training curves at 50% are visible
     many.find_element("css selector", "#thin input").click()
     assert _all(many, "#charts path.thin") == []
 

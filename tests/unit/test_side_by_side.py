@@ -71,7 +71,7 @@ def _luminance(color: str) -> float:
 
 
 def _percents(drawn: str) -> list[float]:
-    return [float(label) for label in re.findall(r">([-\d.]+) %</text>", drawn)]
+    return [float(label) for label in re.findall(r">([-\d.]+)%</text>", drawn)]
 
 
 @pytest.mark.parametrize(

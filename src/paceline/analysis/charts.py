@@ -83,7 +83,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def value_range(lines: Sequence[Line], percent: bool = False, from_zero: bool = False) -> tuple[float, float]:
-    """Return the limits of the y axis: the values plus a margin; percentages stay between 0 and 100 %."""
+    """Return the limits of the y axis: the values plus a margin; percentages stay between 0 and 100%."""
     values = [y for line in lines for _, y in line.points]
     least, most = min(values), max(values)
     if percent:
@@ -115,7 +115,7 @@ def svg(chart: Chart) -> str:
         return ""
     low, high = value_range(lines, chart.percent, chart.from_zero)
     cut = any(y < low for line in lines for _, y in line.points)
-    notes = textwrap.wrap(f"{chart.note} {f'The axis starts at {100 * low:.3g} %.' if cut else ''}", _NOTE_WIDTH)
+    notes = textwrap.wrap(f"{chart.note} {f'The axis starts at {100 * low:.3g}%.' if cut else ''}", _NOTE_WIDTH)
     top, height = 34 + 15 * len(notes), _HEIGHT + 15 * len(notes)
     legend = _legend_entries(chart, lines)
     whole_height = height + _LEGEND_LINE * -(-len(legend) // _LEGEND_COLUMNS)
@@ -160,7 +160,7 @@ def _plot(chart: Chart, lines: Sequence[Line], bounds: tuple[float, float], top:
     for y in ticks(low_y, high_y):
         level = f'y1="{y_of(y):.1f}" y2="{y_of(y):.1f}"'
         yield f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" {level} stroke="#e9ecef"/>'
-        yield _text(_LEFT - 6, y_of(y) + 4, f"{100 * y:g} %" if chart.percent else _label(y), "end")
+        yield _text(_LEFT - 6, y_of(y) + 4, f"{100 * y:g}%" if chart.percent else _label(y), "end")
     yield from (_text(x_of(x), height - 24, _label(x)) for x in ticks(low_x, high_x))
     # the nested document clips curves below the axis; its margin leaves room for dots at the edges
     area = (_LEFT - 4, top - 4, inner_width + 8, inner_height + 8)

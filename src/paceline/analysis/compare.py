@@ -174,12 +174,12 @@ def _too_fast(first: LoggedRun, run: LoggedRun, row: dict[str, Any], conditions:
         return ""
     waits = [each.seconds.get("data", 0.0) / (each.train_seconds or math.inf) for each in (first, run)]
     if first.disturbance:
-        reason = f"other work slowed {first.name} down"
+        reason = f"other processes slowed down {first.name}"
     elif conditions:
         reason = f"{', '.join(conditions)} differ{'s' * (len(conditions) == 1)}"
     elif waits[0] > waits[1] + 0.1:
         reason = (
-            f"{first.name} waited for data {waits[0]:.0%} of the time, {run.name} {waits[1]:.0%}: perhaps its files "
+            f"{first.name} waited for input {waits[0]:.0%} of the time, {run.name} {waits[1]:.0%}: perhaps its files "
             "were not in the page cache yet"
         )
     else:
@@ -274,6 +274,6 @@ def _relation(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 
 
 def _variance(accuracy: float, samples: int) -> float:
-    """Return the variance of a measured accuracy with Agresti-Caffo's correction, which is not zero at 100 %."""
+    """Return the variance of a measured accuracy with Agresti-Caffo's correction, which is not zero at 100%."""
     accuracy = (accuracy * samples + 1) / (samples + 2)
     return accuracy * (1 - accuracy) / (samples + 2)

@@ -25,7 +25,7 @@ _WORDS = {
 
 
 def page_of(run: LoggedRun, charts: list[str]) -> Iterator[str]:
-    """Yield the parts of the page; `charts` are file names beside it."""
+    """Yield the parts of the page; `charts` are files next to it."""
     yield f"# {plain(run.name)}\n"
     for note in run.notes:
         yield f"> {plain(note)}\n"

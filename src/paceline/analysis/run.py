@@ -194,7 +194,7 @@ class LoggedRun:
             if any(sample.get("other_gpu_processes") for sample in disturbed):
                 return f"disturbed: other processes used the GPUs of {host} {when}"
             mean = statistics.fmean(sample.get("other_cpu_percent", 0.0) for sample in disturbed)
-            return f"disturbed: other processes used {mean:.0f} % of the CPU of {host} {when}"
+            return f"disturbed: other processes used {mean:.0f}% of the CPU of {host} {when}"
         return ""
 
     def energy(self) -> float | None:

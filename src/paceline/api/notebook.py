@@ -1,4 +1,4 @@
-"""Progress and curves of a training in a notebook, updated while it runs."""
+"""Progress and curves of a run in a notebook, updated while it trains."""
 
 import sys
 import threading

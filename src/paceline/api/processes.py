@@ -1,4 +1,4 @@
-"""Runs commands for the Python API in processes of their own."""
+"""Runs commands for the Python API in separate processes."""
 
 import os
 import subprocess
@@ -49,7 +49,7 @@ def run_in_processes(
 def _arguments(
     command: list[str], recipe: "str | Path | Recipe | None", words: list[str], procs: int
 ) -> Iterator[tuple[list[str], Path]]:
-    """Yield the command line, and the file in which the command reports what came of it."""
+    """Yield the command line, and the file in which the command reports its result."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         given = [str(recipe)] if isinstance(recipe, str | Path) else []
         if isinstance(recipe, Recipe):

@@ -1,4 +1,4 @@
-"""The verb demo: train one recipe on one process and on two, then write comparison, logbook and report."""
+"""The command demo: train one recipe in one process and in two, then write a comparison, a logbook and a report."""
 
 import shlex
 import subprocess
@@ -19,7 +19,7 @@ _EXPLANATION = (
 
 
 def demo(arguments: list[str]) -> int:
-    parser = make_parser("demo", "[--runs DIR]", "Train the built-in digits on one process, then on two, and compare.")
+    parser = make_parser("demo", "[--runs DIR]", "Train the built-in digits in one process, then in two, and compare.")
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder for run folders (default: runs)"
     )
@@ -33,13 +33,13 @@ def _run(runs: Path) -> int:
     from paceline.cli.evidence import compare, logbook, report
 
     names = [str(folder) for folder in folders]
-    for verb, words in (
+    for command, words in (
         (compare, names),
         (logbook, [*names, "--out", str(runs / "logbook")]),
-        (report, [*names, "--out", str(runs / "report.html"), "--title", "digits on one process and on two"]),
+        (report, [*names, "--out", str(runs / "report.html"), "--title", "digits in one process and in two"]),
     ):
-        print(f"$ paceline {verb.__name__} {shlex.join(words)}", flush=True)
-        verb(words)
+        print(f"$ paceline {command.__name__} {shlex.join(words)}", flush=True)
+        command(words)
     screen = Console()
     screen.print(f"\n{_EXPLANATION}", highlight=False)
     for label, place in (
@@ -61,6 +61,6 @@ def _train(runs: Path, procs: int) -> Path:
     print(f"$ paceline {shlex.join(words)}", flush=True)
     status = subprocess.run([sys.executable, "-m", "paceline", *words], env=child_env(), check=False).returncode
     if status:
-        message = f"the training ended with exit status {status}. See {runs / name / 'log.txt'}."
+        message = f"training ended with exit status {status}. See {runs / name / 'log.txt'}."
         raise UserError("training-failed", message, status=status)
     return runs / name

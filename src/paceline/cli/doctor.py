@@ -14,7 +14,7 @@ _DOCTOR = """Diagnose problems and suggest fixes.
                                       processes, and an all-reduce between two processes
     paceline doctor --hosts A,B       whether these hosts can train together: reachable, same code, torch, driver and
                                       data, clock, disk, shared memory, cores, other processes on the GPUs, bandwidth
-                                      in both directions, three seconds of all-reduce
+                                      in both directions, an all-reduce for three seconds
     paceline doctor RUN [RUN ...]     where the time of a run went, and what would make it faster
 
 RUN is a run folder, or a log of another program (PyTorch's ImageNet example, DAWNBench's TSV, Lightning's metrics.csv,

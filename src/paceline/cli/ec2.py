@@ -185,7 +185,7 @@ def _prices(client: Any, options: argparse.Namespace) -> int:
     rows = []
     for kind in options.words or [_argument(options)]:
         prices = (client.spot_price(kind, options.zone), client.on_demand_price(kind))
-        rows.append((kind, *("unknown" if price is None else f"{price:g} $ per hour" for price in prices)))
+        rows.append((kind, *("unknown" if price is None else f"${price:g} per hour" for price in prices)))
     show(new_table(("instance type", "spot", "on demand"), rows))
     return 0
 

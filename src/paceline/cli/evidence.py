@@ -1,4 +1,4 @@
-"""The verbs that read runs: compare, logbook, report and doctor RUN."""
+"""The commands that read runs: compare, logbook, report and doctor RUN."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -31,8 +31,8 @@ _REPORT = f"""Write one self-contained HTML page with curves, comparison and bot
 {_READS}"""
 
 
-def _runs_parser(verb: str, usage: str, description: str) -> argparse.ArgumentParser:
-    parser = make_parser(verb, usage, description)
+def _runs_parser(command: str, usage: str, description: str) -> argparse.ArgumentParser:
+    parser = make_parser(command, usage, description)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folder or log")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     return parser

@@ -17,8 +17,8 @@ from paceline.system.tables import print_row
 _FIND = """Find the largest per-rank batch that fits in memory, and the fastest one.
 
 Runs real training steps (forward, backward, optimizer) on synthetic images with the recipe's largest image size,
-precision and strategy. Each batch size runs in new processes. On GPUs the device memory is the limit; on CPUs
---memory-limit, which limits the address space (RLIMIT_AS). Fields can be overridden as for `paceline train`:
+precision and strategy. Each batch size runs in new processes. On GPUs the limit is the device memory, on CPUs
+--memory-limit. Fields can be overridden as for `paceline train`:
 `--strategy fsdp --precision bf16`."""
 
 _HEADS = ("per-rank batch", "peak memory", "images/s")

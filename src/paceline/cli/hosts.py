@@ -29,7 +29,7 @@ def hosts_from(text: str) -> list[str]:
     if not names:
         raise UserError("missing-hosts", f"--hosts {text[:100]} names no host.", hosts=text)
     if len(set(names)) != len(names):
-        raise UserError("duplicate-hosts", f"--hosts {text[:100]} names a host twice. Name each once.", hosts=text)
+        raise UserError("duplicate-hosts", f"--hosts {text[:100]} lists a host twice. List each host once.", hosts=text)
     if HERE in names:
         message = f"--hosts {text[:100]}: {HERE!r} is reserved for this machine. Use another name in ~/.ssh/config."
         raise UserError("reserved-host-name", message, hosts=text)
@@ -40,7 +40,7 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `doctor --hosts`."""
     group = parser.add_argument_group("other hosts")
     group.add_argument("--hosts", metavar="A,B|FILE", help="names of hosts, or a file with one per line")
-    group.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
+    group.add_argument("--ssh-config", type=Path, metavar="FILE", help="use this file instead of ~/.ssh/config")
     group.add_argument("--python", default="python3", metavar="PATH", help="Python on the hosts that has paceline")
     group.add_argument(
         "--data", default="", metavar="PATH", help="folder of prepared data on the hosts, to compare them"

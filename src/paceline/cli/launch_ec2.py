@@ -70,7 +70,7 @@ def ec2_fields(options: argparse.Namespace) -> dict[str, Any]:
     if key and not key.is_file():
         raise UserError("file-not-found", f"--public-key {key} does not exist.", path=key)
     if options.attach_volume and options.from_snapshot:
-        message = "--attach-volume and --from-snapshot exclude each other: an instance gets one volume. Omit one."
+        message = "--attach-volume and --from-snapshot are mutually exclusive: an instance gets one volume. Omit one."
         raise UserError("conflicting-options", message, option="--attach-volume")
     if not options.mount.startswith("/") or options.mount == "/":
         message = f"--mount {options.mount} is not a folder that can be mounted. Write an absolute path, e.g. /data."

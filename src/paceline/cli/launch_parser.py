@@ -11,7 +11,7 @@ from paceline.errors import UserError
 
 _LAUNCH = """Train a recipe on several nodes, and follow it.
 
-    paceline launch local --nodes 2 RECIPE        several local nodes on this machine, to try multi-node training
+    paceline launch local --nodes 2 RECIPE        several simulated nodes on this machine
     paceline launch ssh --hosts a,b RECIPE        hosts that you can ssh to
     paceline launch slurm --nodes 2 RECIPE        a SLURM cluster, from a login node
     paceline launch ec2 --nodes 2 --instance-type g4dn.2xlarge --spot RECIPE      EC2 instances, terminated at the end
@@ -23,7 +23,7 @@ options of a backend."""
 
 # the options of each usage line, and its summary
 _BACKENDS = {
-    "local": ("[--nodes N]", "Train a recipe on several local nodes of this machine, to try multi-node training."),
+    "local": ("[--nodes N]", "Train a recipe on several simulated nodes on this machine, to try multi-node training."),
     "ssh": ("--hosts A,B", "Train a recipe on hosts that you can ssh to."),
     "slurm": ("[--nodes N]", "Train a recipe on a SLURM cluster, from a login node."),
     "ec2": ("--instance-type TYPE [--nodes N]", "Train a recipe on EC2 instances, terminated at the end."),
@@ -78,8 +78,10 @@ def _add_node_options(parser: argparse.ArgumentParser, backend: str) -> None:
         add("--hosts", default="", metavar="A,B|FILE", help="names of hosts, or a file with one per line")
     else:
         add("--nodes", type=count, default=2, metavar="N", help="number of nodes (default: 2)")
-    add("--procs-per-node", type=count, default=1, metavar="N", help="processes per node, e.g. GPUs (default: 1)")
-    add("--min-nodes", type=count, default=1, metavar="N", help="fewest nodes to continue with (default: 1)")
+    add(
+        "--procs-per-node", type=count, default=1, metavar="N", help="processes per node, e.g. one per GPU (default: 1)"
+    )
+    add("--min-nodes", type=count, default=1, metavar="N", help="minimum number of nodes to continue with (default: 1)")
     add(
         "--rank-timeout",
         type=positive,
@@ -88,40 +90,56 @@ def _add_node_options(parser: argparse.ArgumentParser, backend: str) -> None:
         help="seconds without a response after which a rank is considered failed (default: 15)",
     )
     if backend in ("ssh", "ec2"):
-        add("--ssh-config", type=Path, metavar="FILE", help="use it instead of ~/.ssh/config")
+        add("--ssh-config", type=Path, metavar="FILE", help="use this file instead of ~/.ssh/config")
         add("--rendezvous-host", default="auto", metavar="HOST", help="host of the rendezvous store: auto, here, HOST")
     if backend in ("slurm", "manifest"):
-        add("--gpus-per-node", type=count, metavar="N", help="GPUs of each node")
+        add("--gpus-per-node", type=count, metavar="N", help="GPUs per node")
 
 
 def _add_run_options(parser: argparse.ArgumentParser, backend: str) -> None:
     add = parser.add_argument
     add("--name", default="", help="name of the run (default: recipe and time)")
-    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder that it is fetched to (default: runs)")
+    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="fetch the run folder to DIR (default: runs)")
     add("--results", default="", metavar="s3://BUCKET/PREFIX", help="copy the run folder there during training")
     if backend in ("local", "ssh", "ec2"):
-        add("--resume", default="", metavar="s3://BUCKET/PREFIX/RUN", help="resume from such results, without RECIPE")
-    add("--data", default="", metavar="PATH", help="prepared data: a folder on the nodes, or s3:// to fetch first")
-    add("--python", default="", metavar="PATH", help="Python on the nodes that has paceline")
+        add(
+            "--resume",
+            default="",
+            metavar="s3://BUCKET/PREFIX/RUN",
+            help="resume a run copied by --results; omit RECIPE",
+        )
+    add(
+        "--data",
+        default="",
+        metavar="PATH",
+        help="prepared data: a folder on the nodes, or an s3:// URL to download first",
+    )
+    add("--python", default="", metavar="PATH", help="Python interpreter on the nodes, with paceline installed")
     runtime = "apptainer or pyxis" if backend == "slurm" else "docker"
-    add("--container", default="", metavar="IMAGE", help=f"run in it with {runtime}")
+    add("--container", default="", metavar="IMAGE", help=f"run in this image with {runtime}")
     add("--pass", dest="pass_", default="", metavar="A,B", help="environment variables to pass to the ranks")
 
 
 def _add_slurm_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("slurm").add_argument
     for name in ("partition", "account", "time", "cpus-per-task"):
-        add(f"--{name}", metavar="X", help="as for sbatch")
-    add("--sbatch", default="", metavar="'a=b c'", help="further options of sbatch: 'mem=64G exclusive'")
+        add(f"--{name}", metavar="X", help="passed to sbatch")
+    add("--sbatch", default="", metavar="'a=b c'", help="additional sbatch options: 'mem=64G exclusive'")
     add("--container-runtime", choices=["apptainer", "pyxis"], default="apptainer")
     add("--seeds", default="", metavar="0,1,2", help="submit an array with one task per seed")
-    add("--notice", type=count, default=120, metavar="S", help="checkpoint S seconds before the limit (default: 120)")
+    add(
+        "--notice",
+        type=count,
+        default=120,
+        metavar="S",
+        help="checkpoint S seconds before the time limit (default: 120)",
+    )
 
 
 def _add_manifest_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("manifest").add_argument
     add("--for", dest="for_", default="", metavar="ENGINE", help="skypilot, kubeflow or kubernetes")
-    add("--gpu-type", default="", metavar="NAME", help="skypilot: type of GPU, e.g. A100 or L4")
+    add("--gpu-type", default="", metavar="NAME", help="skypilot: GPU type, e.g. A100 or L4")
     add("--image", default="", metavar="IMAGE", help="container image with paceline")
 
 

@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         # the message quotes arguments, and a shell glob may expand to untrusted file names
-        super().error(f"{printable_lines(message)} [usage]")
+        super().error(f"{printable_lines(message)}. See `{self.prog} --help`. [usage]")
 
 
 def make_parser(command: str, usage: str, description: str) -> argparse.ArgumentParser:

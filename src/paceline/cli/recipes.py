@@ -15,7 +15,7 @@ _RECIPES = """List the shipped recipes with the accuracy that their source publi
 top-1, or top-1 / top-5. RECIPE may also be a YAML file."""
 
 _DROPPED_FIRST = ("data", "model", "epochs")
-_ACCURACY = re.compile(r"\d[\d., /]* %( top-5)?")
+_ACCURACY = re.compile(r"\d[\d., /]*%( top-5)?")
 _VARIANT = re.compile(r"(max|short)-(\d+)-q\d+")
 
 

@@ -1,4 +1,4 @@
-"""The verb runs: list the run folders in a folder, one per line."""
+"""The command runs: list the run folders in a folder, one per line."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""The verb watch: follow a run in the terminal."""
+"""The command watch: follow a run in the terminal."""
 
 import argparse
 import sys
@@ -88,10 +88,10 @@ def figures(now: "Snapshot") -> list[tuple[str, str]]:
 def _hosts(now: "Snapshot") -> list[list[str]]:
     rows = []
     for host, sample in now.hosts.items():
-        rows.append([host, f"{sample['cpu_percent']:.0f} %", f"{sample['memory_bytes'] / 1e9:.1f} GB", "", ""])
+        rows.append([host, f"{sample['cpu_percent']:.0f}%", f"{sample['memory_bytes'] / 1e9:.1f} GB", "", ""])
         for number, gpu in enumerate(sample.get("gpus", [])):
             cells = [
-                _known(gpu.get("use_percent"), "{:.0f} %"),
+                _known(gpu.get("use_percent"), "{:.0f}%"),
                 _known((gpu.get("memory_bytes") or 0) / 1e9, "{:.1f} GB"),
                 _known(gpu.get("watts"), "{:.0f} W"),
                 _known(gpu.get("celsius"), "{:.0f} C"),

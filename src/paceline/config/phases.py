@@ -1,4 +1,4 @@
-"""Phases: parts of the training with their own settings."""
+"""Phases: parts of a run with their own settings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from paceline.errors import Problem
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the training. Settings left at 0 or empty come from the recipe."""
+    """A part of a run. Settings left at 0 or empty come from the recipe."""
 
     __pydantic_config__ = STRICT
 
@@ -90,7 +90,8 @@ def problems(phases: tuple[Phase, ...], duration: float, global_batch: int) -> I
         begin, end = phase.epochs
         if begin >= end:
             yield Problem(
-                "phase-empty", f"phases.{number}.epochs={begin:g}, {end:g}: the end must be after the begin. Swap them."
+                "phase-empty",
+                f"phases.{number}.epochs={begin:g}, {end:g}: the end must be after the beginning. Swap them.",
             )
         if bool(phase.lr) != bool(phases[0].lr):
             with_lr, without = (number, 0) if phase.lr else (0, number)

@@ -58,11 +58,11 @@ class Schedule:
     __pydantic_config__ = STRICT
 
     name: str = "cosine"
-    """constant, cosine, linear, step (all after a linear warm-up), one-cycle (all cosine), piecewise, or registered."""
+    """constant, cosine, linear, step (all after a linear warmup), one-cycle (all cosine), piecewise, or registered."""
     warmup: StepDuration = "0ba"
-    """Length of the warm-up, from start_factor to 1."""
+    """Length of the warmup, from start_factor to 1."""
     start_factor: NotNegative = 0.0
-    """Factor at the first step of the warm-up."""
+    """Factor at the first step of the warmup."""
     end_factor: NotNegative = 0.0
     """Factor at the end of training."""
     step_size: StepInterval = "30ep"
@@ -114,7 +114,7 @@ class Train:
     __pydantic_config__ = STRICT
 
     duration: StepDuration = "10ep"
-    """Length of the training, in epochs (10ep) or steps (500ba)."""
+    """Length of the run, in epochs (10ep) or steps (500ba)."""
     global_batch: Count = 256
     """Images per optimizer step over all ranks together: per-rank batch x ranks x accumulation."""
     grad_accumulation: Count = 1
@@ -140,7 +140,7 @@ class Ema:
     __pydantic_config__ = STRICT
 
     decay: Fraction = 0.0
-    """EMA decay, limited to (1 + u) / (10 + u) at update u as a warm-up; 0: off."""
+    """EMA decay, limited to (1 + u) / (10 + u) at update u as a warmup; 0: off."""
     every: Count = 1
     """Steps between updates."""
 

@@ -11,7 +11,7 @@ from paceline.errors import UserError
 def scaled(recipe: Recipe, ranks: int, rule: str) -> Recipe:
     """The recipe with its batches multiplied by the number of ranks, and its learning rates scaled by the rule.
 
-    A schedule without a warm-up gets one from the unscaled learning rate, over a tenth of the training and at most five
+    A schedule without a warmup gets one from the unscaled learning rate, over a tenth of the run and at most five
     epochs (Goyal et al. 2017). Phases with learning rates and registered schedules have their own ramps and get none.
     """
     if recipe.scaled.by > 1:

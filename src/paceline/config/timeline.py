@@ -74,7 +74,7 @@ class Timeline:
                     global_batch=batch,
                     steps_per_epoch=per_epoch,
                     size=size,
-                    # a training that ends within a phase stops part of the way along its learning rate line
+                    # a run that ends within a phase stops part of the way along its learning rate line
                     lr=_line(given.lr, (end - begin) / (whole_end - begin) if clipped else 1.0),
                     crop_scale=(given.min_crop or low, high),
                     variant=given.variant or recipe.data.variant,
@@ -100,7 +100,7 @@ class Timeline:
 
     @property
     def total(self) -> int:
-        """Number of steps of the training."""
+        """Number of steps of the run."""
         return self.phases[-1].end
 
     def phase_at(self, step: int) -> ResolvedPhase:

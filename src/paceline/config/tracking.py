@@ -1,4 +1,4 @@
-"""Parts of a recipe that do not change the training itself: origin, checkpoints, logs and the expected accuracy."""
+"""Parts of a recipe that do not change training itself: origin, checkpoints, logs and the expected accuracy."""
 
 from dataclasses import dataclass
 from itertools import pairwise

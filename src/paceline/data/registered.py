@@ -1,4 +1,4 @@
-"""Datasets that users register, read through the interface of image files."""
+"""Registered datasets, read through the interface of image files."""
 
 import hashlib
 import json

@@ -121,7 +121,7 @@ class Dataset:
             raise UserError("unknown-split", f"{self.place} has no split {split!r}. It has {known}.", split=split)
         folder, files = self.folder / variant / split, self.description["variants"][variant]["splits"][split]
         if leads_out(self.folder, folder):
-            message = f"{folder} is a symbolic link to outside of {self.folder}. Replace the link by the files."
+            message = f"{folder} is a symbolic link to outside of {self.folder}. Replace the link with the files."
             raise UserError("link-outside-folder", message, path=folder)
         return Split(folder, files, self.description["splits"][split]["per_class"])
 

@@ -41,17 +41,9 @@ class ChannelError(ConnectionError):
 class WrongPeerError(ChannelError):
     """The peer does not belong to this job, so that retrying is pointless."""
 
-
-class NotARendezvous(WrongPeerError):
-    """Another program listens at the port."""
-
-    code = "not-a-rendezvous"
-
-
-class TokenMismatch(WrongPeerError):
-    """The peer uses another token."""
-
-    code = "token-mismatch"
+    def __init__(self, code: str, message: str):
+        super().__init__(message)
+        self.code = code
 
 
 def new_token() -> str:
@@ -143,7 +135,8 @@ class Channel:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
             if self._read(len(GREETING)) != GREETING:
-                raise NotARendezvous(f"{host}:{port} is not a Paceline rendezvous. Another program uses that port.")
+                message = f"{host}:{port} is not a Paceline rendezvous. Another program uses that port."
+                raise WrongPeerError("not-a-rendezvous", message)
             self._session = self._authenticate(token, host, port)
         except BaseException:
             self.close()
@@ -158,7 +151,8 @@ class Channel:
         except ChannelError as error:  # a client with another token gets an invalid proof instead
             raise ChannelError(f"{host}:{port} has too many connections ({error})") from None
         if not hmac.compare_digest(proof, session.server_proof):
-            raise TokenMismatch(f"{host}:{port} belongs to another job: {TOKEN} differs between this node and that one")
+            message = f"{host}:{port} has another {TOKEN}. Export the same value on all nodes of the job."
+            raise WrongPeerError("token-mismatch", message)
         return session
 
     def call(self, message: Any, timeout: float) -> Any:

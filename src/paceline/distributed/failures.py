@@ -43,6 +43,6 @@ def first_failure(failures: dict[int, ProcessFailure]) -> UserError:
             rank=rank,
         )
     if failure.exitcode < 0:
-        return UserError("rank-crashed", f"rank {rank} died of {failure.signal_name()}", rank=rank)
+        return UserError("rank-crashed", f"rank {rank} crashed with {failure.signal_name()}", rank=rank)
     error = reported_error(failure)
     return error or UserError("rank-failed", f"rank {rank} failed; see the lines above", rank=rank)

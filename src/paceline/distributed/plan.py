@@ -156,7 +156,7 @@ def _wait_for_rendezvous(host: str, port: int, join: JoinSpec) -> None:
                 )
                 raise UserError(
                     "rendezvous-unreachable",
-                    f"{who} does not respond at {host}:{port} after {join.join_timeout} s ({error}). {fix} that this "
+                    f"{who} did not respond at {host}:{port} within {join.join_timeout} s ({error}). {fix} that this "
                     "node can reach that port.",
                     host=host,
                     port=port,

@@ -1,4 +1,4 @@
-"""Callbacks: code of users that follows a training on rank 0, can log and can ask it to stop.
+"""Callbacks: user code that follows a run on rank 0, and can log values and stop the run.
 
 They are called between steps and take part in no communication. What they ask for is a vote that all ranks agree on,
 as they do on signals, so a callback cannot make ranks diverge.
@@ -27,7 +27,7 @@ STOP, FAILED = 1, 2
 
 @dataclass(frozen=True)
 class StepInfo:
-    """A training step that is done."""
+    """A completed training step."""
 
     step: int
     """Steps done so far."""
@@ -92,7 +92,7 @@ class Callback:
 
 @dataclass
 class Callbacks:
-    """The callbacks of a run; on other ranks than 0 there are none."""
+    """The callbacks of a run; ranks other than 0 have none."""
 
     run: RunInfo
     active: list[tuple[Extension, Callback]] = field(default_factory=list)
@@ -143,7 +143,7 @@ class Callbacks:
         self._pending = path
 
     def checkpoint_written(self) -> None:
-        """Tell callbacks of the last checkpoint, if it is complete."""
+        """Notify callbacks of the last checkpoint, if it is complete."""
         path, self._pending = self._pending, None
         if path and (path / "COMMIT").exists():
             self._call(lambda callback: callback.on_checkpoint(self.run, path))
@@ -155,7 +155,7 @@ class Callbacks:
         self._call(lambda callback: callback.on_failure(self.run, message), final=True)
 
     def _call(self, notify: Callable[[Callback], None], final: bool = False) -> None:
-        """Call all of them. An exception ends the training, unless it has ended already (`final`)."""
+        """Call all of them. An exception ends the run, unless it has ended already (`final`)."""
         for extension, callback in self.active:
             try:
                 notify(callback)

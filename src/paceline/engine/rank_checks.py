@@ -21,7 +21,7 @@ def check_same_recipe(recipe: Recipe, world: World) -> None:
             )
             raise UserError(
                 "rank-recipe-mismatch",
-                f"rank {rank} was started with another recipe than rank 0: {values}. Use the same options on all "
+                f"rank {rank} was started with a different recipe than rank 0: {values}. Use the same options on all "
                 "nodes.",
                 rank=rank,
                 keys=differing,
@@ -59,7 +59,7 @@ def check_same_data(source: DataSource, world: World) -> None:
         if found != prints[0]:
             raise UserError(
                 "rank-data-mismatch",
-                f"rank {rank} reads other data than rank 0 (fingerprint {found} instead of {prints[0]}). "
+                f"rank {rank} reads different data than rank 0 (fingerprint {found} instead of {prints[0]}). "
                 "Copy the same prepared data to every node.",
                 rank=rank,
             )

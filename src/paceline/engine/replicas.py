@@ -24,7 +24,7 @@ _REWRITTEN = (".json", ".yaml")  # other files only grow
 _LOCAL = ("telemetry/", "log.txt", ".", "checkpoints/")  # differ per node; checkpoints are sent one by one
 
 
-class Mirror:
+class Replicas:
     """Keeps the copies of a run folder up to date. `copy_newest`, `follow` and `complete` are collectives."""
 
     def __init__(self, world: World, folder: RunFolder):

@@ -16,7 +16,7 @@ from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.engine.callbacks import Callbacks, callback_error
-from paceline.engine.replicas import Mirror, newest_step
+from paceline.engine.replicas import Replicas, newest_step
 from paceline.engine.sanity import sanity_warnings
 from paceline.engine.totals import totals
 from paceline.engine.window import Window, WindowFigures
@@ -41,7 +41,7 @@ class TrainingRun:
     sink: Sink
     writer: Writer | NoWriter
     display: Display
-    mirror: Mirror
+    replicas: Replicas
     callbacks: Callbacks
     first_step: int = 0
     best: float | None = None
@@ -65,7 +65,7 @@ class TrainingRun:
 
     def log(self, step: int, lr: float) -> None:
         """Gather the metrics of all ranks since the last call and write a train record."""
-        newest = newest_step(self.folder.checkpoints) if self.mirror.needed and self._world.is_rank_zero else -1
+        newest = newest_step(self.folder.checkpoints) if self.replicas.needed and self._world.is_rank_zero else -1
         local = replace(
             self.window.take(),
             num_corrupt=self.setup.loader.num_corrupt,
@@ -76,8 +76,11 @@ class TrainingRun:
         steps, images = ranks[0].steps, ranks[0].images
         if bad := [rank.first_bad for rank in ranks if rank.first_bad >= 0]:
             first = step - steps + 1 + min(bad)
-            what = f"the loss is not finite at step {first} (current learning rate {lr:.4g})"
-            self._fail_not_finite("loss-not-finite", what, first - 1)
+            self._fail_not_finite(
+                "loss-not-finite",
+                f"the loss is not finite at step {first} (current learning rate {lr:.4g})",
+                first - 1,
+            )
         split = {name: [rank.seconds[name] for rank in ranks] for name in ranks[0].seconds}
         seconds = {name: sum(times) / len(times) for name, times in split.items()}
         record = {
@@ -107,7 +110,7 @@ class TrainingRun:
         record["memory_per_rank"] = [rank.peak_memory for rank in ranks]
         self.sink.write(record)
         self.display.train(record)
-        self.mirror.follow(ranks[0].newest_checkpoint, self.writer.wait)
+        self.replicas.follow(ranks[0].newest_checkpoint, self.writer.wait)
 
     def _fail_not_finite(self, code: str, what: str, weights_of: int) -> None:
         """End the run. The weights after step `weights_of` are invalid, and so are later checkpoints."""
@@ -210,7 +213,7 @@ class TrainingRun:
         self._wait_for_checkpoint(step)
         self.callbacks.end(self._summarize("interrupted", step))
         self.close()
-        self.mirror.complete()
+        self.replicas.complete()
         how = f"resume with: paceline train --resume {self.folder.path}"
         if self._world.local_size > 1:
             how += f" --procs {self._world.local_size}"
@@ -239,7 +242,7 @@ class TrainingRun:
         summary = self._summarize("finished", step, **reason)
         self.callbacks.end(summary)
         self.close()
-        self.mirror.complete()
+        self.replicas.complete()
         return summary
 
     def _wait_for_checkpoint(self, step: int) -> None:

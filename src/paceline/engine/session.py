@@ -29,7 +29,7 @@ from paceline.engine.covered import newest_covered
 from paceline.engine.examples import examples
 from paceline.engine.parts import check_parts
 from paceline.engine.rank_checks import check_same_data, check_same_imports, check_same_recipe
-from paceline.engine.replicas import Mirror
+from paceline.engine.replicas import Replicas
 from paceline.engine.resume import check_recipe_file, check_same_experiment, choose_folder, warn_of_changed_code
 from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
@@ -87,9 +87,9 @@ def train_recipe(
         folder = RunFolder(path)
         if world.is_rank_zero:
             report_outcome(run=str(path.absolute()))
-        mirror = Mirror(world, folder)
-        cleanup.callback(mirror.wait)
-        mirror.copy_newest()
+        replicas = Replicas(world, folder)
+        cleanup.callback(replicas.wait)
+        replicas.copy_newest()
         if again and world.broadcast_object(folder.finished):
             if results and world.is_rank_zero:
                 after_disconnect.callback(Results(path, results, recipe.checkpoint.best).close)
@@ -100,7 +100,7 @@ def train_recipe(
         setup = build(recipe, world)
         check_same_data(setup.source, world)
         announce(setup, path, saved[0].folder if saved else None)
-        run = _open_run(folder, setup, saved, mirror)
+        run = _open_run(folder, setup, saved, replicas)
         if results and world.local_rank == 0:
             only = "" if world.is_rank_zero else "telemetry"
             after_disconnect.callback(Results(path, results, recipe.checkpoint.best, only).close)
@@ -155,7 +155,7 @@ def _log_verdict(path: Path) -> None:
         if run.disturbance:
             log.warning("%s", run.disturbance)
     except Exception as error:  # the run is complete, so a bug in the analysis must not fail it
-        log.warning("no verdict: %s", error)
+        log.warning("the bottlenecks of the run could not be determined: %s", error)
 
 
 def _is_restart() -> bool:
@@ -168,7 +168,8 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
     folder = RunFolder(path)
     new = not path.exists()
     if refused := list(folder.unwritable()):
-        raise UserError("run-folder-unsafe", f"{path}: {'; '.join(refused)}", path=path)
+        message = f"{path} is not safe to write to: {'; '.join(refused)}"
+        raise UserError("run-folder-unsafe", message, path=path)
     try:
         make_folder(path)
         cleanup.callback(FolderLock(path, grace=_LOCK_GRACE).release)
@@ -176,7 +177,7 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
             cleanup.callback(_remove_if_unused, folder)
         handler = logs.also_to(folder.log)
     except OSError as error:
-        message = f"{disk_error(error)} Or choose another folder with --runs."
+        message = f"{disk_error(error)}, or choose another folder with --runs."
         raise UserError("run-folder-not-writable", message, path=path) from None
     cleanup.callback(suppress_os_errors(handler.close))
     cleanup.callback(log.removeHandler, handler)
@@ -190,7 +191,7 @@ def _remove_if_unused(folder: RunFolder) -> None:
 
 
 def _open_run(
-    folder: RunFolder, setup: Setup, saved: tuple[CheckpointInfo, dict[str, Any]] | None, mirror: Mirror
+    folder: RunFolder, setup: Setup, saved: tuple[CheckpointInfo, dict[str, Any]] | None, replicas: Replicas
 ) -> TrainingRun:
     world, recipe = setup.world, setup.recipe
     first_step = 0
@@ -234,7 +235,7 @@ def _open_run(
         MultiSink(_sinks(folder, setup, first_step, disk) if world.is_rank_zero else []),
         Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_rank_zero else NoWriter(),
         display_of(world, setup.total_steps, first_step),
-        mirror,
+        replicas,
         callbacks,
         first_step,
         best=best,

@@ -11,7 +11,7 @@ One launch, in the order of its calls:
     cli/train.py            starts the ranks of that node (distributed/run.py), which train (engine/train.py)
 
 lifecycle.py then follows the job: supervising.py prints its logs, restarting.py restarts lost nodes, fetching.py
-copies the run folder back. manifest.py only plans: the engine of the user runs the file.
+copies the run folder back. manifest.py only plans: the user's own engine runs the file.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -35,7 +35,7 @@ class LaunchedJob:
 
     @property
     def status(self) -> str:
-        """running, finished, failed, stopped, ..."""
+        """State of the job: running, finished, failed, stopped, ..."""
         return str(state_of(self._job))
 
     @property
@@ -57,7 +57,7 @@ class LaunchedJob:
         show_logs(self._job)
 
     def wait(self) -> Path:
-        """Follow the job to its end, restarting lost nodes; return its run folder. UserError if it fails."""
+        """Follow the job to its end, restarting lost nodes; return its run folder. Raise UserError if it fails."""
         status = follow_to_end(self._job)
         if status == 130:
             raise KeyboardInterrupt
@@ -81,21 +81,21 @@ class LaunchedJob:
 def local(
     recipe: str | Path | Recipe, nodes: int = 2, overrides: Overrides | None = None, **options: Any
 ) -> LaunchedJob:
-    """Launch on "nodes" of this machine, each with its own folder: a rehearsal of ssh."""
+    """Launch on simulated nodes on this machine, each with its own folder."""
     return _launch(LocalSpec, recipe, overrides, hosts=_numbered(nodes), **options)
 
 
 def ssh(
     recipe: str | Path | Recipe, hosts: Sequence[str], overrides: Overrides | None = None, **options: Any
 ) -> LaunchedJob:
-    """Launch on hosts that you can ssh to. Options are those of `paceline launch ssh`: procs_per_node, python, ..."""
+    """Launch on hosts that you can ssh to. Options are those of `paceline launch ssh`: procs_per_node, ..."""
     return _launch(SshSpec, recipe, overrides, hosts=tuple(hosts), **options)
 
 
 def slurm(
     recipe: str | Path | Recipe, nodes: int = 1, overrides: Overrides | None = None, **options: Any
 ) -> LaunchedJob:
-    """Submit to SLURM. `sbatch_options` has further options of sbatch, e.g. {"partition": "gpu"}."""
+    """Submit to SLURM. `sbatch_options` are passed to sbatch, e.g. {"partition": "gpu"}."""
     return _launch(SlurmSpec, recipe, overrides, hosts=_numbered(nodes), **options)
 
 

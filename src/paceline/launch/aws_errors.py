@@ -1,4 +1,4 @@
-"""Errors of AWS as errors that a user can fix."""
+"""AWS errors as errors that a user can fix."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -17,17 +17,16 @@ from paceline.launch.host_facts import AllReduceRate, Facts, Link, validated
 from paceline.launch.hosts import Host, HostError, addresses, free_port, last_line, port_of
 from paceline.launch.values import quoted
 
-# facts that must be the same on all hosts: code, name, fix
+# facts that must be the same on all hosts: code and message
 _SAME = {
     "code": (
         "code-differs",
-        "the code of paceline",
-        "Install the same version on all hosts, or omit --python: then it is copied.",
+        "the code of paceline differs: {values}. Install the same version on all hosts, or omit --python to copy it.",
     ),
-    "torch": ("torch-differs", "the version of torch", "Install the same version on all hosts."),
-    "python": ("python-differs", "the version of Python", "Use the same version on all hosts."),
-    "driver": ("driver-differs", "the NVIDIA driver", "Install the same version on all hosts."),
-    "data": ("data-differs", "the data", "Copy the same prepared data to all hosts."),
+    "torch": ("torch-differs", "the version of torch differs: {values}. Install the same version on all hosts."),
+    "python": ("python-differs", "the version of Python differs: {values}. Use the same version on all hosts."),
+    "driver": ("driver-differs", "the NVIDIA driver differs: {values}. Install the same version on all hosts."),
+    "data": ("data-differs", "the data differs: {values}. Copy the same prepared data to all hosts."),
 }
 _START_TIMEOUT = 60.0  # seconds until a program prints its first line
 MIN_DISK, MIN_SHARED_MEMORY, _MIN_CORES_PER_GPU, _MAX_SKEW = 10e9, 1e9, 4, 1.0
@@ -120,14 +119,16 @@ def _problems_of_host(facts: dict[str, Any]) -> Iterator[Problem]:
         text = f"the clock is {facts['skew']:.1f} s off. Synchronize it with NTP (timedatectl set-ntp true)."
         yield Problem("clock-skew", text)
     if facts["disk_bytes"] is not None and facts["disk_bytes"] < MIN_DISK:
-        text = f"only {facts['disk_bytes'] / 1e9:.1f} GB of disk space are free. Free space for checkpoints and data."
+        text = (
+            f"only {facts['disk_bytes'] / 1e9:.1f} GB of disk space is free. Free some space for checkpoints and data."
+        )
         yield Problem("disk-space-low", text)
     if facts["shared_memory_bytes"] is not None and facts["shared_memory_bytes"] < MIN_SHARED_MEMORY:
         size = facts["shared_memory_bytes"] / 1e6
         text = f"/dev/shm has only {size:.0f} MB free. In a container, use --shm-size or --ipc=host."
         yield Problem("shared-memory-low", text)
     if facts["gpus"] and facts["cores"] / len(facts["gpus"]) < _MIN_CORES_PER_GPU:
-        text = f"{facts['cores']} cores for {len(facts['gpus'])} GPUs are few. Prepare the data to make loading cheap."
+        text = f"{facts['cores']} cores are few for {len(facts['gpus'])} GPUs. Prepare the data to make loading cheap."
         yield Problem("few-cores-per-gpu", text)
     if facts["gpu_processes"]:
         pids = ", ".join(map(str, facts["gpu_processes"]))
@@ -139,11 +140,11 @@ def _problems_of_host(facts: dict[str, Any]) -> Iterator[Problem]:
 
 def _differences(facts: dict[str, dict[str, Any]], keys: Iterable[str] = _SAME) -> Iterator[Problem]:
     for key in keys:
-        code, name, fix = _SAME[key]
+        code, message = _SAME[key]
         values = {host: one[key] for host, one in facts.items() if one.get(key) not in (None, "missing")}
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{value} on {host}" for host, value in values.items())
-            yield Problem(code, f"{name} differs: {listed}. {fix}")
+            yield Problem(code, message.format(values=listed))
 
 
 def _measure_link(source: Host, target: Host, python: str, report: HostReport) -> None:
@@ -165,7 +166,7 @@ def _measure_link(source: Host, target: Host, python: str, report: HostReport) -
     if result.status:
         message = (
             f"{source.name} cannot connect to {target.name} ({endpoint}): {last_line(result)}. "
-            "Nodes need all TCP ports between each other: open the firewall or security group."
+            "Nodes must reach each other on all TCP ports: open the firewall or security group."
         )
         report.problems.append(Problem("connection-blocked", message))
         return

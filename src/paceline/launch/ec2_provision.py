@@ -66,7 +66,7 @@ def provision(job: Job, client: Ec2Client) -> Job:
     )
     variables = {"PACELINE_PRICE": f"{price:g}" if price else "", "PACELINE_SPOT": "1" if spec.spot else ""}
     job = replace(job, ec2=resources, variables={name: value for name, value in variables.items() if value})
-    cost = f" for {price:g} $ per hour each" if price else ""
+    cost = f" for ${price:g} per hour each" if price else ""
     say(f"launching {count} x {spec.instance_type} in {zone}{cost} ...")
     instances = []
     for number in range(count):
@@ -223,7 +223,7 @@ def _price(client: Ec2Client, spec: Ec2Spec, zone: str) -> float | None:
     price = client.spot_price(spec.instance_type, zone)
     if price is not None and spec.max_price and price > spec.max_price:
         message = (
-            f"a spot {spec.instance_type} costs {price} $ per hour in {zone} now, which is above "
+            f"a spot {spec.instance_type} costs ${price} per hour in {zone} now, which is above "
             f"--max-price {spec.max_price}. Raise it, try another --zone, or wait."
         )
         raise UserError("ec2-price-above-limit", message, price=price)

@@ -1,4 +1,4 @@
-"""Execute the steps of a plan on hosts. Secrets are sent beside the steps, so that no plan contains them."""
+"""Execute the steps of a plan on hosts. Secrets are sent separately, so that no plan contains them."""
 
 import os
 import shlex

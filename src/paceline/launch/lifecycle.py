@@ -85,7 +85,8 @@ def resume(job: Job) -> Job:
         message = f"{job.id} still runs on {', '.join(active)}. `paceline attach {job.id}` follows it."
         raise UserError("job-running", message, job=job.id, nodes=active)
     if state is NodeState.FINISHED:
-        raise UserError("job-finished", summary(job, state), job=job.id)
+        message = f"only a stopped or failed job can be resumed: {summary(job, state)}"
+        raise UserError("job-finished", message, job=job.id)
     if unreachable:
         reason = f"it may still be training on {', '.join(unreachable)}"
         message = f"{job.id} cannot be resumed: {reason}. Resume it when all nodes are reachable."
@@ -100,7 +101,7 @@ def _lock(job: Job) -> FolderLock:
     try:
         return FolderLock(folder_of(job.id))
     except UserError:
-        message = f"another terminal starts or follows {job.id}. `paceline status {job.id}` shows its state."
+        message = f"another terminal is starting or following {job.id}. `paceline status {job.id}` shows its state."
         raise UserError("job-in-use", message, job=job.id) from None
 
 

@@ -1,4 +1,4 @@
-"""Errors of ssh as errors that a user can fix."""
+"""ssh errors as errors that a user can fix."""
 
 import re
 
@@ -25,7 +25,7 @@ _SSH_PROBLEMS = {
     ),
     "Connection refused": (
         "ssh-connection-refused",
-        "nothing listens on the ssh port. Check that sshd runs and that the port in ~/.ssh/config is right.",
+        "nothing is listening on the ssh port. Check that sshd runs and that the port in ~/.ssh/config is right.",
     ),
     "timed out|No route to host|Network is unreachable": (
         "host-unreachable",

@@ -53,7 +53,7 @@ def follow(
 
 
 def _exit_status(monitors: Iterable[NodeMonitor]) -> int:
-    """Return 0 if any node finished the training: nodes that were lost before do not count."""
+    """Return 0 if any node finished training: nodes that were lost before do not count."""
     ended = [node.status.exit_status for node in monitors if node.status.exit_status is not None]
     return min(ended, default=1)
 

@@ -1,4 +1,4 @@
-"""A small, fast CIFAR net in the manner of airbench (K. Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU").
+"""A small, fast CIFAR network in the style of airbench (K. Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU").
 
 It trains fast because the first layer is set once to whiten image patches and then frozen, later convolutions start as
 (partial) identities, batch norm has no learned scale, and pooling comes early.

@@ -1,4 +1,4 @@
-"""Creates a model of timm, airbench or a registered model, with a head for the classes of the data."""
+"""Creates a timm model, airbench or a registered model, with a head for the classes of the data."""
 
 import dataclasses
 import socket

@@ -1,4 +1,4 @@
-"""Constructs optimizers by name: PyTorch's SGD and AdamW, those of timm, and those that users register."""
+"""Constructs optimizers by name: PyTorch's SGD and AdamW, timm's, and registered ones."""
 
 import difflib
 import inspect

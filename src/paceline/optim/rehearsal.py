@@ -1,7 +1,7 @@
 """Tries an optimizer on a few small tensors before training.
 
-Optimizers of timm and of users may keep state that checkpoints do not hold, or fail on sharded tensors. That must be an
-error at the start, not a failed checkpoint or other results after a resume.
+timm's and registered optimizers may keep state that checkpoints do not hold, or fail on sharded tensors. That must be
+an error at the start, not a failed checkpoint or other results after a resume.
 """
 
 import json
@@ -132,4 +132,4 @@ def _refusal(config: Optim, problem: str) -> UserError:
     message = (
         f"optim.name={config.name!r}{where} cannot be resumed exactly, as a trial on small tensors shows: {problem}."
     )
-    return UserError("optimizer-not-resumable", f"{message}: {problem}.", name=config.name)
+    return UserError("optimizer-not-resumable", message, name=config.name)

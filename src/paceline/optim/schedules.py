@@ -36,7 +36,7 @@ class LrPlan:
 
     @property
     def highest(self) -> float:
-        """The largest learning rate of the training; with a registered schedule, of a thousand of its steps."""
+        """The largest learning rate of the run; with a registered schedule, of a thousand of its steps."""
         if self.phases:
             return max(lr for _, _, *ends in self.phases for lr in ends)
         if self.registered:

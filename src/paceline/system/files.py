@@ -19,13 +19,14 @@ from typing import Any, BinaryIO
 from paceline.errors import UserError
 
 # code and fix of each error
-_DISK_ERRORS = {
+_DISK_ERRORS: dict[int | None, tuple[str, str]] = {
     errno.ENOSPC: ("disk-full", "free some space"),
     errno.EDQUOT: ("disk-quota-exceeded", "free some space, or raise the quota"),
     errno.EFBIG: ("file-size-limit", "raise the limit on file sizes (ulimit -f)"),
     errno.EROFS: ("disk-read-only", "mount it read-write, or use another disk"),
     errno.EIO: ("disk-failure", "the disk is failing: see dmesg, and use another disk"),
 }
+_FILE_ERROR = ("file-error", "check the path and its permissions")
 
 
 def is_disk_error(error: OSError) -> bool:
@@ -35,7 +36,7 @@ def is_disk_error(error: OSError) -> bool:
 
 def disk_error_code(error: OSError) -> str:
     """Return the code for a UserError about an OSError: "disk-full" and the like, otherwise "file-error"."""
-    return _DISK_ERRORS[error.errno][0] if error.errno in _DISK_ERRORS else "file-error"
+    return _DISK_ERRORS.get(error.errno, _FILE_ERROR)[0]
 
 
 def disk_error(error: OSError, needed: int = 0) -> str:
@@ -45,8 +46,8 @@ def disk_error(error: OSError, needed: int = 0) -> str:
     if error.errno == errno.ENOSPC and error.filename:
         folder = next(path for path in Path(error.filename).absolute().parents if path.exists())
         room = f" ({size_text(shutil.disk_usage(folder).free)} free{f', {size_text(needed)} needed' if needed else ''})"
-    fix = f"; {_DISK_ERRORS[error.errno][1]}" if error.errno in _DISK_ERRORS else ""
-    return f"{where}{error.strerror or error}{room}{fix}"
+    fix = _DISK_ERRORS.get(error.errno, _FILE_ERROR)[1]
+    return f"{where}{error.strerror or error}{room}; {fix}"
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """This host: its name, its processor, the cores that processes may use, and CPU affinity of threads.
 
-OpenMP's threads synchronize many times per step. Beside other busy processes the kernel schedules two of them on one
+OpenMP's threads synchronize many times per step. When other processes are busy, the kernel schedules two of them on one
 core, where one blocks the other (benchmarks/shared_cpu.py measures it). Therefore each thread is bound to a core.
 """
 

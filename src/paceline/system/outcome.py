@@ -1,4 +1,4 @@
-"""How a command that another program started tells it what came of it, without that program parsing its output."""
+"""Reports the result of a command to the program that started it, which then need not parse its output."""
 
 import json
 import os

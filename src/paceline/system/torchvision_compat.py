@@ -1,6 +1,6 @@
-"""Makes torchvision importable beside a torch without CUDA.
+"""Makes torchvision importable next to a torch without CUDA.
 
-torchvision's wheel on PyPI is built for CUDA. Beside a torch without CUDA its compiled operators do not load, and
+torchvision's wheel on PyPI is built for CUDA. Next to a torch without CUDA its compiled operators do not load, and
 `import torchvision` (hence `import timm`) fails with "operator torchvision::nms does not exist", because it registers
 fake kernels for operators that are not declared. Declaring them first fixes the import. Functions that need the real
 operators (nms, torchvision.io) still raise when called; Paceline calls none of them. Where torchvision's own operators

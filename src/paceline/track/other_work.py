@@ -53,7 +53,7 @@ class OtherWork:
         what = (
             f"{gpus} other process{'es use' if gpus > 1 else ' uses'} its GPUs"
             if gpus
-            else f"other processes use {sample['other_cpu_percent']:.0f} % of its CPU"
+            else f"other processes use {sample['other_cpu_percent']:.0f}% of its CPU"
         )
         log.warning("%s: %s. This slows down the run and makes its timings incomparable", host_name(), what)
 

@@ -46,7 +46,7 @@ function stroke(line, run) {
   if (run.dashes) line.setAttribute("stroke-dasharray", run.dashes);
 }
 
-/* Limits of the y axis: the values plus a margin; percentages stay between 0 and 100 %. */
+/* Limits of the y axis: the values plus a margin; percentages stay between 0 and 100%. */
 function valueRange(values, percent, fromZero, floor) {
   const least = Math.max(floor, values.reduce((a, b) => Math.min(a, b))), most = values.reduce((a, b) => Math.max(a, b));
   const margin = 0.05 * (most - least) || Math.abs(most) * 0.05 || 1;
@@ -110,7 +110,7 @@ class Chart {
     const inside = all.filter(([x]) => x >= range[0] && x <= range[1]);
     const floor = this.zoom || uncut.checked || !this.cuttable ? -Infinity : floorOf(lines);
     const [low, high] = valueRange((inside.length ? inside : all).map(p => p[1]), this.chart.percent, this.chart.fromZero, floor);
-    this.note.textContent = [this.chart.note, floor > -Infinity ? `The axis starts at ${figure(Math.round(1000 * low) / 10)} %.` : ""].join(" ");
+    this.note.textContent = [this.chart.note, floor > -Infinity ? `The axis starts at ${figure(Math.round(1000 * low) / 10)}%.` : ""].join(" ");
     this.x = x => left + (range[1] > range[0] ? (x - range[0]) / (range[1] - range[0]) : 0.5) * (width - left - right);
     this.back = px => range[0] + (px - left) / (width - left - right) * (range[1] - range[0]);
     this.y = y => top + (1 - (y - low) / (high - low)) * (height - top - bottom);
@@ -164,7 +164,7 @@ class Chart {
     });
   }
 
-  text(value) { return this.chart.percent ? `${figure(100 * value)} %` : figure(value); }
+  text(value) { return this.chart.percent ? `${figure(100 * value)}%` : figure(value); }
 
   /* A row of the tooltip; the name of a run may be cut, the kind of line may not. */
   row(line, near, position) {
@@ -172,7 +172,7 @@ class Chart {
     const elsewhere = Math.abs(this.x(near[0]) - this.x(position)) > 3 ? ` at ${figure(near[0])}` : "";
     return element("div", {}, mark(run, line.thin), element("span", {}, several || !line.name ? run.name : line.name),
       several && line.name ? element("em", {}, line.name.split(" ")[0]) : "",
-      element("b", {}, this.chart.percent ? `${(100 * near[1]).toFixed(2)} %` : figure(near[1])), element("small", {}, elsewhere));
+      element("b", {}, this.chart.percent ? `${(100 * near[1]).toFixed(2)}%` : figure(near[1])), element("small", {}, elsewhere));
   }
 
   /* Show the values at a position; of many lines, those nearest to the pointer. */

@@ -1,4 +1,4 @@
-"""Augmentations that users register. They run on the CPU, image by image."""
+"""Registered augmentations. They run on the CPU, image by image."""
 
 import numpy as np
 

@@ -24,7 +24,7 @@ from paceline.system.files import say
 def plan(spec: Ec2Spec) -> list[object]:
     """Return what would be launched, then the steps on each instance."""
     job, count = jobs.draft(spec), len(spec.hosts)
-    limit = f" at most {spec.max_price} $ per hour" if spec.max_price else ""
+    limit = f" at most ${spec.max_price} per hour" if spec.max_price else ""
     market = f"spot{limit}" if spec.spot else "on demand"
     ssh_from = spec.ssh_from or "your IP address"
     end = f"terminate themselves {spec.linger} s after the job, or after {spec.idle} s without one"

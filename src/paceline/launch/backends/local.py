@@ -1,4 +1,4 @@
-"""The local backend: "nodes" on this machine, each with its own folder and session. A rehearsal of ssh."""
+"""The local backend: simulated nodes on this machine, each with its own folder and session, as over ssh."""
 
 import sys
 

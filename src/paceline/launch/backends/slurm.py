@@ -68,7 +68,7 @@ def _sbatch_file(spec: SlurmSpec) -> str:
 
 
 def _extensions(spec: SlurmSpec) -> str:
-    """Return the folder, beside the run, of the packages that the recipe imports."""
+    """Return the folder, next to the run, of the packages that the recipe imports."""
     return f"{spec.name}-extensions"
 
 
