@@ -54,8 +54,10 @@ class ConfigError(UserError):
         self.problems = tuple(problems)
         count = len(self.problems)
         lines = "".join(f"\n  {problem}" for problem in self.problems)
-        message = f"{origin}: {count} problem{'s' if count > 1 else ''}{lines}"
-        super().__init__("invalid-recipe", message, origin=origin, problems=self.problems)
+        plural = "s" if count > 1 else ""
+        super().__init__(
+            "invalid-recipe", f"{origin}: {count} problem{plural}{lines}", origin=origin, problems=self.problems
+        )
         self.origin = origin
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, tuple[Problem, ...]]]:
