@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from paceline.cli.launch_ec2 import add_ec2_options
-from paceline.cli.options import complete_source, count, make_parser, option_name, parser_settings, positive
+from paceline.cli.options import complete_source, count, make_parser, option_name, parser_settings
 from paceline.errors import UserError
 
 _LAUNCH = """Train a recipe on several nodes, and follow it.
@@ -64,8 +64,6 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
             add_ec2_options(backend)
         elif name == "manifest":
             _add_manifest_options(backend)
-        backend.add_argument("--detach", action="store_true", help="do not follow the job")
-        backend.add_argument("--dry-run", action="store_true", help="print the plan and exit")
         backend.add_argument("-h", "--help", action="help", help="show this help")
         complete_source(backend, "RECIPE")
         backends[name] = backend
@@ -79,13 +77,15 @@ def _add_node_options(parser: argparse.ArgumentParser, backend: str) -> None:
     else:
         add("--nodes", type=count, default=2, metavar="N", help="number of nodes (default: 2)")
     add("--procs-per-node", type=count, default=1, metavar="N", help="processes per node, e.g. GPUs (default: 1)")
-    add("--min-nodes", type=count, default=1, metavar="N", help="fewest nodes to continue with (default: 1)")
+    is_elastic = backend in ("local", "ssh", "ec2")
+    if is_elastic:
+        add("--min-nodes", type=count, default=1, metavar="N", help="fewest nodes to continue with (default: 1)")
     add(
         "--rank-timeout",
-        type=positive,
-        default=15,
+        type=count,
+        default=15 if is_elastic else 600,
         metavar="S",
-        help="seconds without a response after which a rank is considered failed (default: 15)",
+        help="seconds without a response after which a rank is considered failed (default: %(default)s)",
     )
     if backend in ("ssh", "ec2"):
         add("--ssh-config", type=Path, metavar="FILE", help="use it instead of ~/.ssh/config")
@@ -97,15 +97,19 @@ def _add_node_options(parser: argparse.ArgumentParser, backend: str) -> None:
 def _add_run_options(parser: argparse.ArgumentParser, backend: str) -> None:
     add = parser.add_argument
     add("--name", default="", help="name of the run (default: recipe and time)")
-    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder that it is fetched to (default: runs)")
     add("--results", default="", metavar="s3://BUCKET/PREFIX", help="copy the run folder there during training")
     if backend in ("local", "ssh", "ec2"):
         add("--resume", default="", metavar="s3://BUCKET/PREFIX/RUN", help="resume from such results, without RECIPE")
     add("--data", default="", metavar="PATH", help="prepared data: a folder on the nodes, or s3:// to fetch first")
+    if backend == "manifest":
+        return
+    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder that it is fetched to (default: runs)")
     add("--python", default="", metavar="PATH", help="Python on the nodes that has paceline")
     runtime = "apptainer or pyxis" if backend == "slurm" else "docker"
     add("--container", default="", metavar="IMAGE", help=f"run in it with {runtime}")
     add("--pass", dest="pass_", default="", metavar="A,B", help="environment variables to pass to the ranks")
+    add("--detach", action="store_true", help="do not follow the job")
+    add("--dry-run", action="store_true", help="print the plan and exit")
 
 
 def _add_slurm_options(parser: argparse.ArgumentParser) -> None:

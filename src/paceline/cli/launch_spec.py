@@ -18,7 +18,7 @@ from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.launch.checks import check_spec, extension_files, source_tree, with_reachable_data
 from paceline.launch.specs import Ec2Spec, LocalSpec, ManifestSpec, SlurmSpec, Spec, SshSpec
-from paceline.launch.values import operand, plain, variable
+from paceline.launch.values import operand, plain
 
 _MAX_BYTES = 1 << 20  # of a recipe or summary in an object store
 _KINDS = {"local": LocalSpec, "ssh": SshSpec, "slurm": SlurmSpec, "ec2": Ec2Spec, "manifest": ManifestSpec}
@@ -28,13 +28,16 @@ def spec_of(options: argparse.Namespace, source: str, overrides: Sequence[str]) 
     """Return the spec of a launch after checking it; its fields are the options of the same name, unless changed."""
     _check_option_values(options)
     recipe, resumed = _recipe(options, source, overrides)
-    given = _common_fields(options) | _backend_fields(options) | resumed
+    given = _backend_fields(options) | resumed
+    if options.backend != "manifest":
+        given |= _launch_fields(options)
     check_results_url(given.get("results", options.results))
     if options.name:
         plain_name(options.name)
     kind = _KINDS[options.backend]
     same = {field.name: getattr(options, field.name) for field in fields(kind) if hasattr(options, field.name)}
-    shipped = {"recipe": dump_recipe(recipe), "extensions": extension_files(recipe)}
+    shipped: dict[str, Any] = {"recipe": dump_recipe(recipe), "extensions": extension_files(recipe)}
+    shipped["code"] = str(source_tree() or "")
     spec: Spec | ManifestSpec = kind(**(same | given | shipped))
     check_spec(spec, recipe)
     return spec
@@ -45,8 +48,6 @@ def _check_option_values(options: argparse.Namespace) -> None:
     for name, value in vars(options).items():
         if isinstance(value, str | Path):
             plain(option_name(name), str(value))
-    for name in filter(None, options.pass_.split(",")):
-        variable("--pass", name)
     for name in ("python", "container", "image"):
         operand(option_name(name), getattr(options, name, ""))
 
@@ -96,12 +97,10 @@ def _from_results(options: argparse.Namespace, source: str, overrides: Sequence[
     return recipe_from_tree(tree, url), {"results": results, "name": name}
 
 
-def _common_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of all backends that differ from the options."""
+def _launch_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of jobs that paceline starts itself, if they differ from the options."""
     return {
-        "rank_timeout": int(options.rank_timeout),
         "python": options.python or ("" if options.backend in ("ssh", "ec2") else sys.executable),
-        "code": str(source_tree() or ""),
         "pass_env": tuple(filter(None, options.pass_.split(","))),
         "runs": plain("--runs", str(options.runs.resolve())),
     }

@@ -12,7 +12,7 @@ from paceline.data.shards import default_folder
 from paceline.errors import UserError
 from paceline.launch.backends import backend_of
 from paceline.launch.job import all_ids, load
-from paceline.launch.specs import ManifestSpec, Spec
+from paceline.launch.specs import ElasticSpec, LaunchSpec, ManifestSpec, Spec
 from paceline.launch.states import ACTIVE
 from paceline.launch.values import run_name
 from paceline.system.remote import is_remote
@@ -46,15 +46,15 @@ def reachable(data: Data, backend: str) -> Data:
 def check_spec(spec: Spec | ManifestSpec, recipe: Recipe) -> None:
     """Refuse a batch that the ranks cannot share, too few nodes, and a run name that is taken."""
     nodes = len(spec.hosts)
-    if spec.min_nodes > nodes:
+    if isinstance(spec, ElasticSpec) and spec.min_nodes > nodes:
         message = f"--min-nodes {spec.min_nodes} is more than the {nodes} nodes of the job."
         raise UserError("too-few-nodes", message, min_nodes=spec.min_nodes, nodes=nodes)
     layouts(recipe, nodes * spec.procs_per_node)
-    if not spec.name:
+    if not spec.name or not isinstance(spec, LaunchSpec):
         return
     run_name("--name", spec.name)
     if (folder := Path(spec.runs) / spec.name).exists():
-        fix = "Move it away." if spec.resume else "Choose another --name."
+        fix = "Move it away." if isinstance(spec, ElasticSpec) and spec.resume else "Choose another --name."
         raise UserError("run-exists", f"{folder} already exists. {fix}", path=folder)
     for job in map(load, all_ids()):
         same = (job.spec.name, job.spec.runs) == (spec.name, spec.runs)
