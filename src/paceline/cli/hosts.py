@@ -49,9 +49,10 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
 
 def doctor_of_hosts(options: argparse.Namespace) -> int:
     """Check whether hosts can train together; return 1 if there are problems."""
-    from paceline.launch.doctor import check
+    from paceline.launch.doctor import check, described
     from paceline.launch.hosts import SshHost
     from paceline.launch.values import operand, plain
+    from paceline.system.tables import new_table, show
 
     operand("--python", options.python)
     plain("--data", options.data)
@@ -59,8 +60,13 @@ def doctor_of_hosts(options: argparse.Namespace) -> int:
     report = check(
         [SshHost(name, "$HOME", ssh_options) for name in hosts_from(options.hosts)], options.python, options.data
     )
-    for line in (*report.lines, *(f"! {problem}" for problem in report.problems)):
-        print(printable(line))
+    if report.facts:
+        rows = [(name, *described(one)) for name, one in report.facts.items()]
+        show(new_table(("host", "cores", "memory", "GPUs", "torch"), rows))
+    if report.connections:
+        show(new_table(("connection", "bandwidth", "round trip"), report.connections))
+    for problem in report.problems:
+        print(printable(f"! {problem}"))
     count = len(report.problems)
     print(f"{count} problem{'s' * (count > 1)} found" if count else "no problems found")
     return 1 if count else 0
