@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from loader import extracted
+from loader_data import extracted
 from PIL import Image
 
 from paceline.config.data import Augment

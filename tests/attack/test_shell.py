@@ -229,11 +229,12 @@ def test_manifests(here: Launch, programs: Stubs, recipe: Path, engine: str, tmp
     options = [
         Option("--name"),
         Option("--image"),
-        Option("--gpu-type", arrives=None),
+        *([Option("--gpu-type", arrives=None)] if engine == "skypilot" else []),
         Option("--results", after("s3://bucket/")),
         Option("--data", after("/data/"), alias="data.path"),
     ]
-    words = ["manifest", "--for", engine, "--gpus-per-node", 1, "--gpu-type", "A", "--image", "image", recipe]
+    gpus = ["--gpus-per-node", 1, "--gpu-type", "A"] if engine == "skypilot" else []
+    words = ["manifest", "--for", engine, *gpus, "--image", "image", recipe]
     survived("hostile values in manifests", attack(here, words, options, run, tmp_path))
 
 

@@ -160,18 +160,19 @@ def test_large_files_are_uploaded_in_parts_and_verified(tmp_path: Path, bucket, 
     assert sent == [remote._PART, remote._PART, 1]
 
 
-def test_run_is_downloaded_and_replaces_older_files(tmp_path: Path, bucket, monkeypatch) -> None:
+@pytest.mark.parametrize("name", ["run", "run #1, 50%25 ü"])
+def test_run_is_downloaded_and_replaces_older_files(tmp_path: Path, bucket, monkeypatch, name: str) -> None:
     monkeypatch.setattr(store, "best", lambda *_: None)
-    run = _folder(tmp_path / "run")
+    run = _folder(tmp_path / name)
     _write_checkpoint(run, 10)
     Results(run, "s3://results", "top1", every=1000).close()
-    here = _folder(tmp_path / "here" / "run", begun="other")  # as long as "today"
-    download("s3://results/run", tmp_path / "here")
+    here = _folder(tmp_path / "here" / name, begun="other")  # as long as "today"
+    assert download(f"s3://results/{name}", tmp_path / "here") == here
     for path in (path for path in run.rglob("*") if path.is_file()):
         assert (here / path.relative_to(run)).read_bytes() == path.read_bytes()
     monkeypatch.setattr(remote.ObjectStore, "files", lambda _: {"recipe.yaml": 1, "a/../../outside": 1})
     with raises("results-path-unsafe"):
-        download("s3://results/run", tmp_path / "elsewhere")
+        download(f"s3://results/{name}", tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -27,5 +27,11 @@ def test_connection_blocked_in_one_direction_is_reported() -> None:
     assert len(blocked) == 1
     assert blocked[0].startswith(f"a cannot connect to b ({UNREACHABLE}:")
     assert "security group" in blocked[0]
-    assert any(line.startswith("b -> a: ") for line in report.lines)
-    assert not any(line.startswith("all-reduce") for line in report.lines)  # it would hang
+    assert [hosts for hosts, *_ in report.connections] == ["b -> a"]  # the all-reduce would hang
+
+
+def test_hosts_and_connections_are_tables(here, monkeypatch) -> None:
+    monkeypatch.setattr("paceline.launch.hosts.SshHost", lambda name, *_: FakeHost(name, "$HOME"))
+    answer = here("doctor", "--hosts", "a,b", "--python", sys.executable)
+    lines = answer.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:6]] == ["host", "a", "b", "connection", "a", "b"], answer.stdout

@@ -19,6 +19,8 @@ from paceline.data.prepare.sources import tree as source
 from paceline.data.shards import Dataset
 from paceline.system import remote
 
+_ODD_NAME = "100% of a+b #1? &ü 日本"
+
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory) -> Path:
@@ -146,6 +148,7 @@ def test_complete_copy_on_a_read_only_disk_is_used(server: FileServer, monkeypat
 def test_secrets_in_urls_are_not_shown() -> None:
     url = "https://user:word@host/path/train.tar?X-Amz-Signature=secret"
     assert remote.redacted(url) == "https://host/path/train.tar"
+    assert remote.redacted("s3://user:word@bucket/a?b#c@d") == "s3://bucket/a?b#c@d"
 
 
 def test_unreadable_urls_are_reported(server: FileServer, here: Callable, monkeypatch) -> None:
@@ -231,6 +234,44 @@ def test_data_is_read_from_s3(bucket: str, prepared: Path, here: Callable, tmp_p
     assert "[url-unreadable]" in message
     assert "s3://images/nowhere/dataset.json" in message
     assert "AWS_*" in message
+
+
+def test_keys_of_s3_are_not_percent_encoded(bucket: str, prepared: Path, tmp_path: Path, monkeypatch) -> None:
+    """As in the AWS CLI: what is uploaded under a name is found under it."""
+    import boto3
+
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    client = boto3.client("s3", region_name="us-east-1")
+    for path in (path for path in (prepared / "out").rglob("*") if path.is_file()):
+        client.upload_file(str(path), "images", f"{_ODD_NAME}/{path.relative_to(prepared / 'out')}")
+    folder = cache.local(f"{bucket}/{_ODD_NAME}", "original")
+    assert _files(folder / "original") == _files(prepared / "out" / "original")
+    with raises("url-unreadable") as caught:
+        cache.local(f"{bucket}/{_ODD_NAME}/nowhere")
+    assert caught.value.fields["url"] == f"{bucket}/{_ODD_NAME}/nowhere/dataset.json"
+
+
+@pytest.mark.parametrize("place", ["s3://images/x", f"s3://images/x of {_ODD_NAME}"])
+def test_object_store_finds_every_name(bucket: str, tmp_path: Path, place: str) -> None:
+    names = {_ODD_NAME, f"{_ODD_NAME}/{_ODD_NAME}", "a%20b", "a b", "~[x]{y}|'\"*<>^`\\"}
+    store = remote.ObjectStore(place)
+    for name in names:
+        (tmp_path / "file").write_text(name)
+        store.upload(name, tmp_path / "file")
+    assert store.files() == {name: len(name.encode()) for name in names}
+    for name in names:
+        with store.opened(name) as stream, remote.opened(remote.join(place, name)) as same:
+            assert stream.read() == same.read() == name.encode()
+        assert remote.last_name(remote.join(place, name)) == name.rpartition("/")[2]
+        store.copy(name, "copy")
+        store.delete(name)
+    assert set(store.files()) == {"copy"}
+
+
+def test_names_in_https_urls_are_percent_encoded() -> None:
+    url = remote.join("https://host/images", "a b#1")
+    assert url == "https://host/images/a%20b%231"
+    assert remote.last_name(url) == "a b#1"
 
 
 def test_disk_space_is_checked_before_downloading(server: FileServer, monkeypatch) -> None:

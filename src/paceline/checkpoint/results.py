@@ -17,7 +17,7 @@ from paceline.system.files import make_folder, replacing
 from paceline.system.host import BackgroundThread
 from paceline.system.logs import log
 from paceline.system.progress_bar import transfer_bar
-from paceline.system.remote import ObjectStore, redacted, save
+from paceline.system.remote import ObjectStore, join, last_name, redacted, save
 
 _EVERY = 10.0  # seconds between passes
 _CLOSE_TIMEOUT = 600.0
@@ -41,7 +41,7 @@ class Results:
 
     def __init__(self, folder: Path, place: str, best_metric: str, only: str = "", every: float = _EVERY):
         self._folder, self._metric, self._only = folder, best_metric, only
-        self._place = f"{place.rstrip('/')}/{folder.name}"
+        self._place = join(place, folder.name)
         self._store = _open(self._place)
         self._there: dict[str, tuple[int, float]] = {}
         """Size and modification time of uploaded files, by name."""
@@ -184,7 +184,7 @@ def _first_start(environment: bytes) -> object:
 def download(place: str, runs: Path) -> Path:
     """Download a run folder from an object store to resume it, and return its path."""
     source = _open(place)
-    target = runs / place.rstrip("/").rpartition("/")[2]
+    target = runs / last_name(place)
     try:
         found = source.files()
     except Exception as error:  # obstore's exceptions have no other common base

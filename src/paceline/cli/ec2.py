@@ -43,12 +43,13 @@ def ec2(arguments: list[str]) -> int:
 
 
 def _ls(client: Any, options: argparse.Namespace) -> int:
-    from paceline.launch.ec2_provision import listing
+    from paceline.launch.ec2_provision import resources_in_use
+    from paceline.system.tables import new_table, show
 
-    lines = listing(client)
-    for line in lines:
-        print(line)
-    print(f"{len(lines)} resource{'s' * (len(lines) != 1)} in use" if lines else "no resources in use")
+    rows = resources_in_use(client)
+    if rows:
+        show(new_table(("name", "id", "kind", "price", "zone", "state", "address", "since"), rows))
+    print(f"{len(rows)} resource{'s' * (len(rows) != 1)} in use" if rows else "no resources in use")
     return 0
 
 

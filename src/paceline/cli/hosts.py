@@ -50,11 +50,18 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
 def doctor_of_hosts(options: argparse.Namespace) -> int:
     """Check whether hosts can train together; return 1 if there are problems."""
     from paceline.launch.api import check_hosts
+    from paceline.launch.doctor import described
+    from paceline.system.tables import new_table, show
 
     names = hosts_from(options.hosts)
     report = check_hosts(names, python=options.python, data=options.data, ssh_config=options.ssh_config or "")
-    for line in (*report.lines, *(f"! {problem}" for problem in report.problems)):
-        print(printable(line))
+    if report.facts:
+        rows = [(name, *described(one)) for name, one in report.facts.items()]
+        show(new_table(("host", "cores", "memory", "GPUs", "torch"), rows))
+    if report.connections:
+        show(new_table(("connection", "bandwidth", "round trip"), report.connections))
+    for problem in report.problems:
+        print(printable(f"! {problem}"))
     count = len(report.problems)
     print(f"{count} problem{'s' * (count > 1)} found" if count else "no problems found")
     return 1 if count else 0

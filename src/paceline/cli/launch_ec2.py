@@ -72,6 +72,10 @@ def ec2_fields(options: argparse.Namespace) -> dict[str, Any]:
     if options.attach_volume and options.from_snapshot:
         message = "--attach-volume and --from-snapshot are mutually exclusive: an instance gets one volume. Omit one."
         raise UserError("conflicting-options", message, option="--attach-volume")
+    options_of_new_volumes = (options.volume_gb, options.iops, options.throughput, options.volume_type != "gp3")
+    if any(options_of_new_volumes) and not options.from_snapshot:
+        message = "--volume-gb, --volume-type, --iops and --throughput need --from-snapshot. Add it, or omit them."
+        raise UserError("conflicting-options", message, option="--from-snapshot")
     if not options.mount.startswith("/") or options.mount == "/":
         message = f"--mount {options.mount} is not a folder that can be mounted. Write an absolute path, e.g. /data."
         raise UserError("invalid-mount", message, path=options.mount)

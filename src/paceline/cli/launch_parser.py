@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from paceline.cli.launch_ec2 import add_ec2_options
-from paceline.cli.options import complete_source, count, make_parser, option_name, parser_settings, positive
+from paceline.cli.options import complete_source, count, make_parser, option_name, parser_settings
 from paceline.errors import UserError
 
 _LAUNCH = """Train a recipe on several nodes, and follow it.
@@ -64,8 +64,6 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
             add_ec2_options(backend)
         elif name == "manifest":
             _add_manifest_options(backend)
-        backend.add_argument("--detach", action="store_true", help="do not follow the job")
-        backend.add_argument("--dry-run", action="store_true", help="print the plan and exit")
         backend.add_argument("-h", "--help", action="help", help="show this help")
         complete_source(backend, "RECIPE")
         backends[name] = backend
@@ -81,13 +79,21 @@ def _add_node_options(parser: argparse.ArgumentParser, backend: str) -> None:
     add(
         "--procs-per-node", type=count, default=1, metavar="N", help="processes per node, e.g. one per GPU (default: 1)"
     )
-    add("--min-nodes", type=count, default=1, metavar="N", help="minimum number of nodes to continue with (default: 1)")
+    is_elastic = backend in ("local", "ssh", "ec2")
+    if is_elastic:
+        add(
+            "--min-nodes",
+            type=count,
+            default=1,
+            metavar="N",
+            help="fewest nodes to continue with (default: 1)",
+        )
     add(
         "--rank-timeout",
-        type=positive,
-        default=15,
+        type=count,
+        default=15 if is_elastic else 600,
         metavar="S",
-        help="seconds without a response after which a rank is considered failed (default: 15)",
+        help="seconds without a response after which a rank is considered failed (default: %(default)s)",
     )
     if backend in ("ssh", "ec2"):
         add("--ssh-config", type=Path, metavar="FILE", help="use this file instead of ~/.ssh/config")
@@ -99,7 +105,6 @@ def _add_node_options(parser: argparse.ArgumentParser, backend: str) -> None:
 def _add_run_options(parser: argparse.ArgumentParser, backend: str) -> None:
     add = parser.add_argument
     add("--name", default="", help="name of the run (default: recipe and time)")
-    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="fetch the run folder to DIR (default: runs)")
     add("--results", default="", metavar="s3://BUCKET/PREFIX", help="copy the run folder there during training")
     if backend in ("local", "ssh", "ec2"):
         add(
@@ -114,10 +119,15 @@ def _add_run_options(parser: argparse.ArgumentParser, backend: str) -> None:
         metavar="PATH",
         help="prepared data: a folder on the nodes, or an s3:// URL to download first",
     )
+    if backend == "manifest":
+        return
+    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="fetch the run folder to DIR (default: runs)")
     add("--python", default="", metavar="PATH", help="Python interpreter on the nodes, with paceline installed")
     runtime = "apptainer or pyxis" if backend == "slurm" else "docker"
     add("--container", default="", metavar="IMAGE", help=f"run in this image with {runtime}")
     add("--pass", dest="pass_", default="", metavar="A,B", help="environment variables to pass to the ranks")
+    add("--detach", action="store_true", help="do not follow the job")
+    add("--dry-run", action="store_true", help="print the plan and exit")
 
 
 def _add_slurm_options(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.launch.checks import new_spec, with_reachable_data
 from paceline.launch.specs import Ec2Spec, LocalSpec, ManifestSpec, SlurmSpec, Spec, SshSpec
-from paceline.launch.values import operand, plain, variable
+from paceline.launch.values import operand, plain
 from paceline.system.files import say
 from paceline.system.signals import interrupts_end
 
@@ -29,7 +29,9 @@ def spec_of(options: argparse.Namespace, source: str, overrides: Sequence[str]) 
     """Return the spec of a launch after checking it; its fields are the options of the same name, unless changed."""
     _check_option_values(options)
     recipe, resumed = _recipe(options, source, overrides)
-    given = _common_fields(options) | _backend_fields(options) | resumed
+    given = _backend_fields(options) | resumed
+    if options.backend != "manifest":
+        given |= _launch_fields(options)
     check_results_url(given.get("results", options.results))
     if options.name:
         plain_name(options.name)
@@ -59,8 +61,6 @@ def _check_option_values(options: argparse.Namespace) -> None:
     for name, value in vars(options).items():
         if isinstance(value, str | Path):
             plain(option_name(name), str(value))
-    for name in filter(None, options.pass_.split(",")):
-        variable("--pass", name)
     for name in ("python", "container", "image"):
         operand(option_name(name), getattr(options, name, ""))
 
@@ -110,10 +110,9 @@ def _from_results(options: argparse.Namespace, source: str, overrides: Sequence[
     return recipe_from_tree(tree, url), {"results": results, "name": name}
 
 
-def _common_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of all backends that differ from the options."""
+def _launch_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of jobs that paceline starts itself, if they differ from the options."""
     return {
-        "rank_timeout": int(options.rank_timeout),
         "pass_env": tuple(filter(None, options.pass_.split(","))),
         "runs": plain("--runs", str(options.runs)),
     }

@@ -20,7 +20,7 @@ from paceline.errors import ConfigError, UserError
 from paceline.system.files import say
 from paceline.system.host import bind_openmp
 from paceline.system.outcome import report_outcome
-from paceline.system.remote import is_remote
+from paceline.system.remote import is_remote, last_name
 from paceline.system.signals import interrupts_end
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _local_run(place: str, runs: Path) -> Path:
     if not is_remote(place):
         return Path(place)
     if under_launcher(os.environ):
-        return runs / place.rstrip("/").rpartition("/")[2]
+        return runs / last_name(place)
     from paceline.checkpoint.results import download
 
     return download(place, runs)

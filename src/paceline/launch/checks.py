@@ -16,7 +16,7 @@ from paceline.data.shards import default_folder
 from paceline.errors import UserError
 from paceline.launch.backends import backend_of
 from paceline.launch.job import all_ids, load
-from paceline.launch.specs import Ec2Spec, ManifestSpec, Spec, SshSpec
+from paceline.launch.specs import ElasticSpec, LaunchSpec, ManifestSpec, RemoteSpec, Spec
 from paceline.launch.states import ACTIVE
 from paceline.launch.values import run_name
 from paceline.system.remote import is_remote
@@ -51,15 +51,15 @@ def reachable(data: Data, backend: str) -> Data:
 def check_spec(spec: Spec | ManifestSpec, recipe: Recipe) -> None:
     """Refuse a batch that the ranks cannot share, too few nodes, and a run name that is taken."""
     nodes = len(spec.hosts)
-    if spec.min_nodes > nodes:
+    if isinstance(spec, ElasticSpec) and spec.min_nodes > nodes:
         message = f"--min-nodes {spec.min_nodes} is more than the {nodes} nodes of the job."
         raise UserError("too-few-nodes", message, min_nodes=spec.min_nodes, nodes=nodes)
     layouts(recipe, nodes * spec.procs_per_node)
-    if not spec.name:
+    if not spec.name or not isinstance(spec, LaunchSpec):
         return
     run_name("--name", spec.name)
     if (folder := Path(spec.runs) / spec.name).exists():
-        fix = "Move it away." if spec.resume else "Choose another --name."
+        fix = "Move it away." if isinstance(spec, ElasticSpec) and spec.resume else "Choose another --name."
         raise UserError("run-exists", f"{folder} already exists. {fix}", path=folder)
     for job in map(load, all_ids()):
         same = (job.spec.name, job.spec.runs) == (spec.name, spec.runs)
@@ -70,11 +70,12 @@ def check_spec(spec: Spec | ManifestSpec, recipe: Recipe) -> None:
 
 def new_spec(kind: type[SpecT], recipe: Recipe, options: Mapping[str, Any]) -> SpecT:
     """Return a checked spec of a recipe; `options` are fields of the spec."""
-    python = "" if kind in (SshSpec, Ec2Spec) else sys.executable
-    given = {**options, "runs": str(Path(options.get("runs", "runs")).resolve())}
-    given["python"] = options.get("python") or python
-    shipped = {"recipe": dump_recipe(recipe), "extensions": extension_files(recipe), "code": str(source_tree() or "")}
-    spec = kind(**(given | shipped))
+    given = {**options, "recipe": dump_recipe(recipe), "extensions": extension_files(recipe)}
+    given["code"] = str(source_tree() or "")
+    if issubclass(kind, LaunchSpec):
+        given["runs"] = str(Path(options.get("runs", "runs")).resolve())
+        given["python"] = options.get("python") or ("" if issubclass(kind, RemoteSpec) else sys.executable)
+    spec = kind(**given)
     check_spec(spec, recipe)
     return spec
 

@@ -37,8 +37,8 @@ class HostReport:
     """Facts, measurements and problems of hosts."""
 
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    """Measurements, for the user."""
+    connections: list[tuple[str, str, str]] = field(default_factory=list)
+    """What was measured between hosts: hosts, bandwidth, round trip."""
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -52,7 +52,6 @@ def check(hosts: Sequence[Host], python: str, data: str) -> HostReport:
             else:
                 report.facts[host.name] = answer
     for name, facts in report.facts.items():
-        report.lines.append(f"{name}: {_described(facts)}")
         report.problems += [Problem(code, f"{name}: {text}") for code, text in _problems_of_host(facts)]
     report.problems += _differences(report.facts)
     reached = [host for host in hosts if host.name in report.facts]
@@ -105,10 +104,11 @@ def _facts(host: Host, python: str, data: str) -> dict[str, Any]:
     return facts
 
 
-def _described(facts: dict[str, Any]) -> str:
+def described(facts: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return cores, memory, GPUs and version of torch of a host."""
     gpus = Counter(gpu["name"] for gpu in facts["gpus"])
-    devices = ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "no GPU"
-    return f"{facts['cores']} cores, {facts['memory_bytes'] / 1e9:.0f} GB, {devices}, torch {facts['torch']}"
+    devices = ", ".join(f"{count} x {name}" for name, count in gpus.items())
+    return str(facts["cores"]), f"{facts['memory_bytes'] / 1e9:.0f} GB", devices or "-", facts["torch"] or "-"
 
 
 def _problems_of_host(facts: dict[str, Any]) -> Iterator[Problem]:
@@ -171,7 +171,7 @@ def _measure_link(source: Host, target: Host, python: str, report: HostReport) -
         report.problems.append(Problem("connection-blocked", message))
         return
     rate, round_trip = 8 * link["bytes_per_second"] / 1e9, 1000 * link["seconds"]
-    report.lines.append(f"{source.name} -> {target.name}: {rate:.2g} Gbit/s, {round_trip:.2g} ms round trip")
+    report.connections.append((f"{source.name} -> {target.name}", f"{rate:.2g} Gbit/s", f"{round_trip:.2g} ms"))
 
 
 def _first_line(process: "subprocess.Popen[bytes]") -> str:
@@ -205,4 +205,4 @@ def _measure_all_reduce(hosts: Sequence[Host], python: str, report: HostReport) 
         message = f"the all-reduce between all nodes failed: {'; '.join(sorted(reasons))}"
         report.problems.append(Problem("all-reduce-failed", message))
         return
-    report.lines.append(f"all-reduce between all nodes: {rate:.2g} Gbit/s")
+    report.connections.append(("all-reduce between all hosts", f"{rate:.2g} Gbit/s", "-"))

@@ -257,9 +257,9 @@ def wait_for_ssh(job: Job, names: tuple[str, ...]) -> None:
                 time.sleep(2)
 
 
-def listing(client: Ec2Client) -> list[str]:
-    """Return a line for each instance, volume and snapshot that costs money now."""
-    lines: list[str] = []
+def resources_in_use(client: Ec2Client) -> list[tuple[str, ...]]:
+    """Return name, id, kind, price, zone, state, address and start of all instances, volumes and snapshots."""
+    rows: list[tuple[str, ...]] = []
     prices: dict[tuple[str, str, str], float | None] = {}
     for instance in client.instances():
         kind, zone = instance["InstanceType"], instance["Placement"]["AvailabilityZone"]
@@ -268,15 +268,20 @@ def listing(client: Ec2Client) -> list[str]:
             price = client.spot_price(kind, zone) if market == "spot" else client.on_demand_price(kind)
             prices[kind, market, zone] = price
         price = prices[kind, market, zone]
-        address = instance.get("PublicIpAddress") or instance.get("PrivateIpAddress", "")
+        address = instance.get("PublicIpAddress") or instance.get("PrivateIpAddress", "-")
         since = instance["LaunchTime"].isoformat(timespec="minutes")
-        cost = f"{price:g} $/h" if price else "price unknown"
-        details = f"{kind} {market}  {cost}  {zone}  {instance['State']['Name']}  {address}  since {since}"
-        lines.append(f"{tag(instance, 'Name')}  {instance['InstanceId']}  {details}")
+        cost = f"{price:g} $/h" if price else "unknown"
+        state = instance["State"]["Name"]
+        kind = f"{kind}, {market}"
+        rows.append((_name_of(instance), instance["InstanceId"], kind, cost, zone, state, address, since))
     for volume in client.volumes(job="*"):
-        details = f"{volume['Size']} GB {volume['VolumeType']}  {volume['AvailabilityZone']}  {volume['State']}"
-        lines.append(f"{tag(volume, 'Name')}  {volume['VolumeId']}  volume of {details}")
+        kind, place = f"volume, {volume['Size']} GB {volume['VolumeType']}", volume["AvailabilityZone"]
+        rows.append((_name_of(volume), volume["VolumeId"], kind, "-", place, volume["State"], "-", "-"))
     for snapshot in client.snapshots():
-        details = f"snapshot of {snapshot['VolumeSize']} GB  {snapshot['State']}"
-        lines.append(f"{tag(snapshot, 'Name')}  {snapshot['SnapshotId']}  {details}")
-    return lines
+        kind = f"snapshot, {snapshot['VolumeSize']} GB"
+        rows.append((_name_of(snapshot), snapshot["SnapshotId"], kind, "-", "-", snapshot["State"], "-", "-"))
+    return rows
+
+
+def _name_of(resource: Any) -> str:
+    return tag(resource, "Name") or "-"

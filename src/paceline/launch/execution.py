@@ -21,7 +21,7 @@ from paceline.launch.hosts import Host, HostError
 from paceline.launch.job import Job, token_of
 from paceline.launch.job_hosts import HERE, hosts_of
 from paceline.launch.planning import SECRETS, HostStep
-from paceline.launch.specs import JobSpec
+from paceline.launch.specs import LaunchSpec
 from paceline.launch.values import variable
 from paceline.system.files import say
 
@@ -93,7 +93,7 @@ def secrets_text(secrets: dict[str, str]) -> bytes:
     return os.fsencode("".join(lines))
 
 
-def passed_variables(spec: JobSpec) -> dict[str, str]:
+def passed_variables(spec: LaunchSpec) -> dict[str, str]:
     """Return the variables of this environment that --pass names."""
     missing = [name for name in spec.pass_env if name not in os.environ]
     if missing:

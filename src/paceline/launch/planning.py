@@ -19,7 +19,7 @@ from paceline.launch.hosts import tracked_files
 from paceline.launch.job import Job
 from paceline.launch.job_hosts import HERE
 from paceline.launch.sessions import detached
-from paceline.launch.specs import JobSpec, LocalSpec, RemoteSpec
+from paceline.launch.specs import ElasticSpec, JobSpec, LaunchSpec, LocalSpec, RemoteSpec
 from paceline.launch.values import operand, plain, quoted, variable
 from paceline.system.host import cores
 from paceline.system.remote import is_remote, refuse_password
@@ -102,7 +102,7 @@ done"""
 _DISKS = "if [ -f disks ]; then . ./disks; fi"
 
 
-def _read_secrets(spec: JobSpec) -> str:
+def _read_secrets(spec: LaunchSpec) -> str:
     """Return what has to run before `_program`. Containers read a pipe, because `docker inspect` shows -e values."""
     return f"exec 3< {SECRETS}" if spec.container else f". ./{SECRETS}"
 
@@ -204,6 +204,7 @@ fi"""
 
 def _node_script(job: Job, host: str) -> str:
     spec = job.spec
+    assert isinstance(spec, ElasticSpec)
     what = ["--resume", spec.resume] if spec.resume else ["recipe.yaml", "--name", spec.name]
     words = ["train", *what, "--procs", str(spec.procs_per_node), "--job", job.id]
     words += ["--nodes", f"{spec.min_nodes}:{len(spec.hosts)}", "--rendezvous", job.rendezvous]

@@ -15,7 +15,7 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What to train, on which nodes and how: the same for all backends. Fields are named after the options."""
+    """What to train and on which nodes: the same for all backends. Fields are named after the options."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -26,24 +26,12 @@ class JobSpec:
     name: str = ""
     """Name of the run and of its folder; empty: the id of the job."""
     procs_per_node: int = 1
-    min_nodes: int = 1
-    """Fewest nodes that training continues with."""
-    rank_timeout: int = 15
+    rank_timeout: int = 600
     """Seconds without a response after which a rank is considered failed."""
-    python: str = ""
-    """Interpreter on the hosts that has paceline; empty: an environment is created from the copied code."""
-    container: str = ""
-    """Container image with paceline, used instead of an interpreter."""
     code: str = ""
     """Source tree that is copied to the hosts."""
-    pass_env: tuple[str, ...] = ()
-    """Names of environment variables passed to the ranks; their values are never stored here."""
-    runs: str = "runs"
-    """Folder on the launching machine that the run folder is fetched to."""
     results: str = ""
     """URL in an object store that the run folder is copied to during training."""
-    resume: str = ""
-    """Results in an object store to resume from."""
     extensions: dict[str, str] = field(default_factory=dict)
     """Files of the packages that the recipe imports, by path; nodes find them in PYTHONPATH."""
 
@@ -53,22 +41,52 @@ class JobSpec:
             run_name("--name", self.name)
         for host in self.hosts:
             host_name("--hosts", host)
-        for name in self.pass_env:
-            variable("--pass", name)
         for path in self.extensions:
             if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
                 raise UserError("extension-path-unsafe", f"extensions: {path!r} is not a relative path.", path=path)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSpec(JobSpec):
+class LaunchSpec(JobSpec):
+    """A job that paceline starts itself, and follows."""
+
+    python: str = ""
+    """Interpreter on the hosts that has paceline; empty: an environment is created from the copied code."""
+    container: str = ""
+    """Container image with paceline, used instead of an interpreter."""
+    pass_env: tuple[str, ...] = ()
+    """Names of environment variables passed to the ranks; their values are never stored here."""
+    runs: str = "runs"
+    """Folder on the launching machine that the run folder is fetched to."""
+
+    def __post_init__(self) -> None:
+        """Check also the names of variables."""
+        super().__post_init__()
+        for name in self.pass_env:
+            variable("--pass", name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticSpec(LaunchSpec):
+    """A job whose nodes may fail and rejoin."""
+
+    min_nodes: int = 1
+    """Fewest nodes that training continues with."""
+    rank_timeout: int = 15
+    """Short, because the other ranks continue without a failed one."""
+    resume: str = ""
+    """Results in an object store to resume from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSpec(ElasticSpec):
     """Nodes that are folders and sessions on this machine."""
 
     backend: Literal["local"] = "local"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteSpec(JobSpec):
+class RemoteSpec(ElasticSpec):
     """Nodes that are reached with ssh."""
 
     ssh_config: str = ""
@@ -85,7 +103,7 @@ class SshSpec(RemoteSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmSpec(JobSpec):
+class SlurmSpec(LaunchSpec):
     """An allocation of a SLURM cluster; with seeds, an array of them."""
 
     backend: Literal["slurm"] = "slurm"

@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import io
 import os
+import re
 import time
 import urllib.error
 import urllib.parse
@@ -30,13 +31,33 @@ def is_remote(place: str) -> bool:
     return place.startswith(("https://", "http://", "s3://"))
 
 
+def _is_encoded(place: str) -> bool:
+    """Whether names in a URL are percent-encoded. Keys of object stores are not, as in the AWS CLI."""
+    return place.startswith(("https://", "http://"))
+
+
+def _bucket_and_key(place: str) -> tuple[str, str]:
+    """Return the URL of the bucket, and the key in it."""
+    scheme, separator, rest = place.partition("://")
+    bucket, _, key = rest.partition("/")
+    return f"{scheme}{separator}{bucket}", key
+
+
 def join(place: str, *names: str) -> str:
     """Return the URL of a file below another URL."""
-    return "/".join([place.rstrip("/"), *map(urllib.parse.quote, names)])
+    return "/".join([place.rstrip("/"), *(map(urllib.parse.quote, names) if _is_encoded(place) else names)])
+
+
+def last_name(place: str) -> str:
+    """Return the name of the file or folder at a URL."""
+    name = place.rstrip("/").rpartition("/")[2]
+    return urllib.parse.unquote(name) if _is_encoded(place) else name
 
 
 def redacted(place: str) -> str:
     """Return a URL without its secrets: the password, or the signature of a presigned URL."""
+    if not _is_encoded(place):  # ? and # belong to the key
+        return re.sub("://[^/]*@", "://", place)
     try:
         parts = urllib.parse.urlsplit(place)
     except ValueError:
@@ -59,9 +80,9 @@ def refuse_password(what: str, place: str) -> None:
 def opened(place: str, offset: int = 0, attempts: int = _ATTEMPTS) -> Iterator[IO[bytes]]:
     """Open a remote file as a stream of bytes from `offset` on; `attempts` without any data in between are an error."""
     if place.startswith("s3://"):
-        bucket, _, key = place.removeprefix("s3://").partition("/")
+        bucket, key = _bucket_and_key(place)
         with _readable(place):
-            store = ObjectStore(f"s3://{bucket}")
+            store = ObjectStore(bucket)
         stream = store.opened(key, offset)
     else:
         stream = io.BufferedReader(_Http(place, offset, attempts), _BLOCK)
@@ -174,8 +195,11 @@ class ObjectStore:
             message = f"{redacted(place)} needs obstore, which is not installed. Run: pip install 'paceline[s3]'"
             raise UserError("missing-package", message, package="obstore") from None
         self._place, self._obstore = place.rstrip("/"), obstore
-        self._store = obstore.store.from_url(
-            self._place, client_options={"allow_http": True}, retry_config={"max_retries": retries}
+        bucket, key = _bucket_and_key(self._place)
+        self._store = obstore.store.from_url(  # it decodes the key
+            self._place if _is_encoded(place) else f"{bucket}/{urllib.parse.quote(key)}",
+            client_options={"allow_http": True},
+            retry_config={"max_retries": retries},
         )
         self._tags_are_checksums = True
 

@@ -28,6 +28,9 @@ def plan(spec: ManifestSpec) -> list[str]:
     if spec.engine not in engines:
         message = f"--for {spec.engine!r} is not supported. Use {', '.join(engines)}."
         raise UserError("unknown-engine", message, engine=spec.engine)
+    if spec.gpu_type and (spec.engine != "skypilot" or not spec.gpus_per_node):
+        message = "--gpu-type applies to --for skypilot with --gpus-per-node only. Omit it, or add them."
+        raise UserError("conflicting-options", message, option="--gpu-type")
     job_id = new_id(spec, reserve=False)
     documents = engines[spec.engine](job_id, replace(spec, name=spec.name or job_id))
     return [yaml.safe_dump_all(documents, sort_keys=False, width=1000).rstrip("\n")]
@@ -44,21 +47,25 @@ def _write(spec: ManifestSpec) -> str:
     return f"{_WRITE} && {_UNPACK}" if spec.extensions else _WRITE
 
 
-def _packed(spec: ManifestSpec) -> dict[str, str]:
-    """Return the variable with the packages that the recipe imports: a tar file in base64."""
-    if not spec.extensions:
-        return {}
+def _variables(spec: ManifestSpec) -> dict[str, str]:
+    """Return the variables of every node."""
+    variables = {"PACELINE_RANK_TIMEOUT": str(spec.rank_timeout)}
+    return variables | {"PACELINE_EXTENSIONS": _packed(spec)} if spec.extensions else variables
+
+
+def _packed(spec: ManifestSpec) -> str:
+    """Return the packages that the recipe imports: a tar file in base64."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for path, text in spec.extensions.items():
             entry = tarfile.TarInfo(path)
             entry.size = len(text.encode())
             tar.addfile(entry, io.BytesIO(text.encode()))
-    return {"PACELINE_EXTENSIONS": base64.b64encode(packed.getvalue()).decode()}
+    return base64.b64encode(packed.getvalue()).decode()
 
 
-def _packed_variable(spec: ManifestSpec) -> list[dict[str, str]]:
-    return [{"name": name, "value": value} for name, value in _packed(spec).items()]
+def _named_variables(spec: ManifestSpec) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in _variables(spec).items()]
 
 
 def _escaped(text: str) -> str:
@@ -85,7 +92,7 @@ def _skypilot(job_id: str, spec: ManifestSpec) -> list[dict[str, Any]]:
             if spec.code
             else {"setup": f"pip install 'paceline{extras}'"}
         )
-    task["envs"] = {"PACELINE_RECIPE": spec.recipe} | _packed(spec)
+    task["envs"] = {"PACELINE_RECIPE": spec.recipe} | _variables(spec)
     if len(spec.hosts) > 1:
         task["secrets"] = {TOKEN: new_token()}
     task["run"] = f"{_write(spec)} &&\n{_train_command(spec, join)}\n"
@@ -104,7 +111,7 @@ def _kubeflow(job_id: str, spec: ManifestSpec) -> list[dict[str, Any]]:
         "command": ["sh", "-c", _escaped(command)],
         "env": [
             {"name": "PACELINE_RECIPE", "value": _escaped(spec.recipe)},
-            *_packed_variable(spec),
+            *_named_variables(spec),
             *_token_variable(job_id, spec),
         ],
     }
@@ -125,7 +132,7 @@ def _kubernetes(job_id: str, spec: ManifestSpec) -> list[dict[str, Any]]:
         "command": ["sh", "-c", _escaped(f"{_write(spec)} && exec {_train_command(spec, join)}")],
         "env": [
             {"name": "PACELINE_RECIPE", "valueFrom": {"configMapKeyRef": {"name": name, "key": "recipe.yaml"}}},
-            *_packed_variable(spec),
+            *_named_variables(spec),
             *_token_variable(job_id, spec),
         ],
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],

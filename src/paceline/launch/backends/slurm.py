@@ -49,6 +49,7 @@ def _sbatch_file(spec: SlurmSpec) -> str:
         "signal": f"B:USR1@{spec.notice}",
         "output": f"{_escape_pattern(spec.runs)}/{name}{'-%a' if seeds else ''}.log",
         **({"array": f"0-{len(seeds) - 1}"} if seeds else {}),
+        **({"export": ",".join(["ALL", *spec.pass_env])} if spec.pass_env else {}),
         **spec.sbatch_options,
     }
     lines = [_directive(key, value) for key, value in header.items()]
@@ -64,6 +65,7 @@ def _sbatch_file(spec: SlurmSpec) -> str:
     if spec.extensions:
         found = shlex.quote(f"{spec.runs}/{_extensions(spec)}")
         lines += ["", f'export PYTHONPATH={found}"${{PYTHONPATH:+:$PYTHONPATH}}"']
+    lines += ["", f"export PACELINE_RANK_TIMEOUT={spec.rank_timeout}"]
     return "#!/bin/bash\n" + "\n".join(lines) + _BODY.format(command=" ".join([*_step(spec), *train]))
 
 
