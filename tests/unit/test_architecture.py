@@ -29,6 +29,18 @@ def test_the_drawing_of_the_imports_is_up_to_date() -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
+def test_files_and_functions_are_short() -> None:
+    paths = [path for folder in ("src", "tests", "docs", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    long = []
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        long += [path] * (text.count("\n") > 300)
+        functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
+        long += [(path, node.name) for node in functions if (node.end_lineno or 0) - node.lineno >= 60]
+    assert len(paths) > 300
+    assert not long
+
+
 def test_every_class_has_its_own_name() -> None:
     """Type aliases count; a leading underscore does not make another name."""
     places: dict[str, list[str]] = {}

@@ -38,7 +38,7 @@ _SNAPSHOT = "--from-snapshot snap-1"
 _EC2 = {
     "--instance-type": ("p5.48xlarge", "2 x p5.48xlarge"),
     "--spot": ("", ", spot,"),
-    "--max-price": ("0.5 --spot", "spot at most 0.5 $"),
+    "--max-price": ("0.5 --spot", "spot at most $0.5"),
     "--region": ("eu-west-1", "# EC2, eu-west-1"),
     "--zone": ("eu-west-1a", "zone='eu-west-1a'"),
     "--subnet": ("subnet-1", "subnet='subnet-1'"),
