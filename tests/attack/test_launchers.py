@@ -41,7 +41,7 @@ def test_kill_of_commands_that_start_others(begin: Begin, survived, words: tuple
 
 
 def test_kill_of_a_program_that_uses_the_python_api(begin: Begin, survived) -> None:
-    program = "import paceline; paceline.train('digits', procs=2, train__duration='1000000ba')"
+    program = "import paceline; paceline.train('digits', {'train.duration': '1000000ba'}, procs=2)"
     job = begin([sys.executable, "-c", program])
     job.wait_for_roles("forkserver")
     job.launcher.kill()
