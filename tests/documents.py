@@ -46,7 +46,7 @@ def anchors(text: str) -> set[str]:
 
 
 def blocks(text: str, kind: str) -> list[str]:
-    """Return the fenced blocks of a kind, e.g. "bash run"."""
+    """Return the fenced blocks of a kind, e.g. "bash"."""
     return [body for info, body in _FENCE.findall(text) if info.strip() == kind]
 
 
@@ -55,10 +55,16 @@ def commands(page: str, text: str) -> Iterator[Command]:
     indented = "\n".join(line[4:] for line in _FENCE.sub("", text).splitlines() if line.startswith("    "))
     console = [line[2:] for body in blocks(text, "text") for line in body.splitlines() if line.startswith("$ ")]
     spans = [" ".join(span.split()) for span in re.findall(r"`(paceline [^`]+)`", _without_code(text, spans=False))]
-    shell = [*blocks(text, "bash"), *blocks(text, "bash run"), indented]
-    lines = [line for block in shell for line in _expanded(block)]
+    lines = [line for block in (*blocks(text, "bash"), indented) for line in _expanded(block)]
     for line in (*lines, *console, *spans):
         yield from (Command(page, words) for words in _of_paceline(line.removeprefix("$ ")))
+
+
+def all_commands() -> list[Command]:
+    """Return the commands of all documents but those that are generated from the parsers and messages."""
+    generated = ("reference/cli.md", "reference/errors.md")
+    texts = documents().items()
+    return sorted({found for page, text in texts if not page.endswith(generated) for found in commands(page, text)})
 
 
 def _without_code(text: str, *, spans: bool = True) -> str:
@@ -80,14 +86,15 @@ def _of_paceline(line: str) -> Iterator[tuple[str, ...]]:
     if not re.search(r"(^|[=\s(&])paceline ", line):
         return
     try:
-        words = shlex.split(line.replace("$(", "$( ").replace("[", "").replace("]", ""), comments=True)
+        line = line.replace('"$(', "$( ").replace(')"', ")").replace("$(", "$( ")
+        words = shlex.split(re.sub(r"\[(-.*?|JOB)\]", r"\1", line), comments=True)
     except ValueError:  # prose or output, not a command
         return
     begin = 0
     for position in range(len(words) + 1):
         if position == len(words) or words[position] in _ENDS:
             segment = words[begin:position]
-            while segment and ("=" in segment[0] or segment[0] == "$("):
+            while segment and ("=" in segment[0] or segment[0] in ("eval", "$(")):
                 segment = segment[1:]
             if segment and segment[0] in ("srun", "torchrun") and "paceline" in segment:
                 segment = segment[segment.index("paceline") :]

@@ -261,10 +261,11 @@ def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 def source_of(module: str) -> Path:
     """Return the file of a top-level module, or the folder of the top-level package that contains a module."""
     spec = _spec(module.partition(".")[0])
-    if not spec.origin or not Path(spec.origin).exists():
+    folders = spec.submodule_search_locations  # a package without __init__.py has no origin
+    place = next(iter(folders)) if folders else spec.origin
+    if not place or not Path(place).exists():
         raise UserError("import-without-source", f"module {module!r} has no source file.", module=module)
-    path = Path(spec.origin)
-    return path.parent if spec.submodule_search_locations is not None else path
+    return Path(place)
 
 
 def files_of(modules: Sequence[str]) -> dict[str, str]:

@@ -31,7 +31,10 @@ from paceline.track.records import RunFolder
         (("train", "digits", "--model.name", "resnet18"), "[invalid-model-options]"),
         (("train", "digits", "--optim.name", "adamm"), ("[unknown-optimizer]", "optim.name='adamm'", "adam")),
         (("train", "digits", "--optim.name", "kron"), ("[optimizer-not-supported]", "random numbers")),
-        (("train", "digits", "--optim.options.nestrov", "true"), ("[unknown-optimizer-option]", "optim.options.nestrov")),
+        (
+            ("train", "digits", "--optim.options.nestrov", "true"),
+            ("[unknown-optimizer-option]", "optim.options.nestrov"),
+        ),
         (("train", "digits", "--optim.schedule", "{name: cosin}"), ("[unknown-schedule]", "'cosin'", "cosine")),
         (("plan", "digits", "--optim.schedule", "{name: cosin}"), ("[unknown-schedule]", "'cosin'", "cosine")),
         (("train", "digits", "--data.name", "cifar10"), "[data-not-found]"),

@@ -26,7 +26,9 @@ def test_notebook_runs_and_writes_logbook_and_report(tmp_path: Path) -> None:
     assert sum("<svg" in text for text in shown) == 3
     assert any("The same experiment" in text for text in shown)
     assert any("'green'" in text for text in shown)
-    displayed = [output for cell in notebook.cells for output in cell.get("outputs", []) if "display_data" in output.output_type]
+    displayed = [
+        output for cell in notebook.cells for output in cell.get("outputs", []) if "display_data" in output.output_type
+    ]
     assert displayed, "no live progress"
     assert (tmp_path / "report.html").stat().st_size > 10_000
     assert (tmp_path / "logbook" / "index.md").exists()

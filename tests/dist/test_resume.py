@@ -11,8 +11,8 @@ import pytest
 from conftest import HANG, PRECISIONS, TINY
 from processes import ranks, run_ranks, start, wait_for_step
 
-from paceline.checkpoint import store
 from paceline.analysis.read import read
+from paceline.checkpoint import store
 from paceline.track.records import RunFolder
 
 # long enough that a signal arrives during training

@@ -1,15 +1,14 @@
 """Preparation of archives and folders laid out like ImageNet's, with generated images."""
 
 import io
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
 from conftest import complaint
+from imagenet_archives import WNIDS, tar, write_archives
 from PIL import Image
-from sample_images import contents, jpeg, sample_image, tree
+from sample_images import contents, tree
 from servers import FileServer
 
 from paceline.data import codec
@@ -17,41 +16,9 @@ from paceline.data.shards import Dataset
 from paceline.system import remote
 
 
-def tar(path: Path, files: dict[str, bytes], mode: str = "w") -> Path:
-    with tarfile.open(path, mode) as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
-
-
-WNIDS = ["n00000003", "n00000001", "n00000002"]  # ILSVRC2012_ID 1, 2, 3: not sorted by WordNet id
-TRUTH = [3, 1, 1, 2, 3]
-
-
-def devkit(path: Path) -> Path:
-    rows = np.zeros(4, dtype=[("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("num_children", "O")])
-    for number, wnid in enumerate([*WNIDS, "n99999999"], start=1):
-        rows[number - 1] = (number, wnid, f"thing {wnid[-1]}, other name", 0 if number <= 3 else 3)
-    mat = io.BytesIO()
-    scipy.io.savemat(mat, {"synsets": rows})
-    files = {"meta.mat": mat.getvalue(), "ILSVRC2012_validation_ground_truth.txt": "\n".join(map(str, TRUTH)).encode()}
-    return tar(path, {f"ILSVRC2012_devkit_t12/data/{name}": content for name, content in files.items()}, "w:gz")
-
-
 @pytest.fixture
 def archives(tmp_path: Path) -> dict[str, Path]:
-    inner = {}
-    for number, wnid in enumerate(WNIDS):
-        images = {f"{wnid}_{image}.JPEG": jpeg(sample_image(50, 40, 10 * number + image)) for image in range(3)}
-        inner[f"{wnid}.tar"] = tar(tmp_path / f"{wnid}.tar", images).read_bytes()
-    val = {f"ILSVRC2012_val_{n:08d}.JPEG": jpeg(sample_image(64, 48, 50 + n)) for n in range(len(TRUTH), 0, -1)}
-    return {
-        "train": tar(tmp_path / "ILSVRC2012_img_train.tar", inner),
-        "val": tar(tmp_path / "ILSVRC2012_img_val.tar", val),
-        "devkit": devkit(tmp_path / "ILSVRC2012_devkit_t12.tar.gz"),
-    }
+    return write_archives(tmp_path)
 
 
 def words(archives: dict[str, Path]) -> list[str]:

@@ -40,7 +40,9 @@ def _in_notebook() -> bool:
 def _follow(outcome: Path, done: threading.Event) -> None:
     ipython: Any = import_module("IPython.display")
     handle: Any = None
-    while not done.wait(_SECONDS):
+    finished = False
+    while not finished:
+        finished = done.wait(_SECONDS)
         try:
             text = progress_html(Path(read_outcome(outcome)["run"]))
         except (KeyError, UserError, OSError):  # not started, or not readable at this moment
