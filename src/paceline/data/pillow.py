@@ -48,7 +48,7 @@ def open_image(content: bytes) -> tuple[Image.Image, str]:
                 remarks.append("truncated; the missing part is gray")
             if image.mode not in ("L", "RGB"):
                 remarks.append(f"converted from mode {image.mode}")
-            return _plain(image), "; ".join(remarks)
+            return plain(image), "; ".join(remarks)
         except Image.DecompressionBombError:
             limit = min(MAX_PIXELS, 2 * (Image.MAX_IMAGE_PIXELS or MAX_PIXELS))
             raise Unreadable(f"more than {limit:,} pixels") from None
@@ -80,7 +80,8 @@ def _has_too_many_scans(content: bytes) -> bool:
     return scans > _MAX_SCANS
 
 
-def _plain(image: Image.Image) -> Image.Image:
+def plain(image: Image.Image) -> Image.Image:
+    """Return an image as gray or RGB. Values of more than 8 bits are scaled to 0-255."""
     if image.mode in ("L", "RGB"):
         return image
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):

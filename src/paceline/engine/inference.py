@@ -12,6 +12,7 @@ from paceline.checkpoint.verified import read
 from paceline.config.imports import load_imports
 from paceline.config.io import recipe_from_tree
 from paceline.data.load.crops import center_boxes
+from paceline.data.pillow import plain
 from paceline.engine.build import load_weights
 from paceline.engine.saved import find_checkpoint
 from paceline.models import factory
@@ -29,7 +30,7 @@ class Preprocess:
     def __call__(self, image: Image.Image) -> torch.Tensor:
         height, width = self.size
         x, y, w, h, _ = center_boxes(np.array([image.size]), self.crop_pct, width, height)[0].tolist()
-        part = image.convert("L" if len(self._mean) == 1 else "RGB").crop((x, y, x + w, y + h))
+        part = plain(image).convert("L" if len(self._mean) == 1 else "RGB").crop((x, y, x + w, y + h))
         resized = part.resize((width, height), Image.Resampling.BILINEAR)
         pixels = torch.from_numpy(np.array(resized)).view(height, width, -1).permute(2, 0, 1)
         return (pixels / 255 - self._mean) / self._std
