@@ -1,11 +1,19 @@
 """Registered datasets: which images and labels they may return, and what happens if they return something else."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from conftest import raises
 from PIL import Image
+from sample_images import jpeg, sample_image
 
+from paceline import extensions
+from paceline.config.data import Data
 from paceline.data.images import ImageFiles
+from paceline.data.registered import RegisteredSplit, open_registered
 from paceline.engine.inference import Preprocess
 
 WIDE = {
@@ -15,6 +23,40 @@ WIDE = {
 }
 """Images of more than 8 bits, by their mode in Pillow: ramps from black to white."""
 RAMP = np.linspace(0, 255, 64).reshape(8, 8)
+GRAY = np.full((8, 8), 100, np.uint8)
+
+
+class Listed:
+    """A dataset without `targets` that counts how often it is read."""
+
+    classes = ("dark", "light")
+
+    def __init__(self, items: Sequence[tuple[Any, Any]]):
+        self._items, self.reads = items, 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.reads += 1
+        return self._items[index]
+
+
+@pytest.fixture
+def opened(monkeypatch) -> Callable[..., tuple[dict[str, RegisteredSplit], str]]:
+    """Open what a registered function returns."""
+
+    def register(call: Callable[..., Any]) -> tuple[dict[str, RegisteredSplit], str]:
+        extension = extensions.Extension("dataset", "mine", call)
+        monkeypatch.setattr(extensions, "find", lambda kind, name: extension)
+        return open_registered(Data(name="mine"))
+
+    return register
+
+
+def _read(split: RegisteredSplit, number: int) -> tuple[np.ndarray, dict[int, str]]:
+    out = np.zeros((1, 3, 8, 8), np.uint8)
+    return out[0], split.read(np.array([number]), _whole, out)
 
 
 def _whole(sizes: np.ndarray, _keys: np.ndarray) -> np.ndarray:
@@ -31,3 +73,57 @@ def test_preprocess_reads_wide_images_like_image_folders(tmp_path, mode: str) ->
     ready = Preprocess({"size": (8, 8), "crop_pct": 1.0, "mean": [0.0] * 3, "std": [1.0] * 3})(image)
     assert torch.equal((ready * 255).round().to(torch.uint8), torch.from_numpy(out[0]))
     assert abs(out[0] - RAMP).max() <= 1
+
+
+@pytest.mark.parametrize("mode", WIDE)
+def test_wide_images_are_scaled_not_clipped(opened, mode: str) -> None:
+    splits, _ = opened(lambda split: Listed([(Image.fromarray(WIDE[mode]), 0)] * 4))
+    pixels, failures = _read(splits["train"], 1)
+    assert not failures
+    assert abs(pixels - RAMP).max() <= 1
+
+
+@pytest.mark.parametrize("label", [1, True, np.int64(1), np.uint8(1), torch.tensor(1), np.array(1)])
+def test_integers_are_labels(opened, label: Any) -> None:
+    splits, _ = opened(lambda split: Listed([(GRAY, label)] * 4))
+    _read(splits["val"], 2)
+    assert splits["val"].labels(np.array([2])).tolist() == [1]
+
+
+@pytest.mark.parametrize("label", [1.0, np.float32(1.9), torch.tensor(1.9), "1", None, 2, -1])
+def test_other_labels_are_refused(opened, label: Any) -> None:
+    with raises("extension-failed"):
+        _read(opened(lambda split: Listed([(GRAY, label)] * 4))[0]["train"], 1)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [Image.new("RGB", (0, 8)), np.zeros((8, 0), np.uint8), np.zeros((8, 8, 4), np.uint8), np.zeros((8, 8)), "path.jpg"],
+    ids=["empty image", "empty array", "four channels", "float", "path"],
+)
+def test_other_images_are_refused(opened, image: Any) -> None:
+    with raises("extension-failed"):
+        _read(opened(lambda split: Listed([(image, 0)] * 4))[0]["train"], 1)
+
+
+def test_truncated_files_that_are_opened_lazily_are_corrupt(opened, tmp_path) -> None:
+    (path := tmp_path / "truncated.jpg").write_bytes(jpeg(sample_image(64, 48))[:-500])
+
+    class Lazy(Listed):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            return (Image.open(path), 0) if index == 1 else super().__getitem__(index)
+
+    splits, _ = opened(lambda split: Lazy([(GRAY, 0)] * 4))
+    assert list(_read(splits["train"], 1)[1]) == [0]
+    assert not _read(splits["train"], 2)[1]
+
+
+def test_corrupt_images_have_some_size(opened) -> None:
+    class Missing(Listed):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            if index == 1:
+                raise FileNotFoundError("1.jpg")
+            return super().__getitem__(index)
+
+    splits, _ = opened(lambda split: Missing([(GRAY, 0)] * 4))
+    assert splits["val"].sizes(np.arange(3)).tolist() == [[8, 8], [1, 1], [8, 8]]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from PIL import Image
 from paceline import extensions
 from paceline.config.data import Data
 from paceline.data.images import Choose, crop
+from paceline.data.pillow import plain
 from paceline.errors import UserError
 from paceline.extensions import Extension
 
@@ -47,10 +49,10 @@ class RegisteredSplit:
 
     def _label(self, number: int, label: Any) -> int:
         try:
-            found = int(label)
-        except (TypeError, ValueError):
+            found = operator.index(label)  # int() would round 1.9 and parse "1"
+        except TypeError:
             found = _UNKNOWN
-        if isinstance(label, float) or not 0 <= found < len(self.classes):
+        if not 0 <= found < len(self.classes):
             expected = f"not an integer from 0 to {len(self.classes) - 1}"
             raise self._extension.error(f"has the label {label!r:.40} at index {number}, {expected}")
         return found
@@ -65,7 +67,13 @@ class RegisteredSplit:
 
     def sizes(self, ids: np.ndarray) -> np.ndarray:
         """Return width and height, (n, 2); this reads every item."""
-        return np.array([self._item(int(number)).size for number in ids])
+        return np.array([self._size(int(number)) for number in ids])
+
+    def _size(self, number: int) -> tuple[int, int]:
+        try:
+            return self._item(number).size
+        except OSError:  # `read` reports corrupt samples
+            return 1, 1
 
     def where(self, number: int) -> str:
         return f"{self.folder}, index {number % len(self)}"
@@ -77,7 +85,7 @@ class RegisteredSplit:
         failures = {}
         for position, key in enumerate(keys):
             try:
-                image = self._item(int(key) % len(self))
+                image = self._pixels(int(key) % len(self))
             except OSError as error:
                 failures[position] = str(error)
                 continue
@@ -85,8 +93,17 @@ class RegisteredSplit:
             out[position] = crop(image, box, *out.shape[2:])
         return failures
 
+    def _pixels(self, number: int) -> Image.Image:
+        """Return a decoded image, gray or RGB. OSError: a corrupt file."""
+        image = self._item(number)
+        try:
+            image.load()  # Image.open() reads no pixels
+            return plain(image)
+        except Exception as error:  # Pillow's decoders raise nearly anything on corrupt files
+            raise OSError(str(error) or type(error).__name__) from error
+
     def _item(self, number: int) -> Image.Image:
-        """Return an image of the dataset, after its label has been stored. OSError: a corrupt file."""
+        """Return an image as the dataset returns it, after its label has been stored. OSError: a corrupt file."""
         try:
             item = self._dataset[number]
         except (OSError, UserError):
@@ -100,14 +117,14 @@ class RegisteredSplit:
         return self._image(number, item[0])
 
     def _image(self, number: int, image: Any) -> Image.Image:
-        if isinstance(image, Image.Image):
+        if isinstance(image, Image.Image) and image.width and image.height:
             return image
         array = np.asarray(image)
-        if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
-            found = f"{type(image).__name__} of {array.dtype} and shape {array.shape}"
-            expected = "not a PIL image or a uint8 array (height, width[, 1 or 3])"
-            raise self._extension.error(f"has {found} at index {number}, {expected}")
-        return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+        if array.size and array.dtype == np.uint8 and (array.ndim == 2 or array.shape[2:] in ((1,), (3,))):
+            return Image.fromarray(array.squeeze(2) if array.shape[2:] == (1,) else array)
+        found = f"{type(image).__name__} of {array.dtype} and shape {array.shape}"
+        expected = "not a PIL image or a uint8 array (height, width[, 1 or 3]) with at least one pixel"
+        raise self._extension.error(f"has {found} at index {number}, {expected}")
 
 
 def open_registered(data: Data) -> tuple[dict[str, RegisteredSplit], str]:
