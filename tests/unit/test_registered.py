@@ -10,10 +10,12 @@ from conftest import raises
 from PIL import Image
 from sample_images import jpeg, sample_image
 
+import paceline as pl
 from paceline import extensions
 from paceline.config.data import Data
 from paceline.data.images import ImageFiles
 from paceline.data.registered import RegisteredSplit, open_registered
+from paceline.engine.examples import evenly_spaced
 from paceline.engine.inference import Preprocess
 
 WIDE = {
@@ -127,3 +129,26 @@ def test_corrupt_images_have_some_size(opened) -> None:
 
     splits, _ = opened(lambda split: Missing([(GRAY, 0)] * 4))
     assert splits["val"].sizes(np.arange(3)).tolist() == [[8, 8], [1, 1], [8, 8]]
+
+
+def test_a_run_does_not_read_all_items_for_its_announcements(tmp_path, monkeypatch, one_thread) -> None:
+    monkeypatch.chdir(tmp_path)
+    datasets = []
+
+    @pl.register_dataset("without-targets")
+    def without_targets(split: str) -> Listed:
+        datasets.append(Listed([(GRAY, number % 2) for number in range(20_000 if split == "train" else 32)]))
+        return datasets[-1]
+
+    data = {"name": "without-targets", "size": 64, "augment": {"flip": "random"}}
+    short = {"train.duration": "2ba", "train.global_batch": 16, "model.options": "{widths: [8, 16], norm: group}"}
+    run = pl.train("digits", {"data": data, **short, "optim.schedule.warmup": "1ba"}, in_process=True)
+    assert run.status == "finished"
+    assert max(dataset.reads for dataset in datasets) < 5000
+    assert list(run.path.glob("tensorboard/*"))
+
+
+def test_some_images_are_shown_of_data_whose_labels_are_unknown() -> None:
+    assert evenly_spaced(3).tolist() == [0, 1, 2]
+    ids = evenly_spaced(1_000_000)
+    assert (len(ids), int(ids.min()), int(ids.max())) == (128, 0, 999_999)

@@ -17,6 +17,9 @@ Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Change = Callable[[np.ndarray, np.ndarray], None]
 """Changes decoded pixels, uint8 (n, 3, height, width), in place; the second argument is their keys."""
 
+UNKNOWN = -1
+"""The label of a sample whose label is known only after it has been read."""
+
 
 class Reader(Protocol):
     """Reads samples, one instance per thread. A key is a sample's id plus a multiple of the number of samples."""
@@ -32,7 +35,8 @@ class ImageSplit(Protocol):
 
     def __len__(self) -> int: ...
 
-    def labels(self, ids: np.ndarray) -> np.ndarray: ...
+    def labels(self, ids: np.ndarray) -> np.ndarray:
+        """Return the labels; UNKNOWN for samples that must be read first."""
 
     def sizes(self, ids: np.ndarray) -> np.ndarray:
         """Return width and height, (n, 2)."""

@@ -12,12 +12,10 @@ from PIL import Image
 
 from paceline import extensions
 from paceline.config.data import Data
-from paceline.data.images import Choose, crop
+from paceline.data.images import UNKNOWN, Choose, crop
 from paceline.data.pillow import plain
 from paceline.errors import UserError
 from paceline.extensions import Extension
-
-_UNKNOWN = -1
 
 
 class RegisteredSplit:
@@ -37,7 +35,7 @@ class RegisteredSplit:
             raise extension.error(
                 f"returns {'an empty dataset' if not length else 'no map-style dataset'} for {split!r}"
             )
-        self._labels = np.full(length, _UNKNOWN, np.int64)
+        self._labels = np.full(length, UNKNOWN, np.int64)
         if (targets := getattr(self._dataset, "targets", None)) is not None and len(targets) == length:
             self._labels[:] = [self._label(number, target) for number, target in enumerate(targets)]
 
@@ -51,7 +49,7 @@ class RegisteredSplit:
         try:
             found = operator.index(label)  # int() would round 1.9 and parse "1"
         except TypeError:
-            found = _UNKNOWN
+            found = UNKNOWN
         if not 0 <= found < len(self.classes):
             expected = f"not an integer from 0 to {len(self.classes) - 1}"
             raise self._extension.error(f"has the label {label!r:.40} at index {number}, {expected}")
@@ -61,8 +59,6 @@ class RegisteredSplit:
         return len(self._labels)
 
     def labels(self, ids: np.ndarray) -> np.ndarray:
-        for number in ids[self._labels[ids] == _UNKNOWN]:
-            self._item(int(number))
         return self._labels[ids]
 
     def sizes(self, ids: np.ndarray) -> np.ndarray:

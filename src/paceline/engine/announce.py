@@ -74,6 +74,14 @@ def _devices(world: World) -> str:
     return f"{world.size} {world.device.type} rank{'s' if world.size > 1 else ''} on {where} ({each})"
 
 
+def _empty_classes(setup: Setup) -> list[str]:
+    """Return the names of classes without training images; none if labels are known only after reading all images."""
+    if (labels := setup.loader.labels) is None:
+        return []
+    present = set(labels.unique().tolist())
+    return [entry.name for label, entry in enumerate(setup.source.classes) if label not in present]
+
+
 def _warnings(setup: Setup) -> Iterator[str]:
     """Settings that are valid but rarely intended."""
     fewest = min(setup.timeline.phases, key=lambda phase: phase.steps_per_epoch)
@@ -83,8 +91,7 @@ def _warnings(setup: Setup) -> Iterator[str]:
             f"({setup.source.num_train:,} images, global batch {fewest.global_batch:,}). Reduce --train.global_batch "
             "for more steps per epoch."
         )
-    present = set(setup.loader.labels.unique().tolist())
-    if empty := [entry.name for label, entry in enumerate(setup.source.classes) if label not in present]:
+    if empty := _empty_classes(setup):
         some = ", ".join(empty[:5]) + (", ..." if empty[5:] else "")
         yield f"{len(empty)} of {len(setup.source.classes)} classes have no training images: {some}"
     schedule, plan = setup.recipe.optim.schedule, setup.lr_plan

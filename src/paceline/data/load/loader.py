@@ -10,7 +10,7 @@ from paceline.config.batch import check_samples
 from paceline.config.data import Data
 from paceline.config.recipe import Evaluate
 from paceline.config.timeline import ResolvedPhase
-from paceline.data.images import ImageSplit
+from paceline.data.images import UNKNOWN, ImageSplit
 from paceline.data.load.augment import cut_out_, erase_
 from paceline.data.load.batch import Batch, Normalize
 from paceline.data.load.crops import center_boxes, training_boxes
@@ -63,10 +63,11 @@ class ImageLoader:
         raise AssertionError("the decoder yields one batch per request")
 
     @property
-    def labels(self) -> torch.Tensor:
-        """The labels of all training images."""
+    def labels(self) -> torch.Tensor | None:
+        """The labels of all training images, None if images must be read first."""
         first = next(iter(self._splits.values()))
-        return torch.from_numpy(first.labels(np.arange(len(first))).astype(np.int64))
+        labels = first.labels(np.arange(len(first))).astype(np.int64)
+        return None if UNKNOWN in labels else torch.from_numpy(labels)
 
     def augmented(self, ids: torch.Tensor) -> Batch:
         """Return training images augmented as in the first epoch."""
