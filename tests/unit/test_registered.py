@@ -152,3 +152,33 @@ def test_some_images_are_shown_of_data_whose_labels_are_unknown() -> None:
     assert evenly_spaced(3).tolist() == [0, 1, 2]
     ids = evenly_spaced(1_000_000)
     assert (len(ids), int(ids.min()), int(ids.max())) == (128, 0, 999_999)
+
+
+def test_the_fingerprint_covers_targets_and_some_items(opened) -> None:
+    def fingerprint(pixels: Sequence[int], targets: list[int] | None = None) -> str:
+        def call(split: str) -> Listed:
+            dataset = Listed([(np.full((8, 8), value, np.uint8), 0) for value in pixels])
+            if targets:
+                dataset.targets = targets
+            return dataset
+
+        return opened(call)[1]
+
+    same = fingerprint(range(9))
+    assert fingerprint(range(9)) == same
+    found = {
+        same,
+        fingerprint([1, *range(1, 9)]),
+        fingerprint([*range(8), 0]),
+        fingerprint([0, 1, 2, 3, 9, 5, 6, 7, 8]),
+    }
+    assert len(found) == 4
+    assert len({fingerprint(range(9), targets) for targets in ([0] * 9, [0, 1, *[0] * 7], None)}) == 3
+
+
+def test_a_corrupt_first_item_has_a_fingerprint(opened) -> None:
+    class Missing(Listed):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            raise FileNotFoundError(str(index))
+
+    assert opened(lambda split: Missing([(GRAY, 0)]))[1] == opened(lambda split: Missing([(GRAY, 0)]))[1]

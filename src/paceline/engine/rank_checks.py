@@ -60,6 +60,6 @@ def check_same_data(source: DataSource, world: World) -> None:
             raise UserError(
                 "rank-data-mismatch",
                 f"rank {rank} reads different data than rank 0 (fingerprint {found} instead of {prints[0]}). "
-                "Copy the same prepared data to every node.",
+                "Copy the same data to every node. A registered dataset must return the same items in every process.",
                 rank=rank,
             )
