@@ -110,6 +110,7 @@ def test_evaluation_on_one_class_without_a_training_split(here, tmp_path: Path, 
     answer = here("evaluate", trained, "--data.path", "test")
     assert "test, 1 of the model's 3 classes" in answer.stdout, answer.stderr
     assert "of 4)" in answer.stdout
+    assert "prepare folder" not in answer.stderr  # it needs both splits
 
 
 def test_checkpoints_and_exports_describe_classes_and_preprocessing(here, tmp_path: Path, trained: Path) -> None:

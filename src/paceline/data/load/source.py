@@ -105,11 +105,12 @@ def _shards(recipe: Recipe) -> "_ImageData":
 
 def _files(recipe: Recipe, root: Path, only_evaluate: bool) -> "_ImageData":
     files = list_validation_images(root) if only_evaluate else list_images(root)
-    log.info(
-        "%s: %d image files, which Pillow decodes on every use. Prepared images load many times faster: run "
-        '"paceline prepare folder %s --out DIR".',
-        *(root, len(files.train) + len(files.val), root),
-    )
+    if not only_evaluate:  # which reads every image once, as preparing them would
+        log.info(
+            "%s: %d image files, which Pillow decodes on every use. Prepared images load many times faster: run "
+            '"paceline prepare folder %s --out DIR".',
+            *(root, len(files.train) + len(files.val), root),
+        )
     digest = listing_fingerprint(files, root)
     splits = {
         split: dict.fromkeys(_variants(recipe), ImageFiles(root, entries)) for split, entries in files.splits.items()
