@@ -216,6 +216,14 @@ def test_verdict_names_the_cause(tmp_path: Path, case: str) -> None:
         assert re.search(value, found[0].text), found[0].text
 
 
+def test_advice_for_registered_datasets(tmp_path: Path) -> None:
+    run = read(make_run(tmp_path, "run", seconds={"data": 0.9}))
+    run.recipe["data"]["name"] = "mine"
+    (found,) = verdict(run)
+    assert "__getitem__ of the registered dataset 'mine'" in found.text
+    assert "Prepare the data" not in found.text
+
+
 def test_notes_in_the_logbook_are_kept_and_the_index_grows(tmp_path: Path) -> None:
     book = tmp_path / "book"
     page = write_logbook([read(make_run(tmp_path, "first"))], book)[0]

@@ -131,8 +131,9 @@ def test_corrupt_images_have_some_size(opened) -> None:
     assert splits["val"].sizes(np.arange(3)).tolist() == [[8, 8], [1, 1], [8, 8]]
 
 
-def test_a_run_does_not_read_all_items_for_its_announcements(tmp_path, monkeypatch, one_thread) -> None:
+def test_a_run_does_not_read_all_items_for_its_announcements(tmp_path, monkeypatch, capsys, one_thread) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(extensions, "_registered", {})  # other tests must not import this module
     datasets = []
 
     @pl.register_dataset("without-targets")
@@ -146,6 +147,7 @@ def test_a_run_does_not_read_all_items_for_its_announcements(tmp_path, monkeypat
     assert run.status == "finished"
     assert max(dataset.reads for dataset in datasets) < 5000
     assert list(run.path.glob("tensorboard/*"))
+    assert f"data: without-targets (registered by {__name__}." in capsys.readouterr().err
 
 
 def test_some_images_are_shown_of_data_whose_labels_are_unknown() -> None:

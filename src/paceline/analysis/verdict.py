@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.analysis.run import LoggedRun
+from paceline.config.data import FROM_FILES, IN_MEMORY
 
 _STRAGGLER = 0.1
 """Fraction of a step that a slow rank must cost to be reported."""
@@ -83,9 +84,13 @@ def _input(run: LoggedRun, one_rank: bool) -> Iterator[Bottleneck]:
     if data < 0.15 * train:
         return
     without = f" ({run.images / (train - data):,.0f} images/s without it)" if run.images and train > data else ""
-    threads = run.recipe.get("data", {}).get("decode_threads")
+    settings = run.recipe.get("data", {})
+    threads, name = settings.get("decode_threads"), settings.get("name")
     cores = (run.starts[-1].get("hardware", {}) if run.starts else {}).get("cores")
     fix = "Prepare the data (paceline prepare), or raise data.decode_threads"
+    if name and name not in (*IN_MEMORY, *FROM_FILES):
+        faster = f"Make __getitem__ of the registered dataset {name!r:.40} faster"
+        fix = f"{faster}, prepare its images (paceline prepare folder), or raise data.decode_threads"
     if isinstance(threads, int) and cores and 0 < threads < cores:
         fix += f" from {threads} to {cores}"
     text = f"input-bound: {data / train:.0%} of step time waiting for input{without}. {fix}."

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from paceline import extensions
 from paceline.config.timeline import phase_table
 from paceline.data.load.source import DataSource
 from paceline.distributed.world import World
@@ -50,7 +51,9 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
 
 def _data(source: DataSource) -> str:
     variants = f", variant {' and '.join(source.variants)}" if source.variants else ""
-    where = f"{source.place} ({source.name}{variants})" if source.place else f"{source.name} (built in)"
+    extension = extensions.find("dataset", source.name)
+    by = f"registered by {extension.where}" if extension else "built in"
+    where = f"{source.place} ({source.name}{variants})" if source.place else f"{source.name} ({by})"
     images = f"{source.num_train:,} training and {source.num_val:,} validation images"
     return f"{where}, {images}, {len(source.classes):,} classes, fingerprint {source.fingerprint}"
 
