@@ -12,8 +12,12 @@
 """
 
 import difflib
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from importlib.machinery import ModuleSpec
+from traceback import extract_stack
 from typing import Any, TypeVar
 
 from paceline.errors import UserError
@@ -33,16 +37,35 @@ SIGNATURES = {
 """How an extension of each kind is called, and what it returns."""
 
 
+BUILT_IN = {
+    "model": ("airbench",),
+    "dataset": ("digits", "synthetic", "cifar10", "imagenet", "shards", "folder", "list"),
+    "loss": ("cross-entropy", "bce"),
+    "optimizer": ("sgd", "adamw", "lamb"),
+    "schedule": ("constant", "one-cycle", "cosine", "linear", "step", "piecewise"),
+}
+"""Names of each kind that cannot be registered."""
+
+
 @dataclass(frozen=True)
 class Extension:
     kind: str
     name: str
     call: Callable[..., Any]
+    line: str = ""
+    """File and line that registered it."""
+    loaded: ModuleSpec | None = None
+    """The spec of its module; a reload replaces it."""
+
+    @property
+    def module(self) -> str:
+        """The module that defines it."""
+        return _named(self.call).__module__
 
     @property
     def where(self) -> str:
         """The module and function, for messages."""
-        return f"{self.call.__module__}.{self.call.__qualname__}"
+        return f"{self.module}.{_named(self.call).__qualname__}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it; an exception in it becomes an error that names it."""
@@ -50,7 +73,7 @@ class Extension:
             return self.call(*args, **kwargs)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an exit in the middle would look like success
             raise self.error(f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
 
     def error(self, problem: str) -> UserError:
@@ -58,6 +81,13 @@ class Extension:
         expected = f"It is called as {SIGNATURES[self.kind]}."
         message = f"{self.where}, registered as {self.kind} {self.name!r}, {problem}. {expected}"
         return UserError("extension-failed", message, kind=self.kind, name=self.name, where=self.where)
+
+
+def _named(call: Any) -> Any:
+    """Return the function or class of a callable; partials and instances have no name of their own."""
+    while isinstance(call, partial):
+        call = call.func
+    return call if hasattr(call, "__qualname__") else type(call)
 
 
 _registered: dict[tuple[str, str], Extension] = {}
@@ -69,18 +99,32 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         message = f"register_{kind}({name!r}): the name is not a non-empty printable string."
         raise UserError("invalid-extension-name", message, kind=kind)
 
+    user = extract_stack(limit=3)[0]  # calls register_KIND, which calls this
+    line = f"{user.filename}:{user.lineno}"
+
     def decorate(call: T) -> T:
         if not callable(call):
             message = f"register_{kind}({name!r}) is used on {call!r}. Use it on a function {SIGNATURES[kind]}."
             raise UserError("invalid-extension", message, kind=kind, name=name)
-        new, old = Extension(kind, name, call), _registered.get((kind, name))
-        if old and old.where != new.where:  # equal: a notebook cell that ran again
-            message = f"{kind} {name!r} is registered by both {old.where} and {new.where}. Rename one."
-            raise UserError("extension-name-taken", message, kind=kind, name=name)
+        loaded = getattr(sys.modules.get(_named(call).__module__), "__spec__", None)
+        new, old = Extension(kind, name, call, line, loaded), _registered.get((kind, name))
+        taken = "is built in" if name in BUILT_IN.get(kind, ()) else ""
+        if old and not _ran_again(old, new):
+            taken = f"is already registered by {old.where} ({old.line})"
+        if taken:
+            message = f"{kind} {name!r} {taken}. Rename the one of {new.where} ({line})."
+            raise UserError("name-taken", message, kind=kind, name=name)
         _registered[kind, name] = new
         return call
 
     return decorate
+
+
+def _ran_again(old: Extension, new: Extension) -> bool:
+    """Return whether the same code ran again: a notebook cell, or a module that was reloaded."""
+    if old.where != new.where:
+        return False
+    return new.module == "__main__" or new.line == old.line or new.loaded is not old.loaded
 
 
 def register_model(name: str) -> Callable[[T], T]:
@@ -101,8 +145,8 @@ def register_augmentation(name: str) -> Callable[[T], T]:
     """Register an augmentation: `(image, rng, **options)` returns an array of the same shape.
 
     Images are uint8 arrays (height, width, channels) after cropping and resizing. All randomness must come from `rng`,
-    a numpy Generator that depends only on seed, epoch and sample. A recipe lists augmentations with their options in
-    `data.augment.custom`, in the order in which they are applied.
+    a numpy Generator that depends only on seed, epoch and sample. `data.augment.custom` of a recipe maps augmentations
+    to their options, in the order in which they are applied: `custom: {my-blur: {sigma: 2}}`.
     """
     return register("augmentation", name)
 
@@ -129,7 +173,10 @@ def register_schedule(name: str) -> Callable[[T], T]:
 
 
 def register_callback(name: str) -> Callable[[T], T]:
-    """Register a class derived from `paceline.Callback`; a recipe lists callbacks with their options in `callbacks`."""
+    """Register a class derived from `paceline.Callback`.
+
+    `callbacks` of a recipe maps callbacks to their options: `callbacks: {early-stopping: {evaluations: 3}}`.
+    """
     return register("callback", name)
 
 
@@ -145,7 +192,7 @@ def names(kind: str) -> list[str]:
 
 def modules() -> list[str]:
     """Return the modules that registered extensions, without `__main__`, which other processes cannot import."""
-    found = dict.fromkeys(extension.call.__module__ for extension in _registered.values())
+    found = dict.fromkeys(extension.module for extension in _registered.values())
     return [name for name in found if name != "__main__"]
 
 
