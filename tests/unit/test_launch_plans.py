@@ -136,6 +136,18 @@ def test_names_are_checked_with_the_imports(here, monkeypatch, field: str, name:
     assert f"'{name}'" in message
 
 
+@pytest.mark.parametrize("backend", [("local",), ("ssh", "--hosts", "a"), ("slurm",)])
+def test_plans_list_the_files_of_imported_packages(here, monkeypatch, tmp_path: Path, backend: tuple[str, ...]) -> None:
+    (package := tmp_path / "code" / f"listed_{backend[0]}").mkdir(parents=True)
+    for name in ("__init__.py", "labels.json", "secrets.env"):
+        (package / name).touch()
+    monkeypatch.syspath_prepend(package.parent)
+    plan = _plan(here, *backend, "digits", "--import", package.name)
+    assert f"{package.name}/__init__.py" in plan
+    assert f"{package.name}/labels.json" in plan
+    assert "secrets.env" not in plan
+
+
 def test_names_that_a_package_of_the_nodes_registers_are_left_to_them(here, monkeypatch, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "needs_more.py").write_text("import only_on_the_nodes\n")

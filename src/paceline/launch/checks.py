@@ -84,7 +84,11 @@ def extension_files(recipe: Recipe) -> dict[str, str]:
     """Return the files of the packages that a recipe imports, to be copied to the nodes."""
     files = import_files.files_of(recipe.imports)
     if (size := sum(map(len, files.values()))) > _MAX_EXTENSION_BYTES:
-        message = f"the packages of imports={list(recipe.imports)} have {size >> 20} MB. Install them on the nodes."
+        message = (
+            f"the packages of imports={list(recipe.imports)} have {size >> 20} MB, and at most "
+            f"{_MAX_EXTENSION_BYTES >> 20} MB are copied to nodes. Install them there, and name a small module that "
+            "imports them."
+        )
         raise UserError("extensions-too-large", message, size=size)
     return files
 
