@@ -11,8 +11,10 @@ from conftest import raises
 import paceline as pl
 from paceline import extensions
 from paceline.config.data import FROM_FILES, IN_MEMORY
+from paceline.config.io import load_recipe
 from paceline.config.problems import LOSSES
 from paceline.config.recipe import SCHEDULES
+from paceline.errors import ConfigError
 from paceline.optim import factory
 
 
@@ -96,3 +98,20 @@ def test_failures_name_the_function(call, named: str) -> None:
 def test_a_partial_belongs_to_the_module_of_its_function() -> None:
     pl.register_model("mine")(partial(_exits))
     assert extensions.modules() == [__name__]
+
+
+def test_options_keep_the_dashes_of_names() -> None:
+    pl.register_callback("early-stopping")(len)
+    pl.register_augmentation("my-blur")(len)
+    words = ["--callbacks.early-stopping.max-bad", "3", "--data.augment.custom.my-blur.kernel_size", "5"]
+    recipe = load_recipe("digits", [*words, "--train.label-smoothing", "0.25"])
+    assert recipe.callbacks == {"early-stopping": {"max_bad": 3}}
+    assert recipe.data.augment.custom == {"my-blur": {"kernel_size": 5}}
+    assert recipe.train.label_smoothing == 0.25
+
+
+@pytest.mark.parametrize("field", ["callbacks", "data.augment.custom", "model.options"])
+def test_a_list_instead_of_a_mapping_is_explained(field: str) -> None:
+    with raises("invalid-recipe", ConfigError) as caught:
+        load_recipe("digits", [f"--{field}", "[early-stopping]"])
+    assert f"{field}=['early-stopping']: not a mapping ({{key: value}})" in str(caught.value)
