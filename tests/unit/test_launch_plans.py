@@ -158,6 +158,18 @@ def test_names_that_a_package_of_the_nodes_registers_are_left_to_them(here, monk
     monkeypatch.syspath_prepend(EXTENSION)
     broken = complaint(here("launch", "local", "digits", "--import", "shapes.broken", "--dry-run"))
     assert "[import-failed]" in broken
+    missing = complaint(here("launch", "local", "digits", "--import", "shapes.nothing", "--dry-run"))
+    assert "[import-not-found]" in missing
+
+
+def test_modules_beside_an_imported_one_have_to_be_named(here, tmp_path: Path) -> None:
+    (tmp_path / "needs_sibling.py").write_text("import sibling\n")
+    (tmp_path / "sibling.py").touch()
+    alone = complaint(here("launch", "local", "digits", "--import", "needs_sibling", "--dry-run"))
+    assert "[import-failed]" in alone
+    assert "--import sibling" in alone
+    plan = _plan(here, "local", "digits", "--import", "needs_sibling", "--import", "sibling")
+    assert "# copies extensions/sibling.py" in plan
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "attach", "resume", "stop", "fetch"])

@@ -74,11 +74,16 @@ def _load(module: str) -> None:
     except (Exception, SystemExit) as error:  # a script without a main guard may call sys.exit
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):
-            raise _not_found(module) from error
+            raise _not_found(module) from None
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         fix = f"Install {missing}; a module next to yours needs --import {missing} as well" if missing else "Fix it"
         message = f"importing {module} ({place}) failed: {reason}. {fix}."
-        raise UserError("import-failed", message, module=module) from error
+        # the cause tells a launch that the nodes may have what is missing; they do not have what only this folder has
+        raise UserError("import-failed", message, module=module) from None if _is_here(missing) else error
+
+
+def _is_here(module: str | None) -> bool:
+    return bool(module and PathFinder.find_spec(module.partition(".")[0], [os.getcwd()]))
 
 
 def find_top_level(module: str) -> ModuleSpec:
