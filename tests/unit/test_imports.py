@@ -8,6 +8,7 @@ import pytest
 from conftest import raises
 
 from paceline import extensions
+from paceline.api import processes
 from paceline.config import imports
 from paceline.config.import_files import file_hashes, files_of
 from paceline.config.io import load_recipe
@@ -95,6 +96,16 @@ def test_the_trials_of_find_batch_trust_the_same_modules(folder: Path, paceline)
     refused = paceline("find-batch", "recipe.yaml", *words[2:])
     assert "other is in the current folder" in refused.stderr
     assert not (folder / "ran").exists()
+
+
+def test_processes_of_the_api_do_not_trust_the_whole_current_folder(folder: Path) -> None:
+    text = "import paceline as pl\npl.register_loss({0!r})(lambda: {0!r})\n"
+    _write(folder / "mine.py", text.format("mine"))
+    _write(folder / "site" / "installed.py", text.format("installed"))
+    sys.path.append(str(folder / "site"))
+    _load("installed", given=("mine",))
+    assert extensions.modules() == ["installed", "mine"]
+    assert processes._python_path({}) == {"PYTHONPATH": str(folder / "site")}
 
 
 @pytest.mark.parametrize(
