@@ -12,15 +12,12 @@
 """
 
 import difflib
-import hashlib
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib import import_module
+from functools import partial
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from pathlib import Path
+from traceback import extract_stack
 from typing import Any, TypeVar
 
 from paceline.errors import UserError
@@ -38,7 +35,16 @@ SIGNATURES = {
     "callback": "(**options) -> paceline.Callback",
 }
 """How an extension of each kind is called, and what it returns."""
-_MAX_LISTED = 5  # files in a message
+
+
+BUILT_IN = {
+    "model": ("airbench",),
+    "dataset": ("digits", "synthetic", "cifar10", "imagenet", "shards", "folder", "list"),
+    "loss": ("cross-entropy", "bce"),
+    "optimizer": ("sgd", "adamw", "lamb"),
+    "schedule": ("constant", "one-cycle", "cosine", "linear", "step", "piecewise"),
+}
+"""Names of each kind that cannot be registered."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +52,20 @@ class Extension:
     kind: str
     name: str
     call: Callable[..., Any]
+    line: str = ""
+    """File and line that registered it."""
+    loaded: ModuleSpec | None = None
+    """The spec of its module; a reload replaces it."""
+
+    @property
+    def module(self) -> str:
+        """The module that defines it."""
+        return _named(self.call).__module__
 
     @property
     def where(self) -> str:
         """The module and function, for messages."""
-        return f"{self.call.__module__}.{self.call.__qualname__}"
+        return f"{self.module}.{_named(self.call).__qualname__}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it; an exception in it becomes an error that names it."""
@@ -58,7 +73,7 @@ class Extension:
             return self.call(*args, **kwargs)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an exit in the middle would look like success
             raise self.error(f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
 
     def error(self, problem: str) -> UserError:
@@ -66,6 +81,13 @@ class Extension:
         expected = f"It is called as {SIGNATURES[self.kind]}."
         message = f"{self.where}, registered as {self.kind} {self.name!r}, {problem}. {expected}"
         return UserError("extension-failed", message, kind=self.kind, name=self.name, where=self.where)
+
+
+def _named(call: Any) -> Any:
+    """Return the function or class of a callable; partials and instances have no name of their own."""
+    while isinstance(call, partial):
+        call = call.func
+    return call if hasattr(call, "__qualname__") else type(call)
 
 
 _registered: dict[tuple[str, str], Extension] = {}
@@ -77,18 +99,32 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         message = f"register_{kind}({name!r}): the name is not a non-empty printable string."
         raise UserError("invalid-extension-name", message, kind=kind)
 
+    user = extract_stack(limit=3)[0]  # calls register_KIND, which calls this
+    line = f"{user.filename}:{user.lineno}"
+
     def decorate(call: T) -> T:
         if not callable(call):
             message = f"register_{kind}({name!r}) is used on {call!r}. Use it on a function {SIGNATURES[kind]}."
             raise UserError("invalid-extension", message, kind=kind, name=name)
-        new, old = Extension(kind, name, call), _registered.get((kind, name))
-        if old and old.where != new.where:  # equal: a notebook cell that ran again
-            message = f"{kind} {name!r} is registered by both {old.where} and {new.where}. Rename one."
-            raise UserError("extension-name-taken", message, kind=kind, name=name)
+        loaded = getattr(sys.modules.get(_named(call).__module__), "__spec__", None)
+        new, old = Extension(kind, name, call, line, loaded), _registered.get((kind, name))
+        taken = "is built in" if name in BUILT_IN.get(kind, ()) else ""
+        if old and not _ran_again(old, new):
+            taken = f"is already registered by {old.where} ({old.line})"
+        if taken:
+            message = f"{kind} {name!r} {taken}. Rename the one of {new.where} ({line})."
+            raise UserError("name-taken", message, kind=kind, name=name)
         _registered[kind, name] = new
         return call
 
     return decorate
+
+
+def _ran_again(old: Extension, new: Extension) -> bool:
+    """Return whether the same code ran again: a notebook cell, or a module that was reloaded."""
+    if old.where != new.where:
+        return False
+    return new.module == "__main__" or new.line == old.line or new.loaded is not old.loaded
 
 
 def register_model(name: str) -> Callable[[T], T]:
@@ -109,8 +145,8 @@ def register_augmentation(name: str) -> Callable[[T], T]:
     """Register an augmentation: `(image, rng, **options)` returns an array of the same shape.
 
     Images are uint8 arrays (height, width, channels) after cropping and resizing. All randomness must come from `rng`,
-    a numpy Generator that depends only on seed, epoch and sample. A recipe lists augmentations with their options in
-    `data.augment.custom`, in the order in which they are applied.
+    a numpy Generator that depends only on seed, epoch and sample. `data.augment.custom` of a recipe maps augmentations
+    to their options, in the order in which they are applied: `custom: {my-blur: {sigma: 2}}`.
     """
     return register("augmentation", name)
 
@@ -137,7 +173,10 @@ def register_schedule(name: str) -> Callable[[T], T]:
 
 
 def register_callback(name: str) -> Callable[[T], T]:
-    """Register a class derived from `paceline.Callback`; a recipe lists callbacks with their options in `callbacks`."""
+    """Register a class derived from `paceline.Callback`.
+
+    `callbacks` of a recipe maps callbacks to their options: `callbacks: {early-stopping: {evaluations: 3}}`.
+    """
     return register("callback", name)
 
 
@@ -153,7 +192,7 @@ def names(kind: str) -> list[str]:
 
 def modules() -> list[str]:
     """Return the modules that registered extensions, without `__main__`, which other processes cannot import."""
-    found = dict.fromkeys(extension.call.__module__ for extension in _registered.values())
+    found = dict.fromkeys(extension.module for extension in _registered.values())
     return [name for name in found if name != "__main__"]
 
 
@@ -168,122 +207,3 @@ def unknown(kind: str, key: str, name: str, built_in: Iterable[str]) -> UserErro
         "--import MODULE or `imports: [MODULE]`."
     )
     return UserError(f"unknown-{kind}", message, name=name, close=close)
-
-
-def search_current_folder() -> None:
-    """Find modules in the current folder too, in this process and in those that it starts.
-
-    Only a user who names a module on the command line asks for that. `imports` of a recipe do not: the recipe may be
-    untrusted, and a module next to it could run any code.
-    """
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    if not _is_chosen(here):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-
-
-def _is_chosen(folder: str) -> bool:
-    return folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-
-
-def load(modules: Sequence[str]) -> None:
-    """Import modules so that their extensions are registered."""
-    for name in modules:
-        if name in sys.modules:
-            continue
-        spec = _spec(name)
-        if _in_current_folder(spec):
-            message = (
-                f"imports: {name} is in the current folder, {spec.origin}. If you trust it, name it on the command "
-                f"line: --import {name}. Or install it, or set PYTHONPATH."
-            )
-            raise UserError("import-not-trusted", message, module=name)
-        try:
-            import_module(name)
-        except UserError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            message = f"importing {name} ({spec.origin}) failed: {reason}. Fix the module."
-            raise UserError("import-failed", message, module=name) from error
-
-
-def _spec(name: str) -> ModuleSpec:
-    try:
-        spec = find_spec(name) if all(part.isidentifier() for part in name.split(".")) else None
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None:
-        message = (
-            f"module {name!r} is not found. Install its package, or set PYTHONPATH to the folder that contains it; "
-            "modules in the current folder are found if --import names them."
-        )
-        raise UserError("import-not-found", message, module=name)
-    return spec
-
-
-def _in_current_folder(spec: ModuleSpec) -> bool:
-    """Return whether a module was found only because Python searches the current folder."""
-    here = Path.cwd()
-    if _is_chosen(str(here)) or not spec.origin:
-        return False
-    parts = len(spec.name.split(".")) + (spec.submodule_search_locations is not None)
-    origin = Path(spec.origin).absolute()
-    return len(origin.parents) >= parts and origin.parents[parts - 1] == here
-
-
-def sources(modules: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the file and SHA-256 of each imported module; for a package, the hash covers all of its Python files."""
-    return {name: {"file": str(source_of(name)), "sha256": _digest_of_all(file_hashes([name]))} for name in modules}
-
-
-def _digest_of_all(hashes: Mapping[str, str]) -> str:
-    lines = "".join(f"{digest}  {name}\n" for name, digest in hashes.items())  # as `sha256sum` prints them
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def file_hashes(modules: Sequence[str]) -> dict[str, str]:
-    """Return the SHA-256 of top-level modules, and of the Python files of packages, by path from PYTHONPATH."""
-    return {
-        name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for name, path in _files(modules)
-        if path.suffix == ".py" or "/" not in name
-    }
-
-
-def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Return the files that differ between two results of `file_hashes`, for messages; empty if none does."""
-    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    return ", ".join(changed[:_MAX_LISTED]) + (f" and {rest} more" if (rest := len(changed) - _MAX_LISTED) > 0 else "")
-
-
-def source_of(module: str) -> Path:
-    """Return the file of a top-level module, or the folder of the top-level package that contains a module."""
-    spec = _spec(module.partition(".")[0])
-    folders = spec.submodule_search_locations  # a package without __init__.py has no origin
-    place = next(iter(folders)) if folders else spec.origin
-    if not place or not Path(place).exists():
-        raise UserError("import-without-source", f"module {module!r} has no source file.", module=module)
-    return Path(place)
-
-
-def files_of(modules: Sequence[str]) -> dict[str, str]:
-    """Return the text files of the top-level packages of modules by path, as they are found from PYTHONPATH."""
-    files = {}
-    for name, path in _files(modules):
-        try:
-            files[name] = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            message = f"{path} is not a text file and cannot be copied to the nodes. Install the package there."
-            raise UserError("extension-not-text", message, path=path) from None
-    return files
-
-
-def _files(modules: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Yield the files of the top-level packages of modules, in order, with their paths from PYTHONPATH."""
-    for root in dict.fromkeys(map(source_of, modules)):
-        for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
-            name = path.relative_to(root.parent)
-            if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in name.parts):
-                yield name.as_posix(), path

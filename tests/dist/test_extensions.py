@@ -133,6 +133,17 @@ def test_a_module_beside_a_recipe_needs_consent(paceline: Paceline, tmp_path: Pa
     assert paceline(*words, "--import", "shapes.data", "--procs", "2").returncode == 0
 
 
+@pytest.mark.parametrize("more", [(), ("--import", "mine"), ("--import", "mine", "--procs", 2)])
+def test_code_beside_a_recipe_that_is_not_named_does_not_run(paceline: Paceline, tmp_path: Path, more) -> None:
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "__init__.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    (tmp_path / "theirs" / "nets.py").touch()
+    (tmp_path / "recipe.yaml").write_text("base: digits\nname: mine\nimports: [theirs.nets]\n")
+    assert "[import-not-trusted]" in paceline("train", "recipe.yaml", *TINY, *more).stderr
+    assert not (tmp_path / "ran").exists()
+
+
 CALLBACK = """
 import paceline as pl
 

@@ -136,6 +136,18 @@ def test_names_are_checked_with_the_imports(here, monkeypatch, field: str, name:
     assert f"'{name}'" in message
 
 
+@pytest.mark.parametrize("backend", [("local",), ("ssh", "--hosts", "a"), ("slurm",)])
+def test_plans_list_the_files_of_imported_packages(here, monkeypatch, tmp_path: Path, backend: tuple[str, ...]) -> None:
+    (package := tmp_path / "code" / f"listed_{backend[0]}").mkdir(parents=True)
+    for name in ("__init__.py", "labels.json", "secrets.env"):
+        (package / name).touch()
+    monkeypatch.syspath_prepend(package.parent)
+    plan = _plan(here, *backend, "digits", "--import", package.name)
+    assert f"{package.name}/__init__.py" in plan
+    assert f"{package.name}/labels.json" in plan
+    assert "secrets.env" not in plan
+
+
 def test_names_that_a_package_of_the_nodes_registers_are_left_to_them(here, monkeypatch, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "needs_more.py").write_text("import only_on_the_nodes\n")
@@ -146,6 +158,18 @@ def test_names_that_a_package_of_the_nodes_registers_are_left_to_them(here, monk
     monkeypatch.syspath_prepend(EXTENSION)
     broken = complaint(here("launch", "local", "digits", "--import", "shapes.broken", "--dry-run"))
     assert "[import-failed]" in broken
+    missing = complaint(here("launch", "local", "digits", "--import", "shapes.nothing", "--dry-run"))
+    assert "[import-not-found]" in missing
+
+
+def test_modules_beside_an_imported_one_have_to_be_named(here, tmp_path: Path) -> None:
+    (tmp_path / "needs_sibling.py").write_text("import sibling\n")
+    (tmp_path / "sibling.py").touch()
+    alone = complaint(here("launch", "local", "digits", "--import", "needs_sibling", "--dry-run"))
+    assert "[import-failed]" in alone
+    assert "--import sibling" in alone
+    plan = _plan(here, "local", "digits", "--import", "needs_sibling", "--import", "sibling")
+    assert "# copies extensions/sibling.py" in plan
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "attach", "resume", "stop", "fetch"])

@@ -1,5 +1,8 @@
 """Manifests for other schedulers, checked with their own validators where these are small enough to install."""
 
+import random
+from pathlib import Path
+
 import pytest
 import yaml
 from conftest import complaint
@@ -40,6 +43,25 @@ def test_kubeflow_manifest_is_valid(here) -> None:
     assert parsed.to_dict()["spec"]["trainer"] == document["spec"]["trainer"]
     assert _refers_to(secret, document["spec"]["trainer"]["env"])
     assert '--rendezvous "$$PET_MASTER_ADDR:$$PET_MASTER_PORT"' in document["spec"]["trainer"]["command"][2]
+
+
+@pytest.mark.parametrize("engine", ["kubernetes", "kubeflow", "skypilot"])
+def test_imported_packages_have_to_fit_into_a_variable(here, monkeypatch, tmp_path: Path, engine: str) -> None:
+    (package := tmp_path / "code" / f"packed_{engine}").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "id_rsa").write_text("canary")
+    monkeypatch.syspath_prepend(package.parent)
+    words = ("--image", "i", "--procs-per-node", 1, "digits", "--import", package.name)
+    answer = here("launch", "manifest", "--for", engine, *words)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith(f"# PACELINE_EXTENSIONS contains {package.name}/__init__.py\n")
+    assert "id_rsa" not in answer.stdout
+    list(yaml.safe_load_all(answer.stdout))
+    numbers = random.Random(0)
+    (package / "table.txt").write_text("".join(chr(numbers.randrange(33, 127)) for _ in range(130_000)))
+    message = complaint(here("launch", "manifest", "--for", engine, *words))
+    assert "[extensions-too-large]" in message
+    assert "Install them in the image" in message
 
 
 def _refers_to(secret: dict, env: list[dict]) -> bool:

@@ -10,8 +10,8 @@ import yaml
 
 from paceline.analysis.run import CODE_OF, LoggedRun
 from paceline.config import yamls
+from paceline.config.import_files import changed_files
 from paceline.config.io import leaves
-from paceline.extensions import changed_files
 from paceline.system.files import printable, printable_tree
 from paceline.track.checks import RecipeFile, is_valid
 from paceline.track.records import RunFolder

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline import extensions
 from paceline.api.notebook import live_view
+from paceline.config.import_files import source_of
 from paceline.config.io import dump_recipe
 from paceline.config.recipe import Recipe
 from paceline.errors import Stopped, UserError
@@ -74,8 +75,12 @@ def in_this_process() -> Iterator[None]:
 
 
 def _python_path(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Let the processes find the modules that registered extensions here."""
-    folders = [str(extensions.source_of(name).parent) for name in extensions.modules()]
+    """Let the processes find the modules that registered extensions here.
+
+    They find those of the current folder by name: in PYTHONPATH, the folder would be trusted with all that it contains.
+    """
+    found = (source_of(name).parent for name in extensions.modules())
+    folders = [str(folder) for folder in found if folder.resolve() != Path.cwd()]
     if not folders:
         return {}
     return {"PYTHONPATH": os.pathsep.join(filter(None, [*dict.fromkeys(folders), inherited.get("PYTHONPATH", "")]))}

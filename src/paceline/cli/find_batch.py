@@ -95,10 +95,11 @@ def try_batch(arguments: list[str]) -> int:
     parser.add_argument("--procs", type=count, default=1)
     parser.add_argument("--limits", type=int, nargs="*", default=[])
     parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--import", action="append", default=[], dest="trusted")
     options = parser.parse_args(arguments)
     if options.procs > 1 and not under_launcher(os.environ):
         return start_ranks(["try-batch", *arguments], options.procs)
-    from paceline.config.imports import load_imports
+    from paceline.config.imports import load_imports, trust
     from paceline.config.io import load_recipe
 
     with interrupts_end():
@@ -106,6 +107,7 @@ def try_batch(arguments: list[str]) -> int:
 
     try:
         recipe = load_recipe(options.recipe)
+        trust(options.trusted)
         load_imports(recipe)
         trial(recipe, options.batch, options.steps, options.limits, options.result)
     except (MemoryError, RuntimeError) as error:

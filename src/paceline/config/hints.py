@@ -40,6 +40,10 @@ def describe(item: Any, rows: Sequence[FieldRow], given: Given) -> Iterator[Prob
             names = ", ".join(_level(path.split("."), rows))
             hint = replacement_hint(path, value, path in given) or f"set its fields: {names}"
             yield Problem("field-is-group", _sentences(f"{_typed(path, value, given)}: {path} is a group", hint))
+        case "dict_type":
+            yield Problem(
+                "invalid-value", _sentences(f"{path}={value!r}: not a mapping ({{key: value}})", _help(path, rows))
+            )
         case _:
             message = item["msg"].replace("Input should be", "should be").split(", unable to parse")[0]
             yield Problem("invalid-value", _sentences(f"{path}={value!r}: {message}", _help(path, rows)))

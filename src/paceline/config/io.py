@@ -146,7 +146,7 @@ def words_of(overrides: Overrides | None) -> list[str]:
 def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tuple[str, str]]) -> Iterator[Problem]:
     """Apply overrides to the tree in place and record them in `given`; yields their problems."""
     for written, words in split_overrides(arguments):
-        dotted, option = written.replace("-", "_"), f"{'-' if len(written) == 1 else '--'}{written}"
+        dotted, option = _field_of(written), f"{'-' if len(written) == 1 else '--'}{written}"
         if not dotted:
             field, _, given_value = words[0].partition("=")
             how = f"--{field} {given_value}" if field and given_value else "--dotted.field VALUE"
@@ -175,6 +175,16 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tupl
             yield Problem("index-out-of-range", f"--{dotted}: the index is out of range. There are {len(node)} values.")
         elif not _below_overwritten_group(dotted, given):
             yield Problem("unknown-field", f"--{dotted}: unknown field")
+
+
+def _field_of(written: str) -> str:
+    """The field that an option names: its dashes are underscores, except in names of registered extensions."""
+    field = written.replace("-", "_")
+    for group in ("callbacks.", "data.augment.custom."):
+        if field.startswith(group):
+            name, dot, option = written[len(group) :].partition(".")
+            return f"{group}{name}{dot}{option.replace('-', '_')}"
+    return field
 
 
 def _below_overwritten_group(dotted: str, given: Given) -> bool:

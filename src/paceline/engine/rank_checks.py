@@ -1,6 +1,6 @@
 """Checks that all ranks were started with the same recipe, extension code and data."""
 
-from paceline import extensions
+from paceline.config import import_files
 from paceline.config.io import leaves, to_tree
 from paceline.config.recipe import Recipe
 from paceline.data.load.source import DataSource
@@ -30,17 +30,17 @@ def check_same_recipe(recipe: Recipe, world: World) -> None:
 
 def check_same_imports(recipe: Recipe, world: World) -> None:
     """Refuse different extension code on different ranks, which happens when nodes hold different copies of it."""
-    sources = extensions.sources(recipe.imports)
+    sources = import_files.sources(recipe.imports)
     found = world.all_gather_object({name: source["sha256"] for name, source in sources.items()})
     ranks = [rank for rank, other in enumerate(found) if other != found[0]]
     if not ranks:
         return
     # only now, because the hashes of all files on all ranks may be large
-    files, hosts = world.all_gather_object(extensions.file_hashes(recipe.imports)), world.hosts()
+    files, hosts = world.all_gather_object(import_files.file_hashes(recipe.imports)), world.hosts()
     first, other = found[0], found[ranks[0]]
     module = min(name for name in first.keys() | other.keys() if first.get(name) != other.get(name))
     others = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in ranks[:_MAX_LISTED])
-    differing = extensions.changed_files(files[0], files[ranks[0]]) or "not all of them import it"
+    differing = import_files.changed_files(files[0], files[ranks[0]]) or "not all of them import it"
     raise UserError(
         "rank-imports-mismatch",
         f"the imported module {module} is not the same on rank 0 ({hosts[0]}) and {others}"

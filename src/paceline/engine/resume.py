@@ -7,10 +7,10 @@ from typing import Any
 
 from paceline.checkpoint import store
 from paceline.checkpoint.verified import CheckpointInfo, CorruptCheckpoint, describe
+from paceline.config.import_files import changed_files
 from paceline.config.io import fingerprint, leaves, load_recipe, recipe_from_tree, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
 from paceline.errors import ConfigError, UserError
-from paceline.extensions import changed_files
 from paceline.system.logs import log
 from paceline.track.records import RunFolder
 

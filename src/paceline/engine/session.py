@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from paceline import extensions
 from paceline.analysis.read import read
 from paceline.analysis.verdict import verdict
 from paceline.checkpoint import store
@@ -17,6 +16,7 @@ from paceline.checkpoint.shared import read_on_rank_zero
 from paceline.checkpoint.verified import CheckpointInfo
 from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.config.batch import memory_key, strategy
+from paceline.config.import_files import file_hashes, sources
 from paceline.config.io import dump_recipe, fingerprint, to_tree
 from paceline.config.recipe import Recipe
 from paceline.data import kinds
@@ -211,7 +211,7 @@ def _open_run(
     hosts = world.hosts()
     start = environment.collect(hosts, world.device)
     if world.is_rank_zero:  # only after all checks: a refused start changes nothing
-        import_files = extensions.file_hashes(recipe.imports)
+        import_files = file_hashes(recipe.imports)
         if saved:
             warn_of_changed_code(folder, import_files)
             store.set_aside_from(folder.checkpoints, first_step + 1)
@@ -221,7 +221,7 @@ def _open_run(
             start
             | {"ranks": world.size, "host_of_rank": hosts, "precision": setup.precision, "first_step": first_step}
             | {"recipe": fingerprint(recipe), "recipe_sha256": checksum, "data": setup.source.fingerprint}
-            | {"imports": extensions.sources(recipe.imports), "import_files": import_files}
+            | {"imports": sources(recipe.imports), "import_files": import_files}
             | {"strategy": strategy(recipe, world.size), "threads_chosen": "PACELINE_THREADS" in os.environ}
             | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
         )

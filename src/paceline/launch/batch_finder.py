@@ -18,6 +18,7 @@ import psutil
 
 from paceline.analysis.charts import Chart, Line, svg
 from paceline.config.batch import memory_key
+from paceline.config.imports import trusted
 from paceline.config.io import dump_recipe
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
@@ -74,7 +75,8 @@ def attempt(recipe: Path, procs: int, steps: int, limits: list[int], batch: int)
     with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
         result = Path(scratch) / "result.json"
         words = ["try-batch", recipe, "--batch", batch, "--steps", steps, "--procs", procs, "--result", result]
-        command = [sys.executable, "-m", "paceline", *map(str, [*words, "--limits", *limits])]
+        imports = [word for name in trusted() for word in ("--import", name)]
+        command = [sys.executable, "-m", "paceline", *map(str, [*words, *imports, "--limits", *limits])]
         with subprocess.Popen(command, stdout=_PIPE, stderr=_PIPE, text=True, env=_environment()) as process:
             try:
                 output, errors = process.communicate(timeout=_TRIAL_TIMEOUT)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import paceline
-from paceline import extensions
+from paceline.config import import_files
 from paceline.config.batch import layouts
 from paceline.config.data import BUILT_IN, FROM_FILES, IN_MEMORY, Data
 from paceline.config.io import dump_recipe
@@ -82,9 +82,13 @@ def new_spec(kind: type[SpecT], recipe: Recipe, options: Mapping[str, Any]) -> S
 
 def extension_files(recipe: Recipe) -> dict[str, str]:
     """Return the files of the packages that a recipe imports, to be copied to the nodes."""
-    files = extensions.files_of(recipe.imports)
+    files = import_files.files_of(recipe.imports)
     if (size := sum(map(len, files.values()))) > _MAX_EXTENSION_BYTES:
-        message = f"the packages of imports={list(recipe.imports)} have {size >> 20} MB. Install them on the nodes."
+        message = (
+            f"the packages of imports={list(recipe.imports)} have {size >> 20} MB, and at most "
+            f"{_MAX_EXTENSION_BYTES >> 20} MB are copied to nodes. Install them there, and name a small module that "
+            "imports them."
+        )
         raise UserError("extensions-too-large", message, size=size)
     return files
 

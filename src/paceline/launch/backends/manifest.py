@@ -14,9 +14,10 @@ from paceline.errors import UserError
 from paceline.launch.job import new_id
 from paceline.launch.planning import extras_of
 from paceline.launch.specs import ManifestSpec
-from paceline.launch.values import operand
+from paceline.launch.values import operand, plain
 
 _PORT = 29400
+_MAX_VARIABLE = 131_072  # bytes of NAME=VALUE and a null byte that Linux takes: MAX_ARG_STRLEN
 # in a new folder, since /tmp may be shared with other users
 _WRITE = 'folder=$(mktemp -d) && printf "%s" "$PACELINE_RECIPE" > "$folder/recipe.yaml"'
 _UNPACK = 'printf "%s" "$PACELINE_EXTENSIONS" | base64 -d | tar -xzf - -C "$folder" && export PYTHONPATH="$folder"'
@@ -33,7 +34,8 @@ def plan(spec: ManifestSpec) -> list[str]:
         raise UserError("conflicting-options", message, option="--gpu-type")
     job_id = new_id(spec, reserve=False)
     documents = engines[spec.engine](job_id, replace(spec, name=spec.name or job_id))
-    return [yaml.safe_dump_all(documents, sort_keys=False, width=1000).rstrip("\n")]
+    copied = [f"# PACELINE_EXTENSIONS contains {plain('imports', path)}\n" for path in spec.extensions]
+    return ["".join([*copied, yaml.safe_dump_all(documents, sort_keys=False, width=1000).rstrip("\n")])]
 
 
 def _train_command(spec: ManifestSpec, join: str) -> str:
@@ -50,7 +52,15 @@ def _write(spec: ManifestSpec) -> str:
 def _variables(spec: ManifestSpec) -> dict[str, str]:
     """Return the variables of every node."""
     variables = {"PACELINE_RANK_TIMEOUT": str(spec.rank_timeout)}
-    return variables | {"PACELINE_EXTENSIONS": _packed(spec)} if spec.extensions else variables
+    if spec.extensions:
+        variables["PACELINE_EXTENSIONS"] = _packed(spec)
+        if (size := len(f"PACELINE_EXTENSIONS={variables['PACELINE_EXTENSIONS']}") + 1) > _MAX_VARIABLE:
+            message = (
+                f"the packages that the recipe imports take {size:,} bytes in the manifest, and a variable holds at "
+                f"most {_MAX_VARIABLE:,}. Install them in the image, and name a small module that imports them."
+            )
+            raise UserError("extensions-too-large", message, size=size)
+    return variables
 
 
 def _packed(spec: ManifestSpec) -> str:

@@ -64,7 +64,8 @@ def _sbatch_file(spec: SlurmSpec) -> str:
         train += ["--name", shlex.quote(name)]
     if spec.extensions:
         found = shlex.quote(f"{spec.runs}/{_extensions(spec)}")
-        lines += ["", f'export PYTHONPATH={found}"${{PYTHONPATH:+:$PYTHONPATH}}"']
+        lines += ["", *(f"# copied to {plain('--runs', found)}: {plain('imports', path)}" for path in spec.extensions)]
+        lines += [f'export PYTHONPATH={found}"${{PYTHONPATH:+:$PYTHONPATH}}"']
     lines += ["", f"export PACELINE_RANK_TIMEOUT={spec.rank_timeout}"]
     return "#!/bin/bash\n" + "\n".join(lines) + _BODY.format(command=" ".join([*_step(spec), *train]))
 
