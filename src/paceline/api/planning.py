@@ -10,7 +10,7 @@ from paceline.api.training import loaded
 from paceline.config.batch import check_samples, layouts
 from paceline.config.data import FROM_FILES, IN_MEMORY
 from paceline.config.imports import load_imports
-from paceline.config.io import Overrides
+from paceline.config.overrides import Overrides
 from paceline.config.recipe import Recipe
 from paceline.config.scaling import scaled
 from paceline.config.timeline import Timeline

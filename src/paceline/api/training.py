@@ -5,8 +5,9 @@ from pathlib import Path
 from paceline.api.processes import in_this_process, run_in_processes
 from paceline.api.runs import Run, path_of
 from paceline.config.imports import load_imports
-from paceline.config.io import Overrides, recipe_from_tree, shipped, to_tree, words_of
 from paceline.config.io import load_recipe as _load_recipe
+from paceline.config.io import recipe_from_tree, shipped, to_tree
+from paceline.config.overrides import Overrides, words_of
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 

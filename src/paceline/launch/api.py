@@ -5,7 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from paceline.config.io import Overrides, load_recipe, recipe_from_tree, to_tree, words_of
+from paceline.config.io import load_recipe, recipe_from_tree, to_tree
+from paceline.config.overrides import Overrides, words_of
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.launch.backends import backend_of
