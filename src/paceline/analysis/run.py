@@ -143,7 +143,7 @@ class LoggedRun:
             found[part] = [factor * sum(column) for column in columns]
         return found
 
-    def curve(self, metric: str, kind: str = "eval", x_axis: str = "epoch") -> list[tuple[float, float]]:
+    def points(self, metric: str, kind: str = "eval", x_axis: str = "epoch") -> list[tuple[float, float]]:
         """Return points (x, value) of a metric in `train` or `eval` records; x: epoch, step, images or seconds."""
         return [
             (x, record[metric])
@@ -161,7 +161,7 @@ class LoggedRun:
 
     def seconds_to(self, top1: float) -> float | None:
         """Return the seconds until an evaluation reached this accuracy, with evaluation and checkpoints."""
-        reached = (seconds for seconds, value in self.curve("top1", x_axis="seconds") if value >= top1)
+        reached = (seconds for seconds, value in self.points("top1", x_axis="seconds") if value >= top1)
         return next(reached, None) if self.seconds else None
 
     def device_utilization(self) -> float | None:
