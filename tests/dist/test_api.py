@@ -58,6 +58,7 @@ def test_the_model_of_a_run_predicts_as_the_evaluation_does() -> None:
     assert correct / len(val) == pytest.approx(run.last["top1"], abs=0.01)
     assert model.classes == tuple("0123456789")
     assert not model.training
+    assert "size=8x8" in repr(model.preprocess)
 
 
 def test_errors_have_the_codes_of_the_commands() -> None:
@@ -116,7 +117,7 @@ def test_runs_are_listed_exported_and_explained() -> None:
     (row,) = pl.list_runs()
     assert (row.name, row.status, row.model) == ("one", "finished", "airbench")
     assert "tensors" in pl.export(run, "weights.safetensors", which="last")
-    assert run.bottlenecks
+    assert run.bottlenecks[0].cause in run.bottlenecks[0].text
     comparison = pl.compare(run, "runs/one")
     assert {path.name for path in comparison.write("out")} >= {"comparison.md", "comparison.json", "comparison.csv"}
     with raises("wrong-suffix"):

@@ -12,7 +12,7 @@ from paceline.analysis.overview import RunRow, overview
 from paceline.analysis.read import read
 from paceline.analysis.run import LoggedRun, named_apart
 from paceline.analysis.tables import as_csv, as_json, markdown
-from paceline.analysis.verdict import verdict
+from paceline.analysis.verdict import Bottleneck, verdict
 from paceline.api.arguments import check_choice, check_path, invalid
 from paceline.errors import UserError
 from paceline.system.files import make_folder, write_text
@@ -44,9 +44,9 @@ class Run(LoggedRun):
         return self.final
 
     @property
-    def bottlenecks(self) -> list[str]:
+    def bottlenecks(self) -> list[Bottleneck]:
         """Where the time went and what would make the run faster, most important first."""
-        return [finding.text for finding in verdict(self)]
+        return verdict(self)
 
     def dataframe(self, kind: str = "") -> "pandas.DataFrame":
         """Return the metrics as a pandas DataFrame, all or those of one kind."""
@@ -86,7 +86,7 @@ class Run(LoggedRun):
         return f"Run({str(self.path)!r}: {self.status}, {self.bottlenecks[0]})"
 
     def _repr_html_(self) -> str:
-        return _html(_comparing.compare([self]), f"<p>{escape(self.bottlenecks[0])}</p>")
+        return _html(_comparing.compare([self]), f"<p>{escape(self.bottlenecks[0].text)}</p>")
 
 
 class Comparison(_comparing.ComparedRuns):
