@@ -33,7 +33,7 @@ Step = Callable[[list[Batch]], object]
 def generated(model: str, size: int, batch: int, *overrides: str) -> Recipe:
     """Return a recipe with synthetic images, which need no loading, and without evaluation."""
     words = ["--data.name", "synthetic", "--data.synthetic", f"{{train_samples: {4 * batch}, size: {size}}}"]
-    words += ["--model", f"{{name: {model}}}", "--train.global_batch", str(batch), "--data.size", "0"]
+    words += ["--model", "null", "--model.name", model, "--train.global_batch", str(batch), "--data.size", "0"]
     return load_recipe("cifar10-resnet18", [*words, "--train.duration", "100000ba", *overrides])
 
 

@@ -22,6 +22,7 @@ precision: fp32
 model: {{options: {{widths: [8, 16], norm: group}}}}
 train: {{duration: {STEPS}ba, global_batch: 16}}
 """
+_IMAGES = ("--data", "null", "--data.path", "data/images", "--data.size", "32")
 _LOG = """# global_batch: 1024
 Epoch: [0][1251/1252]\tTime  6.123 ( 6.500)\tData  5.50 ( 5.930)\tLoss 4.1e+00 (5.2e+00)\tAcc@1  20.00 ( 12.00)
  * Acc@1 35.120 Acc@5 60.500
@@ -45,7 +46,7 @@ def make(folder: Path) -> None:
     _write_cifar10(Path("data/cifar10"))
     save_file(factory.create(Model(name="resnet18"), 10, 3).state_dict(), "imagenet-rn18.safetensors")
     _run("train", "recipe.yaml")
-    _run("train", "recipe.yaml", "--name", "flowers", "--data", "{path: data/images, size: 32, augment: {}}")
+    _run("train", "recipe.yaml", "--name", "flowers", *_IMAGES)
 
 
 def provide(workspace: Path, folder: Path, runs: Iterable[str]) -> None:

@@ -176,7 +176,7 @@ def test_huge_description_is_rejected(here, data: Path, survived) -> None:
 @pytest.mark.parametrize("procs", [1, 2])
 def test_shard_truncated_during_training_is_an_error(tmp_path: Path, procs: int, survived) -> None:
     prepare(source(tree(tmp_path / "in", classes=4, images=40), "folder"), tmp_path / "out", [Variant()], 2)
-    words = ("--data.name", "", "--data.path", tmp_path / "out", "--data.size", 24, "--data.augment", "{}")
+    words = ("--data.name", "", "--data.path", tmp_path / "out", "--data.size", 24, "--data.augment", "null")
     size = ("--model.options", "{widths: [8, 16], norm: group}", "--train.global_batch", 16)
     times = ("--train.duration", "1000ep", "--checkpoint.every", "5ba", "--log.every", "1ba")
     process = start(tmp_path, "train", "digits", *words, *size, *times, "--log.tensorboard", "false", "--procs", procs)

@@ -37,8 +37,8 @@ from paceline.track.records import RunFolder
 pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
 needs_disks = pytest.mark.skipif(bool(no_disks()), reason=no_disks())
 SHARDS = (
-    *("--data.name", "shards", "--data.size", "24", "--data.augment", "{flip: random}", "--train.global_batch", "16"),
-    *("--model.options", "{widths: [8, 16], norm: group}"),
+    *("--data.name", "shards", "--data.size", "24", "--data.augment", "{flip: random, translate: 0}"),
+    *("--train.global_batch", "16", "--model.options", "{widths: [8, 16], norm: group}"),
 )
 
 

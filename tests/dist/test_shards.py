@@ -14,7 +14,7 @@ from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
 from paceline.track.records import RunFolder
 
-WORDS = ("--data.name", "shards", "--data.size", "24", "--data.augment", "{flip: random}", "--data.path")
+WORDS = ("--data.name", "shards", "--data.size", "24", "--data.augment", "{flip: random, translate: 0}", "--data.path")
 MORE = (
     *("--model.options", "{widths: [8, 16], norm: group}", "--train.global_batch", "16", "--train.duration", "40ba"),
     *("--checkpoint.every", "10ba", "--evaluate.every", "20ba", "--log.every", "1ba", "--log.tensorboard", "false"),

@@ -11,7 +11,10 @@ from safetensors import safe_open
 from paceline.launch.batch_finder import attempt
 from paceline.track.records import RunFolder
 
-NET = ("--train.global_batch", 16, "--optim.lr", 0.02, "--optim.schedule", "{name: cosine, warmup: 5ba}")
+NET = (
+    *("--train.global_batch", 16, "--optim.lr", 0.02),
+    *("--optim.schedule", "{name: cosine, warmup: 5ba, start_factor: 0}"),
+)
 QUIET = ("--log.every", "1ba", "--log.tensorboard", "false", "--evaluate.every", "25ba", "--precision", "fp32")
 POWERSGD = "{powersgd_rank: 2, powersgd_start_step: 5}"
 WAYS = {"single": 1, "ddp": 2, "fsdp": 2}
@@ -53,7 +56,7 @@ def test_batch_norm_over_all_ranks_computes_the_same_losses_under_all_strategies
 
 def test_run_moves_between_strategies_and_numbers_of_ranks(tmp_path: Path) -> None:
     """With weights, momentum and EMA: every step has the same loss as in a run that did not move."""
-    words = ("--optim.schedule", "{name: constant}", "--ema.decay", 0.9, "--checkpoint.every", "100ba")
+    words = ("--optim.schedule", "{name: constant, warmup: 0ep}", "--ema.decay", 0.9, "--checkpoint.every", "100ba")
     run_ranks(tmp_path, 1, *_words("group", *words, "--name", "stayed", "--train.duration", "24ba"))
     run_ranks(tmp_path, 1, *_words("group", *words, "--name", "moved", "--train.duration", "4ba"))
     moves = (("ddp", 4), ("fsdp", 4), ("single", 1), ("fsdp", 2), ("ddp", 2))
@@ -74,7 +77,7 @@ def test_run_moves_between_strategies_and_numbers_of_ranks(tmp_path: Path) -> No
 @pytest.mark.parametrize("optimizer", ["adan", "adafactorbv"])
 def test_optimizers_of_timm_move_between_strategies(tmp_path: Path, optimizer: str) -> None:
     """Adan counts steps per parameter group; Adafactor keeps factors that are not sharded, and momentum in bf16."""
-    words = ("--optim.name", optimizer, "--optim.schedule", "{name: constant}", "--optim.lr", 0.001)
+    words = ("--optim.name", optimizer, "--optim.schedule", "{name: constant, warmup: 0ep}", "--optim.lr", 0.001)
     run_ranks(tmp_path, 1, *_words("group", *words, "--name", "stayed", "--train.duration", "9ba"))
     run_ranks(tmp_path, 1, *_words("group", *words, "--name", "moved", "--train.duration", "3ba"))
     for strategy, procs, duration in (("fsdp", 2, "6ba"), ("single", 1, "9ba")):

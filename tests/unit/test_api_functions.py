@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from conftest import raises
+from made_runs import make_run
 
 import paceline as pl
 
@@ -50,6 +51,17 @@ def test_launches_are_planned_without_starting_them(tmp_path: Path) -> None:
         pl.launch.dry_run("mars", "digits")
     with raises("unknown-option"):
         pl.launch.dry_run("ssh", "digits", hosts=["a"], spot=True)
+    assert "# gpu2: files" in pl.launch.dry_run("ssh", "digits", hosts="gpu1,gpu2")
+    assert pl.launch.dry_run("local", "digits") == pl.launch.dry_run("local", "digits", nodes=2)
+    assert "--nodes=1" in pl.launch.dry_run("slurm", "digits")
+    for hosts in ([], "", ",", 5, [1]):
+        with raises("missing-hosts"):
+            pl.launch.ssh("digits", hosts)
+    for nodes in (0, "2", 1.5):
+        with raises("invalid-nodes"):
+            pl.launch.local("digits", nodes)
+    with raises("missing-option"):
+        pl.launch.dry_run("ec2", "digits")
     with raises("unknown-engine"):
         pl.launch.manifest("digits", "nomad")
 
@@ -63,3 +75,67 @@ def test_wrong_sources_of_data_are_refused(tmp_path: Path) -> None:
         pl.prepare_folder("photos", "out", quality=101)
     with raises("data-not-prepared"):
         pl.PreparedData(tmp_path)
+
+
+def test_arguments_of_the_wrong_type_are_refused(tmp_path: Path) -> None:
+    wrong = [
+        lambda: pl.train("digits", runs=None),
+        lambda: pl.train("digits", name=5),
+        lambda: pl.train("digits", name="../outside", in_process=True),
+        lambda: pl.train("digits", name="../outside"),
+        lambda: pl.train("digits", {"name": "../outside"}, in_process=True),
+        lambda: pl.train("digits", results=3),
+        lambda: pl.train("digits", procs=0),
+        lambda: pl.train("digits", procs="2"),
+        lambda: pl.train(None),
+        lambda: pl.resume(None),
+        lambda: pl.evaluate(5),
+        lambda: pl.Run(None),
+        lambda: pl.compare(None),
+        lambda: pl.list_runs(None),
+        lambda: pl.plan("digits", nodes=0),
+        lambda: pl.plan("digits", nodes="2"),
+        lambda: pl.plan("digits", gpus_per_node=True),
+        lambda: pl.plan("digits", scale_batch="x"),
+    ]
+    for number, call in enumerate(wrong):
+        with raises("invalid-argument"):
+            call()
+            pytest.fail(f"call {number} is not refused")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_compare_takes_runs_or_a_list_of_them(tmp_path: Path) -> None:
+    one, two = make_run(tmp_path, "one"), make_run(tmp_path, "two")
+    assert [run.name for run in pl.compare([one, two]).runs] == [run.name for run in pl.compare(one, two).runs]
+    with raises("missing-run"):
+        pl.compare([])
+
+
+def test_curves_and_checkpoints_that_do_not_exist_are_refused(tmp_path: Path) -> None:
+    run = pl.Run(make_run(tmp_path, "one"))
+    assert run.curve("top1")
+    for arguments in (("topp1",), ("top1", "evl"), ("top1", "eval", "minutes")):
+        with raises("invalid-argument") as caught:
+            run.curve(*arguments)
+        assert "top1" in str(caught.value) or "epoch" in str(caught.value) or "eval" in str(caught.value)
+    for which in ("first", 3):
+        with raises("unknown-checkpoint"):
+            run.load_model(which)
+
+
+def test_plans_use_registered_schedules_of_imported_modules(tmp_path: Path, monkeypatch) -> None:
+    module = tmp_path / "extensions" / "planned_schedule.py"
+    module.parent.mkdir()
+    module.write_text(
+        "import paceline as pl\n\n"
+        "@pl.register_schedule('planned-root')\n"
+        "def root(step, total_steps):\n    return (1 - step / total_steps) ** 0.5\n"
+    )
+    monkeypatch.syspath_prepend(str(module.parent))
+    (tmp_path / "mine.yaml").write_text(
+        "base: digits\nname: mine\nimports: [planned_schedule]\noptim: {schedule: null}\n"
+    )
+    plan = pl.plan("mine.yaml", {"optim.schedule.name": "planned-root"})
+    assert plan.lr_at(0) == pytest.approx(plan.recipe.optim.lr)
+    assert plan.lr_at(plan.timeline.total // 2) == pytest.approx(plan.recipe.optim.lr * 0.5**0.5, rel=0.05)

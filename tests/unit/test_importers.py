@@ -47,7 +47,7 @@ def test_logs_of_other_programs(tmp_path: Path) -> None:
         "epoch\thours\ttop1Accuracy\ttop5Accuracy\n1\t0.5\t40.5\t65.0\n2\t1.0\t50.0\t75.0\n3\t1."
     )
     dawn = read(tmp_path / "dawn.tsv")
-    assert dawn.curve("top5") == [(1.0, 0.65), (2.0, 0.75)]
+    assert dawn.points("top5") == [(1.0, 0.65), (2.0, 0.75)]
     assert dawn.seconds_to(0.5) == pytest.approx(3600)
     (tmp_path / "lightning").mkdir()
     (tmp_path / "lightning" / "metrics.csv").write_text(
@@ -110,7 +110,7 @@ def test_tensorboard_events(tmp_path: Path) -> None:
             writer.add_scalar("Accuracy/val", 50.0 + step, step)
             writer.add_scalar("something/else", 1.0, step)
     run = read(tmp_path / "tb")
-    assert run.curve("loss", "train", "step") == [(0, 2.0), (1, 1.0), (2, 0.0)]
+    assert run.points("loss", "train", "step") == [(0, 2.0), (1, 1.0), (2, 0.0)]
     assert run.final["top1"] == pytest.approx(0.52)
     assert any("something/else" in note for note in run.notes)
 

@@ -16,7 +16,8 @@ from paceline.errors import ConfigError, UserError
 from paceline.track.records import RunFolder
 
 SMALL = (
-    *("--data.name", "", "--data.size", 24, "--data.augment", "{flip: random}", "--train.global_batch", 4),
+    *("--data.name", "", "--data.size", 24, "--data.augment", "{flip: random, translate: 0}"),
+    *("--train.global_batch", 4),
     *("--model.options", "{widths: [8, 16], norm: group}", "--train.duration", "2ba", "--log.tensorboard", "false"),
 )
 

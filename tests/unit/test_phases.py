@@ -228,7 +228,7 @@ def test_plan_shows_phases_times_and_costs(here, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "names"),
     [
-        (("digits", "--data", "{name: folder, path: x}"), "unknown-dataset-size", "--train-images"),
+        (("digits", "--data", "{name: folder, path: x, augment: null}"), "unknown-dataset-size", "--train-images"),
         (("digits", "--learn-from", "nowhere"), "run-without-speed", "nowhere"),
         (("digits", "--images-per-second", "9", "--bandwidth", "0"), "usage", "--bandwidth: '0'"),
         (("digits", "--overlap", "5"), "usage", "--overlap: '5'"),

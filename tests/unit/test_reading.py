@@ -19,7 +19,7 @@ def test_figures_come_from_the_records(tmp_path: Path) -> None:
     assert run.seconds["data"] == pytest.approx(40 * 0.02)
     assert run.seconds_per_rank["data"] == pytest.approx([0.4, 1.2])
     assert run.best["top1"] == pytest.approx(0.9)
-    assert run.curve("top1", x_axis="seconds")[-1][0] == pytest.approx(run.total_seconds - 0.01)
+    assert run.points("top1", x_axis="seconds")[-1][0] == pytest.approx(run.total_seconds - 0.01)
     assert run.seconds_to(0.8) < run.seconds_to(0.89)
     assert run.seconds_to(0.95) is None
     assert run.device_utilization() == pytest.approx(0.5)

@@ -163,7 +163,7 @@ def test_unreadable_urls_are_reported(server: FileServer, here: Callable, monkey
     message = complaint(here("data", "https://[bad"))
     assert "[url-unreadable]" in message
     assert "https://[bad/dataset.json" in message
-    words = ("--data.name", "folder", "--data.path", f"{server.address}/out", "--data.augment", "{}")
+    words = ("--data.name", "folder", "--data.path", f"{server.address}/out", "--data.augment", "null")
     message = complaint(here("train", "digits", *words))
     assert "[data-kind-mismatch]" in message
     assert "data.name=folder" in message

@@ -16,7 +16,7 @@ from paceline.launch.checks import reachable
 from paceline.track.records import RunFolder
 
 SMALL = (
-    *("--data.name", "", "--data.path", "photos", "--data.size", 24, "--data.augment", "{}"),
+    *("--data.name", "", "--data.path", "photos", "--data.size", 24, "--data.augment", "null"),
     *("--model.options", "{widths: [8, 16], norm: group}", "--train.global_batch", 4, "--train.duration", "2ba"),
     *("--log.tensorboard", "false", "--precision", "fp32", "--evaluate.per_rank_batch", 2),
 )

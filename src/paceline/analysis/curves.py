@@ -74,7 +74,7 @@ def charts_of(runs: Sequence[LoggedRun]) -> Iterator[tuple[str, Chart]]:
         lines = [
             Line(
                 f"{run.name}, {line_name(run, curve, kind)}" if several else line_name(run, curve, kind),
-                run.curve(curve.metric, kind),
+                run.points(curve.metric, kind),
                 number,
                 thin=kind == "train" and len(curve.kinds) > 1,
             )

@@ -28,7 +28,9 @@ class LoggedRun:
     origin: Path
     kind: str = "paceline"
     status: str = "unknown"
+    """running, finished, interrupted, failed, ..."""
     recipe: dict[str, Any] = field(default_factory=dict)
+    """The recipe as nested dictionaries."""
     starts: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -49,10 +51,12 @@ class LoggedRun:
 
     @cached_property
     def trained(self) -> list[dict[str, Any]]:
+        """The records of kind `train`."""
         return [record for record in self.records if record["kind"] == "train"]
 
     @cached_property
     def evaluated(self) -> list[dict[str, Any]]:
+        """The records of kind `eval`."""
         return [record for record in self.records if record["kind"] == "eval"]
 
     @property
@@ -61,6 +65,7 @@ class LoggedRun:
 
     @property
     def best(self) -> dict[str, Any]:
+        """The evaluation with the highest top-1; empty if there is none."""
         known = [record for record in self.evaluated if record.get("top1") is not None]
         return max(known, key=lambda record: record["top1"]) if known else {}
 
@@ -76,24 +81,29 @@ class LoggedRun:
 
     @property
     def train_seconds(self) -> float | None:
+        """Seconds of training, without evaluation and checkpoints."""
         parts = [seconds for part, seconds in self.seconds.items() if part not in ("evaluate", "checkpoint")]
         return sum(parts) if parts else self.facts.get("seconds")
 
     @property
     def total_seconds(self) -> float | None:
+        """Seconds of training, evaluation and checkpoints."""
         logged: float = self.facts.get("seconds", 0.0)  # the total in an imported log
         return max(logged, sum(self.seconds.values())) or None
 
     @property
     def images(self) -> int:
+        """Number of images that were trained on."""
         return sum(record.get("images", 0) for record in self.trained)
 
     @property
     def images_per_second(self) -> float | None:
+        """Throughput of all ranks together in training."""
         return self.images / self.train_seconds if self.images and self.train_seconds else None
 
     @property
     def ranks(self) -> int | None:
+        """Number of ranks at the last start."""
         return self.starts[-1].get("ranks") if self.starts else self.facts.get("ranks")
 
     @property
@@ -143,7 +153,7 @@ class LoggedRun:
             found[part] = [factor * sum(column) for column in columns]
         return found
 
-    def curve(self, metric: str, kind: str = "eval", x_axis: str = "epoch") -> list[tuple[float, float]]:
+    def points(self, metric: str, kind: str = "eval", x_axis: str = "epoch") -> list[tuple[float, float]]:
         """Return points (x, value) of a metric in `train` or `eval` records; x: epoch, step, images or seconds."""
         return [
             (x, record[metric])
@@ -161,7 +171,7 @@ class LoggedRun:
 
     def seconds_to(self, top1: float) -> float | None:
         """Return the seconds until an evaluation reached this accuracy, with evaluation and checkpoints."""
-        reached = (seconds for seconds, value in self.curve("top1", x_axis="seconds") if value >= top1)
+        reached = (seconds for seconds, value in self.points("top1", x_axis="seconds") if value >= top1)
         return next(reached, None) if self.seconds else None
 
     def device_utilization(self) -> float | None:

@@ -16,11 +16,17 @@ _SMALL_BATCH = 8
 
 @dataclass(frozen=True)
 class Bottleneck:
+    """What limits the speed of a run."""
+
     cause: str
     """Stable code, e.g. input-bound."""
     fraction: float
     """Part of the run's time that it costs, 0 to 1."""
     text: str
+    """The cause with its figures, and what to do about it."""
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def verdict(run: LoggedRun) -> list[Bottleneck]:

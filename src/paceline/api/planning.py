@@ -6,11 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.api.arguments import check_choice, check_count
 from paceline.api.training import loaded
 from paceline.config.batch import check_samples, layouts
 from paceline.config.data import FROM_FILES, IN_MEMORY
 from paceline.config.imports import load_imports
-from paceline.config.io import Overrides
+from paceline.config.overrides import Overrides
 from paceline.config.recipe import Recipe
 from paceline.config.scaling import scaled
 from paceline.config.timeline import Timeline
@@ -129,7 +130,10 @@ def plan(
     """Return the phases, steps and learning rate of a recipe, without training."""
     from paceline.data.kinds import resolve
 
+    nodes, gpus_per_node = check_count("nodes", nodes), check_count("gpus_per_node", gpus_per_node)
+    check_choice("scale_batch", scale_batch, ("", "linear", "sqrt"))
     planned, ranks = loaded(recipe, overrides), nodes * gpus_per_node
+    load_imports(planned)
     if scale_batch:
         planned = scaled(planned, ranks, scale_batch)
     layouts(planned, ranks)
@@ -150,7 +154,6 @@ def _known_samples(recipe: Recipe) -> int:
     if data.name == "synthetic":
         return data.synthetic.train_samples
     if data.name and data.name not in (*IN_MEMORY, *FROM_FILES):
-        load_imports(recipe)
         return len(open_registered(data)[0]["train"])
     place = Path(data.path or default_folder(data.name))
     if data.name in ("folder", "list") and place.exists():

@@ -2,18 +2,21 @@
 
 from pathlib import Path
 
-from paceline.api.processes import in_this_process, run_in_processes
-from paceline.api.runs import Run, path_of
+from paceline.api.arguments import check_count, check_name, check_path, invalid
+from paceline.api.in_process import in_this_process
+from paceline.api.processes import run_in_processes
+from paceline.api.runs import Run, check_which, path_of
 from paceline.config.imports import load_imports
-from paceline.config.io import Overrides, recipe_from_tree, shipped, to_tree, words_of
 from paceline.config.io import load_recipe as _load_recipe
+from paceline.config.io import recipe_from_tree, shipped, to_tree
+from paceline.config.overrides import Overrides, words_of
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 
 
 def load_recipe(source: str | Path, overrides: Overrides | None = None) -> Recipe:
     """Return a shipped recipe or one in a YAML file, with some of its fields overridden."""
-    return _load_recipe(str(source), words_of(overrides))
+    return _load_recipe(str(check_path("recipe", source)), words_of(overrides))
 
 
 def list_recipes() -> list[Recipe]:
@@ -43,21 +46,27 @@ def train(
     Notebooks show progress and curves. `in_process` trains in this process, on one rank, so that a debugger works.
     Ctrl-C stops after a checkpoint.
     """
-    options = ["--runs", str(runs), *(["--name", name] if name else []), *(["--results", results] if results else [])]
+    folder, name, procs = check_path("runs", runs), check_name(name), check_count("procs", procs)
+    if not isinstance(results, str):
+        raise invalid("results", results, "a URL")
+    trained = loaded(recipe, overrides)
     if in_process:
-        return _train_here(loaded(recipe, overrides), procs, Path(runs), name, None, results, overrides)
-    return Run(run_in_processes(["train"], recipe, [*options, *words_of(overrides)], procs)["run"])
+        return _train_here(trained, procs, folder, name, None, results, overrides)
+    options = {"--runs": str(folder), "--name": name, "--results": results}
+    words = [f"{option}={value}" for option, value in options.items() if value]
+    given = {key: value for key, value in (overrides or {}).items() if key == "import"}  # also in the current folder
+    return Run(run_in_processes(["train"], trained, [*words, *words_of(given)], procs)["run"])
 
 
 def resume(
     run: str | Path | Run, overrides: Overrides | None = None, *, procs: int = 1, in_process: bool = False
 ) -> Run:
     """Resume an interrupted run, on any number of processes."""
-    path = path_of(run)
+    path, procs = path_of(run), check_count("procs", procs)
     if in_process:
         recipe = load_recipe(path / "recipe.yaml", overrides)
         return _train_here(recipe, procs, path.parent, path.name, path, "", overrides)
-    return Run(run_in_processes(["train"], None, ["--resume", str(path), *words_of(overrides)], procs)["run"])
+    return Run(run_in_processes(["train"], None, [f"--resume={path}", *words_of(overrides)], procs)["run"])
 
 
 def _train_here(
@@ -74,7 +83,7 @@ def _train_here(
     _check_one_rank(procs)
     with in_this_process():
         load_imports(recipe)
-        return Run(train_recipe(recipe, runs, name or recipe.name, run, results, list(overrides or {})))
+        return Run(train_recipe(recipe, runs, check_name(name or recipe.name), run, results, list(overrides or {})))
 
 
 def _check_one_rank(procs: int) -> None:
@@ -95,8 +104,8 @@ def evaluate(
 
     Fields of data and evaluate can be overridden, e.g. {"data.path": "other-photos"}.
     """
-    _check_which(which)
-    words = words_of(overrides)
+    check_which(which)
+    words, procs = words_of(overrides), check_count("procs", procs)
     if in_process:
         from paceline.engine.saved import evaluate_path
 
@@ -114,17 +123,12 @@ def export(run: str | Path | Run, to: str | Path, *, which: str = "best", raw: b
 
     These are the EMA weights if the recipe has them; with `raw`, the trained ones.
     """
-    target = Path(to)
+    target = check_path("to", to)
     if target.suffix != ".safetensors":
         message = f"{target}: weights are written as .safetensors. Choose a name with that suffix."
         raise UserError("wrong-suffix", message, path=target)
     from paceline.checkpoint.store import export_weights
     from paceline.engine.saved import find_checkpoint
 
-    _check_which(which)
+    check_which(which)
     return export_weights(find_checkpoint(path_of(run), which), target, raw)
-
-
-def _check_which(which: str) -> None:
-    if which not in ("best", "last"):
-        raise UserError("unknown-checkpoint", f'which={which!r} is neither "best" nor "last".', which=which)

@@ -8,11 +8,10 @@ import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from paceline.errors import UserError
-from paceline.system.files import printable_lines
+from paceline.system.files import is_file_name, printable_lines
 
 if TYPE_CHECKING:
     from paceline.config.recipe import Recipe
@@ -103,7 +102,7 @@ def check_results_url(text: str) -> None:
 
 def plain_name(name: str) -> str:
     """The name of a run, which must be valid as a folder name."""
-    if Path(name).name != name or not name.isprintable() or name in ("", ".", ".."):
+    if not is_file_name(name):
         raise UserError(
             "invalid-name", f"--name {name!r} is not a valid folder name. Use a single name without slashes.", name=name
         )

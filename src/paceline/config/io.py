@@ -4,7 +4,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from paceline.config import yamls
 from paceline.config.hints import FieldRow, Given, describe, value_missing
+from paceline.config.overrides import overlay, type_at, without_nulls
 from paceline.config.problems import problems
 from paceline.config.recipe import Recipe
 from paceline.errors import ConfigError, Problem, UserError
@@ -130,19 +131,6 @@ def split_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]
         yield key, values
 
 
-Overrides = Mapping[str, Any]
-"""Values by dotted field: {"optim.lr": 0.2, "model.options": {"width": 64}}."""
-
-
-def words_of(overrides: Overrides | None) -> list[str]:
-    """Return overrides as options of the command line."""
-    return [
-        word
-        for key, value in (overrides or {}).items()
-        for word in (f"--{key}", value if isinstance(value, str) else json.dumps(value))
-    ]
-
-
 def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tuple[str, str]]) -> Iterator[Problem]:
     """Apply overrides to the tree in place and record them in `given`; yields their problems."""
     for written, words in split_overrides(arguments):
@@ -169,7 +157,7 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tupl
         if _has_index(node, last):
             node[int(last)] = value
         elif isinstance(node, dict):
-            node[last] = value
+            node[last] = overlay(node.get(last), value, type_at(dotted))
             given[dotted] = option, " ".join(words)
         elif isinstance(node, list):
             yield Problem("index-out-of-range", f"--{dotted}: the index is out of range. There are {len(node)} values.")
@@ -200,7 +188,9 @@ def _parent(tree: dict[str, Any], dotted: str) -> Any:
         if _has_index(node, parent):
             node = node[int(parent)]
         elif isinstance(node, dict) and not parent.isdigit():
-            node = node.setdefault(parent, {})
+            if node.get(parent) is None:
+                node[parent] = {}
+            node = node[parent]
         else:
             return None
     return node
@@ -213,7 +203,7 @@ def _has_index(node: Any, number: str) -> bool:
 def _validated(tree: dict[str, Any], found: list[Problem], given: Given) -> Recipe | None:
     """The recipe, or None if it is invalid; problems are appended to `found`."""
     try:
-        recipe = _ADAPTER.validate_python(tree)
+        recipe = _ADAPTER.validate_python(without_nulls(tree))
     except ValidationError as error:
         rows = fields()
         described = (problem for item in error.errors() for problem in describe(item, rows, given))
@@ -258,7 +248,7 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def dump_recipe(recipe: Recipe) -> str:
     """YAML that loads to an equal recipe."""
-    return yaml.safe_dump(to_tree(recipe), sort_keys=False, allow_unicode=True, width=120)
+    return yamls.dump(to_tree(recipe))
 
 
 def fingerprint(recipe: Recipe) -> str:

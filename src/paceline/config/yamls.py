@@ -1,8 +1,10 @@
 """A strict YAML reader with limits: an untrusted file must not hang or crash it.
 
-A duplicate key is an error (plain YAML takes the last one), 010 is ten and 1:30 is text (plain YAML: eight and ninety).
+A duplicate key is an error (plain YAML takes the last one), 010 is ten and 1:30 is text (plain YAML: eight and ninety),
+and 1e-5 is a number, as in YAML 1.2 (PyYAML: text).
 """
 
+import math
 import re
 from collections.abc import Hashable, Iterable
 from pathlib import Path
@@ -16,7 +18,11 @@ MAX_BYTES = 1 << 18
 _MAX_CHARACTERS = 1 << 20
 """With every alias expanded: nested aliases turn a kilobyte into gigabytes."""
 _MAX_DEPTH = 50
-_INT = "tag:yaml.org,2002:int"
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)$")
+_REAL = re.compile(
+    r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+)
 
 
 class RefusedYaml(yaml.MarkedYAMLError):
@@ -51,12 +57,18 @@ def _mapping(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
     return made
 
 
-for _kind in (_YamlLoader, _FastLoader):
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that the loaders would read as a number."""
+
+
+for _kind in (_YamlLoader, _FastLoader, _Dumper):
     _kind.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != _INT]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_INT, _FLOAT)]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-    _kind.add_implicit_resolver(_INT, re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
+    _kind.add_implicit_resolver(_INT, _INTEGER, list("-+0123456789"))
+    _kind.add_implicit_resolver(_FLOAT, _REAL, list("-+.0123456789"))
+for _kind in (_YamlLoader, _FastLoader):
     _kind.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
@@ -70,6 +82,24 @@ def parse(text: str, fast: bool = False) -> Any:
         raise
     except Exception as error:  # constructors of PyYAML fail with various errors: `!!int ""`, `2024-99-99`
         raise yaml.YAMLError(str(error) or type(error).__name__) from None
+
+
+def dump(value: Any) -> str:
+    """YAML that parses to an equal value."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def dump_line(value: Any, quoted: bool = False) -> str:
+    """A word of a command line that parses to an equal value."""
+    text = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        default_style='"' if quoted else None,
+        default_flow_style=True,
+        sort_keys=False,
+        width=math.inf,
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def read(path: Path, inside: Path | None = None, fast: bool = False) -> Any:

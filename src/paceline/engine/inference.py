@@ -27,6 +27,11 @@ class Preprocess:
         self.crop_pct = float(settings["crop_pct"])
         self._mean, self._std = (torch.tensor(settings[name]).view(-1, 1, 1) for name in ("mean", "std"))
 
+    def __repr__(self) -> str:
+        mean, std = (", ".join(f"{value:.3g}" for value in values.flatten()) for values in (self._mean, self._std))
+        height, width = self.size
+        return f"Preprocess(size={height}x{width}, crop_pct={self.crop_pct:g}, mean=({mean}), std=({std}))"
+
     def __call__(self, image: Image.Image) -> torch.Tensor:
         height, width = self.size
         x, y, w, h, _ = center_boxes(np.array([image.size]), self.crop_pct, width, height)[0].tolist()

@@ -5,7 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from paceline.config.io import Overrides, load_recipe, recipe_from_tree, to_tree, words_of
+from paceline.config.io import load_recipe, recipe_from_tree, to_tree
+from paceline.config.overrides import Overrides, words_of
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.launch.backends import backend_of
@@ -82,21 +83,21 @@ def local(
     recipe: str | Path | Recipe, nodes: int = 2, overrides: Overrides | None = None, **options: Any
 ) -> LaunchedJob:
     """Launch on simulated nodes on this machine, each with its own folder."""
-    return _launch(LocalSpec, recipe, overrides, hosts=_numbered(nodes), **options)
+    return _launch(LocalSpec, recipe, overrides, nodes=nodes, **options)
 
 
 def ssh(
-    recipe: str | Path | Recipe, hosts: Sequence[str], overrides: Overrides | None = None, **options: Any
+    recipe: str | Path | Recipe, hosts: str | Sequence[str], overrides: Overrides | None = None, **options: Any
 ) -> LaunchedJob:
-    """Launch on hosts that you can ssh to. Options are those of `paceline launch ssh`: procs_per_node, ..."""
-    return _launch(SshSpec, recipe, overrides, hosts=tuple(hosts), **options)
+    """Launch on hosts that you can ssh to, e.g. ["a", "b"] or "a,b". Options are those of `paceline launch ssh`."""
+    return _launch(SshSpec, recipe, overrides, hosts=hosts, **options)
 
 
 def slurm(
     recipe: str | Path | Recipe, nodes: int = 1, overrides: Overrides | None = None, **options: Any
 ) -> LaunchedJob:
     """Submit to SLURM. `sbatch_options` are passed to sbatch, e.g. {"partition": "gpu"}."""
-    return _launch(SlurmSpec, recipe, overrides, hosts=_numbered(nodes), **options)
+    return _launch(SlurmSpec, recipe, overrides, nodes=nodes, **options)
 
 
 def ec2(
@@ -107,18 +108,14 @@ def ec2(
     **options: Any,
 ) -> LaunchedJob:
     """Launch on new EC2 instances, which are terminated afterwards."""
-    return _launch(Ec2Spec, recipe, overrides, hosts=_numbered(nodes), instance_type=instance_type, **options)
-
-
-def _numbered(nodes: int) -> tuple[str, ...]:
-    return tuple(f"node-{number}" for number in range(nodes))
+    return _launch(Ec2Spec, recipe, overrides, nodes=nodes, instance_type=instance_type, **options)
 
 
 def manifest(
     recipe: str | Path | Recipe, engine: str, nodes: int = 2, overrides: Overrides | None = None, **options: Any
 ) -> str:
     """Return a file for an engine that you already run: skypilot, kubeflow or kubernetes. It has a secret token."""
-    spec = _spec(ManifestSpec, recipe, overrides, hosts=_numbered(nodes), engine=engine, **options)
+    spec = _spec(ManifestSpec, recipe, overrides, nodes=nodes, engine=engine, **options)
     return str(*planned_manifest(spec))
 
 
@@ -127,8 +124,12 @@ def dry_run(backend: str, recipe: str | Path | Recipe, overrides: Overrides | No
     kinds: dict[str, type[Spec]] = {kind.backend: kind for kind in (LocalSpec, SshSpec, SlurmSpec, Ec2Spec)}
     if backend not in kinds:
         raise UserError("unknown-backend", f"{backend!r} is not a backend. Use {', '.join(kinds)}.", backend=backend)
-    if "nodes" in options:
-        options["hosts"] = _numbered(options.pop("nodes"))
+    if backend == "ec2" and "instance_type" not in options:
+        raise UserError(
+            "missing-option", 'launch.ec2 needs instance_type, e.g. "p4d.24xlarge".', option="instance_type"
+        )
+    if backend != "ssh" and "hosts" not in options:
+        options.setdefault("nodes", 2 if backend == "local" else 1)
     spec = _spec(kinds[backend], recipe, overrides, **options)
     return "\n\n".join(map(str, backend_of(spec).plan(spec)))
 
@@ -139,13 +140,13 @@ def jobs() -> list[LaunchedJob]:
 
 
 def check_hosts(
-    hosts: Sequence[str], *, python: str = "python3", data: str = "", ssh_config: str | Path = ""
+    hosts: str | Sequence[str], *, python: str = "python3", data: str = "", ssh_config: str | Path = ""
 ) -> HostReport:
     """Check whether hosts can train together: same code, torch and data, links, disks; returns facts and problems."""
     operand("--python", python)
     plain("--data", data)
     options = ("-F", str(Path(ssh_config).resolve())) if ssh_config else ()
-    return check([SshHost(host_name("--hosts", name), "$HOME", options) for name in hosts], python, data)
+    return check([SshHost(host_name("--hosts", name), "$HOME", options) for name in _listed(hosts)], python, data)
 
 
 def _launch(kind: type[Spec], recipe: str | Path | Recipe, overrides: Overrides | None, **options: Any) -> LaunchedJob:
@@ -160,8 +161,29 @@ def _spec(kind: type[SpecT], recipe: str | Path | Recipe, overrides: Overrides |
         loaded = recipe_from_tree(to_tree(recipe), recipe.name, words)
     else:
         loaded = load_recipe(str(recipe), words)
+    options["hosts"] = _hosts(options, kind.backend)
     known = [field.name for field in fields(kind)]
     if unknown := [name for name in options if name not in known]:
         message = f"launch.{kind.backend} has no option {unknown[0]!r}. Use {', '.join(known)}."
         raise UserError("unknown-option", message, option=unknown[0])
     return new_spec(kind, with_reachable_data(loaded, kind.backend), options)
+
+
+def _hosts(options: dict[str, Any], backend: str) -> tuple[str, ...]:
+    """Return the hosts of ssh, or a name for each node of other backends."""
+    if "nodes" not in options:
+        return _listed(options.get("hosts", ()))
+    nodes = options.pop("nodes")
+    if not isinstance(nodes, int) or nodes < 1 or backend == "ssh":
+        message = f"launch.{backend}: nodes={nodes!r} is not valid. Use a positive integer, or hosts with ssh."
+        raise UserError("invalid-nodes", message, nodes=str(nodes))
+    return tuple(f"node-{number}" for number in range(nodes))
+
+
+def _listed(hosts: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names that are separated by commas, or in a sequence."""
+    names = [name.strip() for name in hosts.split(",") if name.strip()] if isinstance(hosts, str) else hosts
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        message = f'hosts={hosts!r:.80} names no host. Write e.g. ["a", "b"] or "a,b".'
+        raise UserError("missing-hosts", message)
+    return tuple(names)

@@ -190,6 +190,11 @@ def suppress_os_errors(action: Callable[[], None]) -> Callable[[], None]:
     return attempt
 
 
+def is_file_name(text: str) -> bool:
+    """Return whether a text is the printable name of a file or folder, without a path."""
+    return Path(text).name == text and text.isprintable() and text not in ("", ".", "..")
+
+
 def printable(text: str) -> str:
     """Return text that is safe to print: control characters, e.g. of file names, are escaped."""
     if text.isprintable():
