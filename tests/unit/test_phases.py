@@ -213,6 +213,14 @@ def test_no_batch_fits() -> None:
     assert "out of memory" in str(caught.value)
 
 
+def test_an_error_that_is_not_about_memory_ends_the_search(here) -> None:
+    answer = here("find-batch", "digits", "--model.name", "vit_tiny_patch16_224", "--model.options", "{depth: none}")
+    assert answer.returncode == 1
+    assert [line.split()[0] for line in answer.stdout.splitlines()] == ["per-rank"]  # no trial is shown as too large
+    assert answer.stderr.rstrip().endswith("[invalid-model-options]")
+    assert answer.stderr.count("[") == 1
+
+
 def test_plan_shows_phases_times_and_costs(here, tmp_path: Path) -> None:
     words = ("--nodes", 4, "--gpus-per-node", 8, "--images-per-second", 800, "--price", 24.48, "--chart", "lr.svg")
     answer = here("plan", "imagenet-rn50-dawnbench-4", *words)
