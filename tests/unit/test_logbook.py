@@ -48,8 +48,8 @@ def test_same_experiment_on_more_ranks_is_a_speedup(tmp_path: Path) -> None:
     one = read(make_run(tmp_path, "one", seconds={"compute": 0.1}))
     two = read(make_run(tmp_path, "two", ranks=2, seconds={"compute": 0.05}))
     comparison = compare([one, two], price=3.6)
-    assert comparison.fairness.sentence == "the same experiment"
-    assert comparison.speedup_counts
+    assert comparison.fairness.summary == "the same experiment"
+    assert comparison.is_comparable
     row = comparison.rows[1]
     assert (row["ratio"], row["ratio_of"]) == (pytest.approx(0.103 / 0.058, rel=1e-6), "training time")
     assert row["efficiency"] == pytest.approx(row["ratio"] / 2)
@@ -62,8 +62,8 @@ def test_same_experiment_on_more_ranks_is_a_speedup(tmp_path: Path) -> None:
     assert "| speed-up | - | 1.78x |" in markdown(comparison)
     two.status = "killed"
     half = compare([one, two])
-    assert not half.speedup_counts
-    assert half.sentence == "the same experiment, but two is incomplete, so there is no speed-up"
+    assert not half.is_comparable
+    assert half.summary == "the same experiment, but two is incomplete, so there is no speed-up"
 
 
 def test_deciding_differences_make_another_experiment(tmp_path: Path) -> None:
@@ -78,8 +78,20 @@ def test_deciding_differences_make_another_experiment(tmp_path: Path) -> None:
         "seed": True,
         "strategy": False,
     }
-    assert not compare(runs).speedup_counts
+    assert not compare(runs).is_comparable
     assert any("not a speed-up" in line[0] for line in table(compare(runs)))
+
+
+def test_summary_counts_many_differences(tmp_path: Path) -> None:
+    words = ("--optim.lr", "0.2", "--seed", "3", "--optim.weight_decay", "0.1", "--train.label_smoothing", "0.3")
+    one = make_run(tmp_path, "one")
+    other = make_run(tmp_path, "other_run", *words, "--optim.momentum", "0.5", "--optim.schedule.end_factor", "0.1")
+    comparison = paceline.compare(one, other)
+    assert comparison.summary.startswith("not the same experiment: 6 settings differ,")
+    shown = repr(comparison)
+    assert "other_run" in shown
+    assert "\\" not in shown
+    assert "- optim.schedule.end_factor: " in shown
 
 
 def test_other_paths_are_named_and_the_runs_are_compared(tmp_path: Path, capsys) -> None:
