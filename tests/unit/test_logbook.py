@@ -298,3 +298,12 @@ def test_watch_reads_the_ends_of_the_files(tmp_path: Path, capsys) -> None:
     _make_old(folder)
     assert snapshot(folder).status == "killed"
     assert main(["watch", str(folder)]) == 0  # ends with the run
+
+
+def test_watch_waits_for_a_run_that_starts(tmp_path: Path, capsys, monkeypatch) -> None:
+    def start(_seconds: float) -> None:
+        make_run(tmp_path, "one")
+
+    monkeypatch.setattr("paceline.cli.watch.time.sleep", start)
+    assert main(["watch", str(tmp_path / "one"), "--once"]) == 0
+    assert "status finished" in capsys.readouterr().out
