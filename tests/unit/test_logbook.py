@@ -13,7 +13,6 @@ import paceline
 from paceline.analysis.book import write_logbook
 from paceline.analysis.charts import Chart, Line, svg, thinned, ticks
 from paceline.analysis.compare import compare, fairness
-from paceline.analysis.live import snapshot
 from paceline.analysis.page import report
 from paceline.analysis.read import read
 from paceline.analysis.tables import as_csv, as_json, markdown, table
@@ -279,31 +278,3 @@ def test_ticks_are_round_numbers() -> None:
     assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert ticks(3, 3) == [3]
     assert svg(Chart("empty", [Line("nothing", [])])) == ""
-
-
-def test_watch_reads_the_ends_of_the_files(tmp_path: Path, capsys) -> None:
-    folder = make_run(tmp_path, "two", ranks=2, every=5, steps=2000, status="running")
-    (folder / "summary.json").write_text(json.dumps({"status": "running", "total_steps": 4000}))
-    now = snapshot(folder)  # host-0 is another host, which has just written
-    assert (now.status, now.step, now.ranks) == ("running", 2000, 2)
-    assert now.seconds_left == pytest.approx(2000 * 0.108)
-    assert main(["watch", str(folder), "--once"]) == 0
-    text = capsys.readouterr().out
-    assert "step 2,000 of 4,000 (50%)" in text
-    assert "time left about 0:03:36" in text
-    assert "host-0  50%  1.0 GB" in text
-    assert "rank 1: data 1.0 ms, compute 100.0 ms, sync 5.0 ms, optimizer 2.0 ms" in text
-    assert main(["watch", str(tmp_path)]) == 1
-    assert "[not-a-run]" in capsys.readouterr().err
-    _make_old(folder)
-    assert snapshot(folder).status == "killed"
-    assert main(["watch", str(folder)]) == 0  # ends with the run
-
-
-def test_watch_waits_for_a_run_that_starts(tmp_path: Path, capsys, monkeypatch) -> None:
-    def start(_seconds: float) -> None:
-        make_run(tmp_path, "one")
-
-    monkeypatch.setattr("paceline.cli.watch.time.sleep", start)
-    assert main(["watch", str(tmp_path / "one"), "--once"]) == 0
-    assert "status finished" in capsys.readouterr().out
