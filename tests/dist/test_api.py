@@ -42,7 +42,7 @@ def test_runs_in_this_process_and_in_others_are_equal() -> None:
     metrics = pl.evaluate(there, which="last")
     assert metrics["top1"] == pytest.approx(there.last["top1"])
     assert pl.evaluate(there, which="last", in_process=True) == metrics
-    assert "the same experiment" in pl.compare(here, there).sentence
+    assert "the same experiment" in pl.compare(here, there).summary
 
 
 def test_the_model_of_a_run_predicts_as_the_evaluation_does() -> None:

@@ -48,6 +48,11 @@ def _completions(line: str, folder: Path) -> set[str]:
         ("pro", {""}),  # internal commands are not offered
         ("train dig", {"digits"}),
         ("train digits --optim.lr 0.1 --res", {"--resume", "--results"}),
+        ("train digits --optim.l", {"--optim.lr"}),
+        ("train digits --strategy f", {"fsdp"}),
+        ("launch local digits --evaluate.tta fl", {"flip", "flip-translate"}),
+        ("compare --optim.l", {""}),
+        ("recipes --optim.l", {""}),
         ("plan digi", {"digits"}),
         ("evaluate runs/on", {"runs/one"}),
         ("watch runs/", {"runs/one", "runs/other/"}),

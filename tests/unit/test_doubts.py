@@ -119,12 +119,18 @@ def test_comparison_reports_a_disturbed_run(tmp_path: Path) -> None:
     comparison = compare(runs)
     assert [row["other_load"] for row in comparison.rows] == [0.01, 0.45]
     assert "| other CPU load | 1% | 45% |" in markdown(comparison)
-    assert comparison.speedup_counts
-    assert not comparison.certified
+    assert comparison.is_comparable
+    assert not comparison.is_reliable
     assert (
         "loaded was disturbed: other processes used 45% of the CPU of host-0 during 100% of the run"
-        in comparison.sentence
+        in comparison.summary
     )
+
+
+def test_compare_prints_a_disturbance_once(here, tmp_path: Path) -> None:
+    quiet, loaded = make_run(tmp_path, "quiet"), make_run(tmp_path, "loaded")
+    _samples(loaded, cpu_percent=100.0, other_cpu_percent=45.0)
+    assert here("compare", quiet, loaded).stdout.count("disturbed") == 1
 
 
 def _comparison(tmp_path: Path, ranks: int, first: dict[str, float], second: dict[str, float]):
@@ -134,30 +140,30 @@ def _comparison(tmp_path: Path, ranks: int, first: dict[str, float], second: dic
 
 def test_speed_up_larger_than_the_number_of_devices_is_unreliable(tmp_path: Path) -> None:
     comparison = _comparison(tmp_path, 2, {"compute": 0.3}, {"compute": 0.1})
-    assert not comparison.certified
+    assert not comparison.is_reliable
     expected = "two is 2.81x as fast as one on 2x the devices, more than expected; likely cause: one was slower"
-    assert expected in comparison.sentence
+    assert expected in comparison.summary
     assert "| speed-up (unreliable) |" in markdown(comparison)
-    assert "two is 2.81x as fast as one" in compare(comparison.runs[::-1]).sentence  # in any order
+    assert "two is 2.81x as fast as one" in compare(comparison.runs[::-1]).summary  # in any order
 
 
 def test_waiting_for_data_is_named_as_the_cause(tmp_path: Path) -> None:
     comparison = _comparison(tmp_path, 2, {"compute": 0.1, "data": 0.3}, {"compute": 0.1, "data": 0.0})
-    assert "one waited for input 75% of the time, two 0%" in comparison.sentence
+    assert "one waited for input 75% of the time, two 0%" in comparison.summary
 
 
 def test_speed_up_from_other_settings_is_accepted(tmp_path: Path) -> None:
     """On the same number of devices a run may be faster with other settings."""
     one = make_run(tmp_path, "one", "--train.grad_accumulation", "4", seconds={"compute": 0.3})
-    assert compare([read(one), read(make_run(tmp_path, "two"))]).certified
+    assert compare([read(one), read(make_run(tmp_path, "two"))]).is_reliable
 
 
 def test_slower_run_on_fewer_devices_is_plausible(tmp_path: Path) -> None:
     two = make_run(tmp_path, "two", ranks=2, seconds={"compute": 0.1})
-    assert compare([read(two), read(make_run(tmp_path, "one", seconds={"compute": 0.15}))]).certified
+    assert compare([read(two), read(make_run(tmp_path, "one", seconds={"compute": 0.15}))]).is_reliable
 
 
-def test_plausible_speed_up_is_certified(tmp_path: Path) -> None:
+def test_plausible_speed_up_is_reliable(tmp_path: Path) -> None:
     comparison = _comparison(tmp_path, 2, {"compute": 0.19}, {"compute": 0.1})
-    assert comparison.certified
-    assert comparison.sentence == "the same experiment"
+    assert comparison.is_reliable
+    assert comparison.summary == "the same experiment"

@@ -35,8 +35,8 @@ def test_published_logs_of_one_and_two_nodes_are_not_the_same_experiment(tmp_pat
     assert runs[0].seconds["data"] / runs[0].train_seconds == pytest.approx(5.93 / 6.5)
     comparison = compare(runs)
     assert not comparison.fairness.same
-    assert "global batch" in comparison.fairness.sentence
-    assert not comparison.speedup_counts
+    assert "global batch" in comparison.fairness.summary
+    assert not comparison.is_comparable
     bottleneck = verdict(runs[0])[0]
     assert bottleneck.cause == "input-bound"
     assert "91%" in bottleneck.text
@@ -141,7 +141,7 @@ def test_unknown_settings_are_not_the_same_experiment(tmp_path: Path) -> None:
     for name, more in (("one", "Namespace(arch='resnet18', lr=0.1, momentum=0.9)\n"), ("two", "")):
         (tmp_path / f"{name}.log").write_text(f"{facts}{more}Epoch: [0][9/10]\tTime 1.0 (1.0)\n * Acc@1 5.0\n")
     found = compare([read(tmp_path / "one.log"), read(tmp_path / "two.log")])
-    assert not found.speedup_counts
+    assert not found.is_comparable
     assert found.fairness.unknown == ("model", "learning rate", "optim.momentum")
     assert all(row["cost"] is None for row in compare(found.runs, price=3.0).rows)  # the number of hosts is unknown
 

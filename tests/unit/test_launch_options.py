@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.launch_parser import _options_of, _parsers, parse_launch
+from paceline.cli.launch_parser import _parsers, parse_launch
 from paceline.cli.launch_spec import spec_of
+from paceline.cli.options import options_of
 from paceline.launch.backends import backend_of, manifest
 from paceline.launch.specs import ManifestSpec, SlurmSpec
 
 # what happens to the plan, the engine that the cases below choose, and what other tests need a server for
-_ELSEWHERE = {"--backend", "--detach", "--dry-run", "--for", "--gpu-type", "--resume"}
+_ELSEWHERE = {"-h", "--help", "--detach", "--dry-run", "--for", "--gpu-type", "--resume"}
 
 # an option's value, and what it becomes
 _ALL = {
@@ -120,7 +121,7 @@ def _reached(words: str) -> str:
 @pytest.mark.parametrize("backend", _BACKENDS)
 def test_every_option_reaches_the_plan(backend: str) -> None:
     words, cases = _BACKENDS[backend]
-    offered = _options_of(_parsers()[1][words.split()[0]])
+    offered = options_of(_parsers()[1][words.split()[0]])
     assert set(cases) <= offered
     assert offered - _ELSEWHERE <= set(cases)
     without = _reached(words)

@@ -13,7 +13,6 @@ import paceline
 from paceline.analysis.book import write_logbook
 from paceline.analysis.charts import Chart, Line, svg, thinned, ticks
 from paceline.analysis.compare import compare, fairness
-from paceline.analysis.live import snapshot
 from paceline.analysis.page import report
 from paceline.analysis.read import read
 from paceline.analysis.tables import as_csv, as_json, markdown, table
@@ -48,8 +47,8 @@ def test_same_experiment_on_more_ranks_is_a_speedup(tmp_path: Path) -> None:
     one = read(make_run(tmp_path, "one", seconds={"compute": 0.1}))
     two = read(make_run(tmp_path, "two", ranks=2, seconds={"compute": 0.05}))
     comparison = compare([one, two], price=3.6)
-    assert comparison.fairness.sentence == "the same experiment"
-    assert comparison.speedup_counts
+    assert comparison.fairness.summary == "the same experiment"
+    assert comparison.is_comparable
     row = comparison.rows[1]
     assert (row["ratio"], row["ratio_of"]) == (pytest.approx(0.103 / 0.058, rel=1e-6), "training time")
     assert row["efficiency"] == pytest.approx(row["ratio"] / 2)
@@ -62,8 +61,8 @@ def test_same_experiment_on_more_ranks_is_a_speedup(tmp_path: Path) -> None:
     assert "| speed-up | - | 1.78x |" in markdown(comparison)
     two.status = "killed"
     half = compare([one, two])
-    assert not half.speedup_counts
-    assert half.sentence == "the same experiment, but two is incomplete, so there is no speed-up"
+    assert not half.is_comparable
+    assert half.summary == "the same experiment, but two is incomplete, so there is no speed-up"
 
 
 def test_deciding_differences_make_another_experiment(tmp_path: Path) -> None:
@@ -78,8 +77,20 @@ def test_deciding_differences_make_another_experiment(tmp_path: Path) -> None:
         "seed": True,
         "strategy": False,
     }
-    assert not compare(runs).speedup_counts
+    assert not compare(runs).is_comparable
     assert any("not a speed-up" in line[0] for line in table(compare(runs)))
+
+
+def test_summary_counts_many_differences(tmp_path: Path) -> None:
+    words = ("--optim.lr", "0.2", "--seed", "3", "--optim.weight_decay", "0.1", "--train.label_smoothing", "0.3")
+    one = make_run(tmp_path, "one")
+    other = make_run(tmp_path, "other_run", *words, "--optim.momentum", "0.5", "--optim.schedule.end_factor", "0.1")
+    comparison = paceline.compare(one, other)
+    assert comparison.summary.startswith("not the same experiment: 6 settings differ,")
+    shown = repr(comparison)
+    assert "other_run" in shown
+    assert "\\" not in shown
+    assert "- optim.schedule.end_factor: " in shown
 
 
 def test_other_paths_are_named_and_the_runs_are_compared(tmp_path: Path, capsys) -> None:
@@ -275,22 +286,3 @@ def test_ticks_are_round_numbers() -> None:
     assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert ticks(3, 3) == [3]
     assert svg(Chart("empty", [Line("nothing", [])])) == ""
-
-
-def test_watch_reads_the_ends_of_the_files(tmp_path: Path, capsys) -> None:
-    folder = make_run(tmp_path, "two", ranks=2, every=5, steps=2000, status="running")
-    (folder / "summary.json").write_text(json.dumps({"status": "running", "total_steps": 4000}))
-    now = snapshot(folder)  # host-0 is another host, which has just written
-    assert (now.status, now.step, now.ranks) == ("running", 2000, 2)
-    assert now.seconds_left == pytest.approx(2000 * 0.108)
-    assert main(["watch", str(folder), "--once"]) == 0
-    text = capsys.readouterr().out
-    assert "step 2,000 of 4,000 (50%)" in text
-    assert "time left about 0:03:36" in text
-    assert "host-0  50%  1.0 GB" in text
-    assert "rank 1: data 1.0 ms, compute 100.0 ms, sync 5.0 ms, optimizer 2.0 ms" in text
-    assert main(["watch", str(tmp_path)]) == 1
-    assert "[not-a-run]" in capsys.readouterr().err
-    _make_old(folder)
-    assert snapshot(folder).status == "killed"
-    assert main(["watch", str(folder)]) == 0  # ends with the run

@@ -96,6 +96,13 @@ def test_fields_that_a_registered_schedule_does_not_use_are_refused(
     assert caught.value.fields["field"] == f"optim.schedule.{next(iter(fields))}"
 
 
+@pytest.mark.parametrize("fields", [{"warmup": "0ep"}, {"warmup": "0.0ba"}, {"step_size": "30.0ep"}])
+def test_default_durations_in_other_words_are_allowed_with_a_registered_schedule(
+    registered: None, fields: dict[str, str]
+) -> None:
+    assert plan(name="root", **fields).registered
+
+
 def test_unknown_schedules_are_refused_with_a_suggestion(registered: None) -> None:
     for name, close in (("cosin", "cosine"), ("onecycle", "one-cycle"), ("roto", "root")):
         with raises("unknown-schedule") as caught:

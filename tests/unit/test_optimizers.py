@@ -100,7 +100,7 @@ def test_state_that_appears_in_later_steps_is_resumed(tmp_path: Path) -> None:
     _check_resume(config("lookahead_adam"), tmp_path, 14, torch.channels_last)
 
 
-@pytest.mark.parametrize("options", [{"amsgrad": True}, {"foreach": False}])
+@pytest.mark.parametrize("options", [{"amsgrad": True}, {"foreach": False}, {"foreach": True}])
 def test_options_of_a_built_in_optimizer_are_resumed(options: dict[str, Any], tmp_path: Path) -> None:
     settings = config("adamw", options=options)
     assert create(net(), settings).param_groups[0][next(iter(options))] == next(iter(options.values()))
@@ -155,6 +155,7 @@ def test_muon_updates_the_parameters_of_the_fallback_list_with_adamw() -> None:
         ("unknown-optimizer-option", {"name": "adamw", "options": {"fused": True}}),
         ("invalid-optimizer-option", {"name": "muon", "options": {"algo": "other"}}),
         ("invalid-optimizer-option", {"name": "adafactor", "options": {"warmup_init": True}}),
+        ("invalid-optimizer-option", {"name": "adamw", "options": {"amsgrad": "yes"}}),
         ("optimizer-not-resumable", {"name": "adam", "options": {"amsgrad": True, "differentiable": True}}),
     ],
 )
@@ -188,20 +189,22 @@ class _Signed(torch.optim.Optimizer):
 
     def __init__(self, params: Any, lr: float, weight_decay: float = 0.0, power: float = 1.0, keep: str = "group"):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "power": power, "d": 1.0})
-        self.keep, self.count, self.extra = keep, 0, 1.0
+        self.keep, self.extra, self.seen = keep, 1.0, []
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        self.count += 1
         for group in self.param_groups:
             group["d"] *= 0.9
             for parameter in group["params"]:
                 state = self.state[parameter]
-                if self.count > 1:
+                if group["d"] < 0.9:
                     state.setdefault("old", torch.zeros_like(parameter)).add_(parameter.grad)
                 match self.keep:
                     case "attribute":
                         self.extra *= 0.5
+                    case "history":
+                        self.seen.append(parameter.grad.norm())
+                        self.extra = 0.5 if len(self.seen) > 1000 else 1.0
                     case "list":
                         state["both"] = [torch.zeros(2), torch.zeros(3)]
                     case "closure":
@@ -223,12 +226,24 @@ def test_registered_optimizers_are_resumed(registered, tmp_path: Path) -> None:
     _check_resume(settings, tmp_path, 8, torch.channels_last)
 
 
-@pytest.mark.parametrize("keep", ["attribute", "list", "closure", "random"])
+@pytest.mark.parametrize("keep", ["attribute", "history", "list", "closure", "random"])
 def test_registered_optimizers_that_cannot_be_resumed_are_refused_at_the_start(registered, keep: str) -> None:
     registered("mine", _Signed)
     with raises("optimizer-not-resumable") as caught:
         create(net(), _registered_config(keep=keep))
     assert "_Signed" in str(caught.value)
+
+
+class _ScheduleFree(torch.optim.SGD):
+    def eval(self) -> None:
+        """Switch to the averaged weights."""
+
+
+def test_registered_schedule_free_optimizers_are_refused(registered) -> None:
+    registered("mine", _ScheduleFree)
+    with raises("optimizer-not-supported") as caught:
+        create(net(), Optim(name="mine"))
+    assert "eval()" in str(caught.value)
 
 
 def test_registered_optimizers_are_checked(registered) -> None:

@@ -1,5 +1,6 @@
 """Phases, ramps, batch scaling, the batch finder and `paceline plan`."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from conftest import complaint, raises
 from hypothesis import given
 from hypothesis import strategies as st
+from made_runs import make_run
 
 from paceline.config.io import load_recipe
 from paceline.config.phases import Phase, problems
@@ -211,6 +213,38 @@ def test_no_batch_fits() -> None:
     with raises("batch-does-not-fit") as caught:
         outcome(search(lambda batch: Trial(batch, False, reason="out of memory"), 64))
     assert "out of memory" in str(caught.value)
+
+
+def test_an_error_that_is_not_about_memory_ends_the_search(here) -> None:
+    answer = here("find-batch", "digits", "--model.name", "vit_tiny_patch16_224", "--model.options", "{depth: none}")
+    assert answer.returncode == 1
+    assert [line.split()[0] for line in answer.stdout.splitlines()] == ["per-rank"]  # no trial is shown as too large
+    assert answer.stderr.rstrip().endswith("[invalid-model-options]")
+    assert answer.stderr.count("[") == 1
+
+
+def test_plan_shows_the_peak_of_the_learning_rate(here) -> None:
+    schedule = "{name: one-cycle, warmup: 5000ba, start_factor: 0.0}"
+    answer = here("plan", "digits", "--train.duration", "100000ba", "--optim.schedule", schedule)
+    assert "0 -> 0.05 -> 0" in answer.stdout
+
+
+def test_plan_warns_of_a_speed_of_other_work(here, tmp_path: Path) -> None:
+    run = make_run(tmp_path, "run")
+    (run / "summary.json").write_text(
+        json.dumps(
+            {"status": "finished", "seconds": {"sync": 1.0}, "train_seconds": 10.0, "images_per_second": 90, "ranks": 1}
+        )
+    )
+    recipe = run / "recipe.yaml"
+    answer = here("plan", recipe, "--learn-from", run)
+    assert answer.returncode == 0, answer.stderr
+    assert "100 images/s per rank" in answer.stdout
+    assert not answer.stderr
+    words = ("--model.name", "resnet18", "--model.options", "{}", "--data.size", 96)
+    answer = here("plan", recipe, "--learn-from", run, *words)
+    assert answer.returncode == 0, answer.stderr
+    assert f"warning: {run} has model airbench, not resnet18; image size that of digits, not 96 px." in answer.stderr
 
 
 def test_plan_shows_phases_times_and_costs(here, tmp_path: Path) -> None:

@@ -33,10 +33,10 @@ def test_missing_records_or_settings_are_not_a_speedup(tmp_path: Path) -> None:
     lines = (holes / "metrics.jsonl").read_text().splitlines()
     (holes / "metrics.jsonl").write_text("\n".join(["garbage", *lines[3:]]) + "\n")
     found = compare([read(one), read(holes)])
-    assert not found.speedup_counts
+    assert not found.is_comparable
     assert any("records are missing" in note for note in found.runs[1].notes)
     other = make_run(tmp_path, "other", "--model.options", "{}")
-    assert "model.options" in fairness([read(one), read(other)]).sentence
+    assert "model.options" in fairness([read(one), read(other)]).summary
 
 
 def test_corrupt_records_are_reported_in_one_line(tmp_path: Path, capsys) -> None:
@@ -81,7 +81,7 @@ def test_run_that_changed_between_starts_is_not_a_speedup(tmp_path: Path) -> Non
     resumed = {**starts[0], "recipe": "2", "first_step": 20}
     (other / "environment.json").write_text(json.dumps({"starts": [earlier, resumed]}))
     found = compare([read(one), read(other)])
-    assert not found.speedup_counts
+    assert not found.is_comparable
     notes = "; ".join(found.runs[1].notes)
     assert "resumed with a different recipe: 1, then 2; resumed with a different precision: bf16, then fp32" in notes
     restarted = resumed | {"first_step": 0}

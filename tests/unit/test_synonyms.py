@@ -160,5 +160,5 @@ def test_every_hint_names_a_field_that_exists() -> None:
 
 
 def test_launch_gives_the_same_hints(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", "local", "--epochs", "10", "digits"]) == 1
+    assert main(["launch", "local", "--epochs", "10", "digits"]) == 2
     assert "--train.duration" in capsys.readouterr().err

@@ -1,6 +1,7 @@
-"""Calls on rank 0, between two real ranks."""
+"""Calls on rank 0 between two real ranks, and which ranks share a machine."""
 
 import multiprocessing
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,3 +43,12 @@ def test_an_error_on_rank_zero_has_its_code_and_fields_on_all_ranks(tmp_path: Pa
     assert [results.get(timeout=HANG) for _ in ranks] == [expected, expected]
     for rank in ranks:
         rank.join(HANG)
+
+
+def test_ranks_of_simulated_nodes_are_processes_of_this_machine(monkeypatch) -> None:
+    gathered: list[object] = []
+    monkeypatch.setattr(World, "all_gather_object", lambda self, value: gathered.append(value) or gathered)
+    for node in ("node-0", "node-1"):
+        monkeypatch.setenv("PACELINE_HOST", node)
+        processes = World(0, 2).processes_here()
+    assert processes == [os.getpid()] * 2

@@ -54,6 +54,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+_MAX_NAMED = 5
+"""Differences that a summary names; of more, it gives the number, because they are listed below it."""
+
+
 @dataclass(frozen=True)
 class Fairness:
     """Whether runs are the same experiment, and how they differ."""
@@ -67,15 +71,19 @@ class Fairness:
         return not any(difference.matters for difference in self.differences)
 
     @property
-    def sentence(self) -> str:
+    def summary(self) -> str:
+        """Whether the runs are the same experiment, and why not."""
         if not self.same:
-            facts = ", ".join(difference.fact for difference in self.differences if difference.matters)
-            verb = "differ" if "," in facts else "differs"
-            return f"not the same experiment: {facts} {verb}, so the ratio of their times is not a speed-up"
+            changed = [difference.fact for difference in self.differences if difference.matters]
+            named = ", ".join(changed) if len(changed) <= _MAX_NAMED else f"{len(changed)} settings"
+            verb = "differs" if len(changed) == 1 else "differ"
+            return f"not the same experiment: {named} {verb}, so the ratio of their times is not a speed-up"
         if self.unknown:
             facts = ", ".join(self.unknown[:8]) + (" ..." if self.unknown[8:] else "")
             return f"cannot confirm that this is the same experiment: unknown for at least one run: {facts}"
         conditions = [difference.fact for difference in self.differences]
+        if len(conditions) > _MAX_NAMED:
+            return f"the same experiment under {len(conditions)} different conditions"
         return "the same experiment" + (f" under different conditions: {', '.join(conditions)}" if conditions else "")
 
 
@@ -123,26 +131,26 @@ class ComparedRuns:
     rows: list[dict[str, Any]]
 
     @property
-    def speedup_counts(self) -> bool:
+    def is_comparable(self) -> bool:
         """Whether the ratio is a speed-up: complete runs of the same experiment."""
         return not self._incomplete and self.fairness.same and not self.fairness.unknown
 
     @property
-    def certified(self) -> bool:
+    def is_reliable(self) -> bool:
         """Whether the speed-up is plausible as well."""
-        return self.speedup_counts and not self.doubts
+        return self.is_comparable and not self.warnings
 
     @property
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Why the times or their ratio may be misleading, one sentence each."""
         disturbed = [f"{run.name} was {run.disturbance}" for run in self.runs if run.disturbance]
-        if not self.speedup_counts:
+        if not self.is_comparable:
             return disturbed
         conditions = [difference.fact for difference in self.fairness.differences]
         return disturbed + [
-            doubt
+            warning
             for run, row in zip(self.runs[1:], self.rows[1:], strict=True)
-            if (doubt := _too_fast(self.runs[0], run, row, conditions))
+            if (warning := _too_fast(self.runs[0], run, row, conditions))
         ]
 
     @property
@@ -150,13 +158,13 @@ class ComparedRuns:
         return [run.name for run in self.runs if run.status not in ("finished", "imported") or not run.complete]
 
     @property
-    def sentence(self) -> str:
-        """Whether the runs are the same experiment, why there is no speed-up if there is none, and the doubts."""
-        text = self.fairness.sentence
+    def summary(self) -> str:
+        """Whether the runs are the same experiment, why there is no speed-up if there is none, and warnings."""
+        text = self.fairness.summary
         if self._incomplete and self.fairness.same and not self.fairness.unknown:
             verb = "are" if len(self._incomplete) > 1 else "is"
             text += f", but {', '.join(self._incomplete)} {verb} incomplete, so there is no speed-up"
-        return "; ".join([text, *self.doubts])
+        return "; ".join([text, *self.warnings])
 
 
 _SUPERLINEAR = 1.1

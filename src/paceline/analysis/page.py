@@ -27,7 +27,7 @@ def report(comparison: ComparedRuns, title: str) -> str:
         script=(assets / "report.js").read_text(encoding="utf-8"),
         data=text,
         fairness=fairness_html(comparison),
-        kind="" if comparison.certified or len(runs) == 1 else "unfair",
+        kind="" if comparison.is_reliable or len(runs) == 1 else "unfair",
         table=table_html(comparison),
         differences=_differences(comparison),
         settings=settings_html(runs),
@@ -46,9 +46,9 @@ def fairness_html(comparison: ComparedRuns) -> str:
     """Return the heading: what limits a single run, or whether several runs are the same experiment."""
     if len(comparison.runs) == 1:
         return f"<strong>{escape(verdict(comparison.runs[0])[0].text)}</strong>"
-    sentence = comparison.sentence
-    kind = "" if comparison.certified else ' class="note"'
-    return f"<strong{kind}>{escape(sentence[0].upper() + sentence[1:])}.</strong>"
+    summary = comparison.summary
+    kind = "" if comparison.is_reliable else ' class="note"'
+    return f"<strong{kind}>{escape(summary[0].upper() + summary[1:])}.</strong>"
 
 
 def table_html(comparison: ComparedRuns) -> str:

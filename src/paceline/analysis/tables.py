@@ -11,6 +11,7 @@ from paceline.analysis.compare import ComparedRuns, Fairness
 from paceline.analysis.curves import CURVES, common_name
 from paceline.analysis.run import LoggedRun
 from paceline.system.files import printable
+from paceline.system.tables import lines_of, new_table
 
 _MAX_COLUMNS = 3
 """Runs in a table with a column per run; with more runs, the table has a row per run."""
@@ -19,7 +20,7 @@ _LOSS = next(curve for curve in CURVES if curve.metric == "loss")
 
 def table(comparison: ComparedRuns) -> list[list[str]]:
     """Return rows of text, the first one the header: a row per figure, a column per run, the main results first."""
-    rows, runs, counts = comparison.rows, comparison.runs, comparison.speedup_counts
+    rows, runs, counts = comparison.rows, comparison.runs, comparison.is_comparable
     of = " and ".join(dict.fromkeys(row["ratio_of"] for row in rows[1:] if row["ratio_of"])) or "training time"
     target = f"time to {100 * comparison.target:.5g}% top-1" if comparison.target is not None else ""
     lines = [
@@ -67,9 +68,9 @@ def _last_loss(run: LoggedRun) -> float | None:
 
 
 def _ratio_name(comparison: ComparedRuns, of: str) -> str:
-    if not comparison.speedup_counts:
+    if not comparison.is_comparable:
         return f"ratio of {of} (not a speed-up)"
-    return "speed-up" if comparison.certified else "speed-up (unreliable)"
+    return "speed-up" if comparison.is_reliable else "speed-up (unreliable)"
 
 
 def _form(value: float | None, form: str, unit: str = "") -> str:
@@ -135,7 +136,14 @@ def markdown(comparison: ComparedRuns) -> str:
     head, *rows = page_table(comparison)
     lines = [_cells(head), _cells(["---"] * len(head)), *map(_cells, rows)]
     differences = map(plain, listing(comparison.fairness))
-    return "\n".join([_capital(plain(comparison.sentence)) + ".", "", *lines, "", *differences, ""])
+    return "\n".join([_capital(plain(comparison.summary)) + ".", "", *lines, "", *differences, ""])
+
+
+def as_text(comparison: ComparedRuns) -> str:
+    """Return the summary, the differences and the table as plain text."""
+    head, *rows = page_table(comparison)
+    lines = [_capital(comparison.summary) + ".", *listing(comparison.fairness), "", *lines_of(new_table(head, rows))]
+    return "\n".join(map(printable, lines))
 
 
 def listing(fairness: Fairness) -> list[str]:
@@ -163,12 +171,14 @@ def as_json(comparison: ComparedRuns) -> str:
     fair = comparison.fairness
     content = {
         "same_experiment": fair.same and not fair.unknown,
-        "fairness": comparison.sentence,
+        "summary": comparison.summary,
+        "warnings": comparison.warnings,
         "differences": [
             {"fact": difference.fact, "values": difference.values, "matters": difference.matters}
             for difference in fair.differences
         ],
-        "speed_up": comparison.speedup_counts,
+        "is_comparable": comparison.is_comparable,
+        "is_reliable": comparison.is_reliable,
         "target_top1": comparison.target,
         "runs": comparison.rows,
         "notes": {run.name: run.notes for run in comparison.runs if run.notes},

@@ -11,7 +11,7 @@ from paceline.analysis.curves import charts_of
 from paceline.analysis.overview import RunRow, overview
 from paceline.analysis.read import read
 from paceline.analysis.run import LoggedRun, named_apart
-from paceline.analysis.tables import as_csv, as_json, markdown
+from paceline.analysis.tables import as_csv, as_json, as_text, markdown
 from paceline.analysis.verdict import Bottleneck, verdict
 from paceline.api.arguments import check_choice, check_path, invalid
 from paceline.errors import UserError
@@ -102,7 +102,7 @@ class Comparison(_comparing.ComparedRuns):
         return [Path(folder) / name for name in texts]
 
     def __repr__(self) -> str:
-        return markdown(self)
+        return as_text(self)
 
     def _repr_html_(self) -> str:
         return _html(self, f"<p>{page.fairness_html(self)}</p>")

@@ -5,6 +5,7 @@ argcomplete is imported only here, so that it does not slow down other commands.
 
 import argparse
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from argcomplete import autocomplete
@@ -12,9 +13,9 @@ from argcomplete.completers import FilesCompleter
 from argcomplete.lexers import split_line
 from argcomplete.shell_integration import shellcode
 
-from paceline.cli.options import Parser, make_parser
+from paceline.cli.options import Parser, make_parser, options_of
 
-_COMPLETION = """Print a script that lets your shell complete commands, options, recipes, runs and jobs with TAB.
+_COMPLETION = """Print a script for completion of commands, options, recipes and their fields, runs and jobs with TAB.
 
     eval "$(paceline completion bash)"        in ~/.bashrc
     eval "$(paceline completion zsh)"         in ~/.zshrc, after compinit
@@ -45,7 +46,26 @@ def words_to_complete(commands: argparse.ArgumentParser) -> list[str]:
 
 def _complete(parser: argparse.ArgumentParser) -> None:
     """Print completions and exit."""
+    for command in (parser, *_subparsers(parser)):
+        if any((action.dest, action.metavar) == ("source", "RECIPE") for action in command._actions):
+            _add_fields(command)
     autocomplete(parser, always_complete_options=False, default_completer=_Values())
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.values()
+
+
+def _add_fields(parser: argparse.ArgumentParser) -> None:
+    """Add the fields of recipes, which commands look for among the words themselves."""
+    from paceline.config.io import fields
+
+    for row in fields():
+        if f"--{row.path}" not in options_of(parser):
+            choices = row.kind.split("|") if "|" in row.kind else None
+            parser.add_argument(f"--{row.path}", choices=choices, help=row.help.replace("%", "%%"))
 
 
 class _Values(FilesCompleter):

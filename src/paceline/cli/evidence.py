@@ -114,7 +114,7 @@ def _show(comparison: "Comparison") -> None:
 
     screen = output()
     if len(comparison.runs) > 1:
-        screen.print(comparison.sentence, style="bold", soft_wrap=True)
+        screen.print(comparison.summary, style="bold", soft_wrap=True)
         for line in listing(comparison.fairness):
             screen.print(f"  {line}", soft_wrap=True)
     labels, *columns = zip(*page_table(comparison), strict=True)
@@ -127,6 +127,8 @@ def _show(comparison: "Comparison") -> None:
     print()
     for run in comparison.runs:
         for note in run.notes:
+            if note == run.disturbance and len(comparison.runs) > 1:
+                continue  # the summary has it
             screen.print(f"{run.name}: {note}", soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""`doctor --hosts`, and the internal commands that run on other hosts."""
+"""`doctor --hosts`, the internal commands that run on other hosts, and `rendezvous`."""
 
 import argparse
 import json
@@ -10,6 +10,14 @@ from paceline.cli.ranks import start_ranks
 from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
 from paceline.system.files import printable
+
+_RENDEZVOUS = """Run the rendezvous store of an elastic job that you start by hand, until it is interrupted.
+
+    export PACELINE_TOKEN=...           the same secret on every node
+    paceline rendezvous --address 10.0.0.1 --port 29400
+    paceline train RECIPE --nodes 1:4 --rendezvous 10.0.0.1:29400          on each node
+
+`paceline launch` does this itself."""
 
 
 def hosts_from(text: str) -> list[str]:
@@ -123,10 +131,9 @@ def test_allreduce(arguments: list[str]) -> int:
 
 def rendezvous(arguments: list[str]) -> int:
     """Run the rendezvous store of a job."""
-    usage = "--address ADDRESS --port PORT"
-    parser = make_parser("rendezvous", usage, "Run the rendezvous store of an elastic job. It reads PACELINE_TOKEN.")
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--port", type=count, required=True)
+    parser = make_parser("rendezvous", "--address ADDRESS --port PORT", _RENDEZVOUS)
+    parser.add_argument("--address", required=True, help="address of this machine to listen on")
+    parser.add_argument("--port", type=count, required=True, metavar="PORT", help="port to listen on")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
     from paceline.distributed.server import serve

@@ -1,12 +1,19 @@
 """The command line of `launch`: one subparser per backend, and the words that are for the recipe."""
 
 import argparse
-import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from paceline.cli.launch_ec2 import add_ec2_options
-from paceline.cli.options import complete_source, count, make_parser, option_name, parser_settings
+from paceline.cli.options import (
+    closest,
+    complete_source,
+    count,
+    make_parser,
+    options_of,
+    parser_settings,
+    refuse_misspelled,
+)
 from paceline.errors import UserError
 
 _LAUNCH = """Train a recipe on several nodes, and follow it.
@@ -39,11 +46,14 @@ def parse_launch(arguments: Sequence[str]) -> tuple[argparse.Namespace, str, lis
         parser.parse_known_args(arguments[:1])  # it may be --help
         raise UserError("missing-backend", f"launch needs a backend: {known}. See `paceline launch --help`.")
     if backend not in backends:
-        message = f"launch {backend}: the backend is unknown. Use {known}."
+        close = closest(backend, backends)
+        hint = f"Did you mean {close}?" if close else f"Use {known}."
+        message = f"launch {backend}: the backend is unknown. {hint}"
         raise UserError("unknown-backend", message, backend=backend)
     options, words = parser.parse_known_args(arguments)
     _refuse_options_of_others(backend, words, backends)
-    source, overrides = _split_recipe(words, _options_of(backends[backend]))
+    source, overrides = _split_recipe(words, options_of(backends[backend]))
+    refuse_misspelled(backends[backend], overrides)
     return options, source, overrides
 
 
@@ -153,14 +163,9 @@ def _add_manifest_options(parser: argparse.ArgumentParser) -> None:
     add("--image", default="", metavar="IMAGE", help="container image with paceline")
 
 
-def _options_of(parser: argparse.ArgumentParser) -> set[str]:
-    """Return the names of the options that a parser knows."""
-    return {option_name(dest) for dest in vars(parser.parse_known_args([])[0])}
-
-
 def _refuse_options_of_others(backend: str, words: Iterable[str], backends: dict[str, argparse.ArgumentParser]) -> None:
     """Raise UserError for a word that is an option of other backends only."""
-    known = {name: _options_of(parser) for name, parser in backends.items()}
+    known = {name: options_of(parser) for name, parser in backends.items()}
     for option in (word.partition("=")[0] for word in words):
         others = [name for name in known if option in known[name]]
         if others and backend not in others:
@@ -189,7 +194,7 @@ def _unknown_option(name: str, options: Sequence[str]) -> UserError:
 
     hint = replacement_hint(name.strip("-").replace("-", "_"), None, on_command_line=True)
     if not hint:
-        close = [option for option in options if option.startswith(name)] or difflib.get_close_matches(name, options)
-        hint = f"did you mean {close[0]}?" if close else ""
+        close = closest(name, options)
+        hint = f"did you mean {close}?" if close else ""
     message = f"launch has no option {name}{f'; {hint}' if hint else ''}"
     return UserError("unknown-option", message, option=name)

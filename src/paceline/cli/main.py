@@ -47,7 +47,7 @@ def _guarded(arguments: list[str]) -> int:
         return 0
     except UserError as error:
         _complain(error)
-        return 1
+        return 2 if error.code in _USAGE_ERRORS else 1
     except KeyboardInterrupt:
         _complain(UserError("command-interrupted", "interrupted"), "interrupted")
         return 130
@@ -102,6 +102,8 @@ def _dispatch(arguments: list[str]) -> int:
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
+    if arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     command = arguments[0]
     if command.startswith("-"):
         parser.parse_args(arguments[:1])
@@ -125,6 +127,9 @@ def _public() -> dict[str, str]:
     """Commands for users, with their summary; paceline itself calls the others, also on remote hosts."""
     return {name: summary for name, (summary, _) in _COMMANDS.items() if summary}
 
+
+_USAGE_ERRORS = ("missing-backend", "unknown-backend", "unknown-option")
+"""Errors of options that argparse does not find itself."""
 
 # summary of each command, and the module with the function of the same name
 _COMMANDS = {
@@ -152,11 +157,11 @@ _COMMANDS = {
     "doctor": ("diagnose this machine, other hosts, or where the time of a run went", "doctor"),
     "logbook": ("write a logbook of runs", "evidence"),
     "report": ("write an HTML report about runs", "evidence"),
+    "rendezvous": ("run the rendezvous store of an elastic job that you start by hand", "hosts"),
     "completion": ("print a script for TAB completion in bash, zsh or fish", "completion"),
     # internal commands have no summary
     "installation": ("", "installation"),
     "try-batch": ("", "find_batch"),
-    "rendezvous": ("", "hosts"),
     "facts": ("", "hosts"),
     "probe": ("", "hosts"),
     "test-allreduce": ("", "hosts"),

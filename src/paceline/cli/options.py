@@ -1,12 +1,13 @@
 """Option parsing that several commands share."""
 
 import argparse
+import difflib
 import math
 import os
 import re
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -29,9 +30,23 @@ class Parser(argparse.ArgumentParser):
             hook(self)
         return super().parse_known_args(args, namespace)
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, rest = self.parse_known_args(args, namespace)
+        if rest:
+            close = closest(rest[0], options_of(self))
+            self.error(f"unrecognized arguments: {' '.join(rest)}" + (f". Did you mean {close}?" if close else ""))
+        return options
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = action.choices or ()
+        if value not in choices and (close := closest(str(value), map(str, choices))):
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}. Did you mean {close}?")
+        super()._check_value(action, value)
+
     def error(self, message: str) -> NoReturn:
         # the message quotes arguments, and a shell glob may expand to untrusted file names
-        super().error(f"{printable_lines(message)}. See `{self.prog} --help`. [usage]")
+        end = "" if message.endswith("?") else "."
+        super().error(f"{printable_lines(message)}{end} See `{self.prog} --help`. [usage]")
 
 
 def make_parser(command: str, usage: str, description: str) -> argparse.ArgumentParser:
@@ -55,6 +70,33 @@ def complete_source(parser: argparse.ArgumentParser, metavar: str) -> None:
     """Let shells complete the recipe or run of a command that looks for it among the words itself."""
     if Parser.before_parsing:
         parser.add_argument("source", nargs="?", metavar=metavar)
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the names of the options that a parser knows."""
+    return set(parser._option_string_actions)
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that is meant by a misspelled or incomplete one; empty if there is none."""
+    names = sorted(known)
+    starts = [name for name in names if name.startswith(word)]
+    return next(iter(starts or difflib.get_close_matches(word, names, n=1)), "")
+
+
+def refuse_misspelled(parser: argparse.ArgumentParser, overrides: list[str]) -> None:
+    """Raise UserError for an override that is closer to an option of the command than to a field of recipes."""
+    from paceline.config.io import fields, split_overrides
+    from paceline.config.synonyms import replacement_hint
+
+    options, groups = options_of(parser), {f"--{row.path.partition('.')[0]}" for row in fields()} | {"--import"}
+    for key, _ in split_overrides(overrides):
+        name, field = f"--{key}", key.replace("-", "_")
+        if "." in key or f"--{field}" in groups or replacement_hint(field, None, on_command_line=True):
+            continue
+        if (close := closest(name, options | groups)) in options:
+            message = f"`{parser.prog}` has no option {name}. Did you mean {close}?"
+            raise UserError("unknown-option", message, option=name)
 
 
 def option_name(dest: str) -> str:
@@ -110,7 +152,12 @@ def plain_name(name: str) -> str:
 
 
 def split_source(arguments: list[str]) -> tuple[str, list[str]]:
-    """The positional argument and the rest; it comes first, so that a value of `--dotted.field` is not taken for it."""
+    """The positional argument and the rest; it comes first, so that a value of `--dotted.field` is not taken for it.
+
+    Only --help may precede it.
+    """
+    if arguments[:1] in (["-h"], ["--help"]):
+        arguments = [*arguments[1:], arguments[0]]
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
     return "", arguments
@@ -124,6 +171,7 @@ def with_recipe(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[
     complete_source(parser, "RECIPE")
     source, rest = split_source(arguments)
     options, overrides = parser.parse_known_args(rest)
+    refuse_misspelled(parser, overrides)
     if not source:
         raise UserError("missing-recipe", "no recipe is given. `paceline recipes` lists the shipped ones.")
     allow_given(overrides)

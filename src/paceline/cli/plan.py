@@ -11,6 +11,7 @@ from paceline.system.tables import new_table, print_list, show
 
 if TYPE_CHECKING:
     from paceline.api.planning import TrainingPlan
+    from paceline.config.recipe import Recipe
 
 _PLAN = """Show the phases, steps, images and learning rate of a recipe without training.
 
@@ -81,6 +82,7 @@ def _print_times(options: argparse.Namespace, plan: "TrainingPlan") -> None:
     speed, origin = options.images_per_second, "--images-per-second"
     if options.learn_from:
         speed, origin = measured_speed(options.learn_from), str(options.learn_from)
+        _warn_of_differences(options.learn_from, plan.recipe)
     given = {"bandwidth": options.bandwidth, "overlap": options.overlap, "price": options.price}
     estimates = plan.estimates(speed, **given)
     dtype = plan.recipe.grad_sync.dtype
@@ -104,6 +106,27 @@ def _print_times(options: argparse.Namespace, plan: "TrainingPlan") -> None:
         f"parameters, all-reduced as {dtype} at {options.bandwidth:g} Gbit/s, {options.overlap:.0%} "
         "overlapped with computation; evaluation, checkpoints and start-up are not included"
     )
+
+
+def _warn_of_differences(run: Path, recipe: "Recipe") -> None:
+    """Warn if the throughput of a run is that of another model, image size or precision."""
+    from paceline.config.io import load_recipe
+
+    try:
+        learned, own = _workload(load_recipe(str(run / "recipe.yaml"))), _workload(recipe)
+    except UserError:
+        return  # the speed of a run can be used without its recipe
+    differing = [f"{name} {learned[name]}, not {own[name]}" for name in own if learned[name] != own[name]]
+    if differing:
+        say(f"paceline: warning: {run} has {'; '.join(differing)}. Its throughput may not apply.", error=True)
+
+
+def _workload(recipe: "Recipe") -> dict[str, str]:
+    """Return what determines the throughput on the same hardware."""
+    sizes = {phase.size or recipe.data.size for phase in recipe.all_phases()}
+    unscaled = f"that of {recipe.data.name or recipe.data.path}"
+    names = [f"{size} px" if size else unscaled for size in sorted(sizes)]
+    return {"model": recipe.model.name, "image size": ", ".join(names), "precision": recipe.precision}
 
 
 def _duration(seconds: float) -> str:

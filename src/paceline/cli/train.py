@@ -12,6 +12,7 @@ from paceline.cli.options import (
     complete_source,
     make_parser,
     plain_name,
+    refuse_misspelled,
     split_source,
 )
 from paceline.cli.ranks import add_process_options, enter_rank, needs_agent, start_with_options, world_size
@@ -51,6 +52,7 @@ def train(arguments: list[str]) -> int:
     parser = _train_parser()
     source, rest = split_source(arguments)
     options, overrides = parser.parse_known_args(rest)
+    refuse_misspelled(parser, overrides)
     if options.resume:
         options.resume = _local_run(options.resume, options.runs)
         _check_resume(options, source)
@@ -194,6 +196,7 @@ def evaluate(arguments: list[str]) -> int:
     complete_source(parser, "RUN|CHECKPOINT")
     source, rest = split_source(arguments)
     options, overrides = parser.parse_known_args(rest)
+    refuse_misspelled(parser, overrides)
     if options.help:
         return _help_with_fields(parser, "digits", overrides, _EVALUATION_FIELDS)
     if not source:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.options import make_parser, positive
 from paceline.errors import UserError
-from paceline.system.files import say
+from paceline.system.files import LOCK_NAME, is_locked, say
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -20,6 +20,8 @@ _WATCH = """Watch a run: progress, loss, accuracy, images/s, utilization and mem
 The run may be in another process or in a mounted folder. Without a terminal, the output is plain text every 30 seconds.
 The command ends with the run; Ctrl-C does not stop the run."""
 
+_START_SECONDS = 10  # importing torch before a run has a folder
+
 
 def watch(arguments: list[str]) -> int:
     parser = make_parser("watch", "RUN [--every SECONDS] [--once]", _WATCH)
@@ -30,11 +32,21 @@ def watch(arguments: list[str]) -> int:
     parser.add_argument("--once", action="store_true", help="print the current state and exit")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
-    if not (options.run / "recipe.yaml").is_file():
-        message = f"{options.run} is not a run folder: it has no recipe.yaml."
-        raise UserError("not-a-run", message, path=options.run)
+    _wait_for_start(options.run)
     _follow(options)
     return 0
+
+
+def _wait_for_start(run: Path) -> None:
+    """Wait for the recipe.yaml of a run that has just been started, or may just have been."""
+    begin = time.monotonic()
+    while not (run / "recipe.yaml").is_file():
+        names = {path.name for path in run.iterdir()} if run.is_dir() else set()
+        is_new = names <= {LOCK_NAME, "log.txt"} and time.monotonic() < begin + _START_SECONDS
+        if not is_new and not is_locked(run):
+            message = f"{run} is not a run folder: it has no recipe.yaml."
+            raise UserError("not-a-run", message, path=run)
+        time.sleep(0.2)
 
 
 def _follow(options: argparse.Namespace) -> None:

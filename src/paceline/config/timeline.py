@@ -170,6 +170,8 @@ def phase_table(timeline: Timeline, ranks: int, accumulation: int, lr: Callable[
     rows = [["phase", "epochs", "size", "eval size", "data", "batch = ranks x per rank", "steps", "images", "lr"]]
     for phase in timeline.phases:
         first, last = phase.lr or (lr(phase.begin), lr(phase.end))
+        peak = max(first, last) if phase.lr else _peak(lr, phase.begin, phase.end)
+        rates = [first, peak, last] if peak > max(first, last) else [first, last][: 1 + (first != last)]
         per_rank = phase.global_batch // (ranks * accumulation)
         parts = f"{ranks} x {per_rank}" + (f" x {accumulation}" if accumulation > 1 else "")
         rows.append(
@@ -183,7 +185,14 @@ def phase_table(timeline: Timeline, ranks: int, accumulation: int, lr: Callable[
                 f"{phase.global_batch} = {parts}",
                 f"{phase.begin} - {phase.end}",
                 f"{phase.images:,}",
-                f"{first:.4g} -> {last:.4g}" if first != last else f"{first:.4g}",
+                " -> ".join(f"{rate:.4g}" for rate in rates),
             ]
         )
     return rows
+
+
+def _peak(lr: Callable[[int], float], begin: int, end: int) -> float:
+    """Return the highest learning rate of some steps: of about a thousand of them, and of all around the highest."""
+    stride = max(1, (end - begin) // 1000)
+    near = max(range(begin, end, stride), key=lr)
+    return max(map(lr, range(max(begin, near - stride), min(end, near + stride + 1))))

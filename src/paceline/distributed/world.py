@@ -24,7 +24,7 @@ from paceline.distributed.process_group import connect_ranks, set_timeout
 from paceline.distributed.sockets import refuse_new_connections
 from paceline.distributed.store import store_at
 from paceline.errors import UserError
-from paceline.system.host import confine, cores, host_name, unbind
+from paceline.system.host import confine, cores, host_name, machine_id, unbind
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
@@ -166,9 +166,9 @@ class World:
         return self.all_gather_object(host_name())
 
     def processes_here(self) -> list[int]:
-        """Return the process IDs of the ranks on this host."""
-        host = host_name()
-        return [number for there, number in self.all_gather_object((host, os.getpid())) if there == host]
+        """Return the process IDs of the ranks on this machine, also those of other simulated nodes."""
+        machine = machine_id()
+        return [number for there, number in self.all_gather_object((machine, os.getpid())) if there == machine]
 
     def gpus_here(self) -> list[str]:
         """Return the UUIDs of the GPUs that ranks on this host use."""

@@ -24,6 +24,8 @@ from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.system.files import make_folder, write_json, write_text
 from paceline.system.lifetime import child_env
+from paceline.system.outcome import FILE as OUTCOME
+from paceline.system.outcome import read_outcome
 
 _PIPE = subprocess.PIPE
 _TRIAL_TIMEOUT = 900  # seconds
@@ -71,19 +73,23 @@ def search(attempt: Callable[[int], Trial], limit: int) -> list[Trial]:
 
 
 def attempt(recipe: Path, procs: int, steps: int, limits: list[int], batch: int) -> Trial:
-    """Run one trial in new processes; return its result."""
+    """Run one trial in new processes; return its result. Raises an error that a smaller batch would not avoid."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
-        result = Path(scratch) / "result.json"
+        result, reported = Path(scratch) / "result.json", Path(scratch) / "outcome.json"
         words = ["try-batch", recipe, "--batch", batch, "--steps", steps, "--procs", procs, "--result", result]
         imports = [word for name in trusted() for word in ("--import", name)]
         command = [sys.executable, "-m", "paceline", *map(str, [*words, *imports, "--limits", *limits])]
-        with subprocess.Popen(command, stdout=_PIPE, stderr=_PIPE, text=True, env=_environment()) as process:
+        environment = _environment() | {OUTCOME: str(reported)}
+        with subprocess.Popen(command, stdout=_PIPE, stderr=_PIPE, text=True, env=environment) as process:
             try:
                 output, errors = process.communicate(timeout=_TRIAL_TIMEOUT)
             except subprocess.TimeoutExpired:
                 return Trial(batch, False, reason=f"timed out after {_TRIAL_TIMEOUT} s")
             finally:
                 _kill_tree(process)
+        error = read_outcome(reported).get("error")
+        if error and error["code"] not in _RANK_FAILURES:
+            raise UserError.from_json(error)
         if process.returncode or not result.exists():
             return Trial(batch, False, reason=_reason(process.returncode, output, errors))
         measured = json.loads(result.read_text(encoding="utf-8"))
@@ -106,6 +112,8 @@ def _environment() -> dict[str, str]:
     return child_env() | {"MALLOC_ARENA_MAX": "2"}
 
 
+_RANK_FAILURES = ("rank-killed", "rank-crashed", "rank-failed", "rank-lost")
+"""Codes of errors that may be due to a lack of memory; the others are not."""
 _OUT_OF_MEMORY = (
     "can't allocate memory",
     "out of memory",
@@ -122,10 +130,11 @@ def _reason(status: int, output: str, errors: str) -> str:
     text = errors + output
     if any(sign in text for sign in _OUT_OF_MEMORY) or status in (-9, 137):
         return "out of memory"
+    # the agent reports the failure of a rank below the rank's own message
     lines = [line.strip() for line in errors.splitlines() if line.strip() and "[rank-failed]" not in line]
     if not lines:
         return f"exit status {status} without a message; the memory limit may be too low for the process itself"
-    return lines[-1].removeprefix("paceline: ").removeprefix("error: ")[:200]
+    return lines[-1].removeprefix("paceline: ").removeprefix("error: ")
 
 
 def outcome(trials: list[Trial]) -> tuple[Trial, Trial]:

@@ -52,11 +52,11 @@ def construct(groups: Groups, config: Optim, fused: bool = False) -> optim.Optim
     if extension := extensions.find("optimizer", config.name):
         return _registered(extension, groups, config)
     kind, arguments = _resolve(config)
-    if config.name in ("sgd", "adamw"):
+    if config.name in ("sgd", "adamw") and "foreach" not in arguments:
         arguments["fused"] = fused
     try:
         optimizer = kind(groups, lr=config.lr, **arguments)
-    except (AssertionError, IndexError, TypeError, ValueError) as error:
+    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         message = f"optim.name={config.name} does not accept these fields and options: {reason}. Change them."
         raise UserError("invalid-optimizer-option", message, name=config.name) from None
@@ -77,6 +77,9 @@ def _registered(extension: extensions.Extension, groups: Groups, config: Optim) 
     kept = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
     if kept != given or any("scale" not in group for group in optimizer.param_groups):
         raise extension.error("returned an optimizer with other parameter groups than it was given")
+    if callable(getattr(optimizer, "eval", None)):
+        reason = "its eval() and train() switch weights, as in schedule-free optimizers, and training calls neither."
+        raise _not_supported(config, f"{reason} Use another optimizer, e.g. adamw.")
     return optimizer
 
 
@@ -90,6 +93,10 @@ def _resolve(config: Optim) -> tuple[Callable[..., optim.Optimizer], dict[str, A
         taken |= set(FALLBACK_OPTIONS)
     _check_options(config, taken, ("lr", "weight_decay", *_FIELDS))
     options = {key: value for key, value in config.options.items() if key not in FALLBACK_OPTIONS}
+    for key, value in options.items():
+        if isinstance(parameters[key].default, bool) and not isinstance(value, bool):
+            message = f"optim.options.{key}={value!r} is not a boolean. Write true or false."
+            raise UserError("invalid-optimizer-option", message, name=key)
     fields = _chosen_fields(config, taken)
     if "betas" in fields:
         _check_number_of_betas(config, parameters["betas"].default)
@@ -117,9 +124,13 @@ def _class_of(config: Optim, name: str) -> tuple[Callable[..., optim.Optimizer],
     elif info.opt_class.__name__ in _REFUSED:
         reason = _REFUSED[info.opt_class.__name__]
     if reason:
-        message = f"optim.name={config.name!r} is not supported: {reason}"
-        raise UserError("optimizer-not-supported", message, name=config.name)
+        raise _not_supported(config, reason)
     return info.opt_class, BUILT_IN.get(name, info.defaults or {})
+
+
+def _not_supported(config: Optim, reason: str) -> UserError:
+    message = f"optim.name={config.name!r} is not supported: {reason}"
+    return UserError("optimizer-not-supported", message, name=config.name)
 
 
 def _timm() -> Any:

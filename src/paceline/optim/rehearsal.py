@@ -4,11 +4,14 @@ timm's and registered optimizers may keep state that checkpoints do not hold, or
 an error at the start, not a failed checkpoint or other results after a resume.
 """
 
+import io
 import json
+import pickle
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -23,7 +26,8 @@ from paceline.optim.template import parameters_by_number
 from paceline.system.trees import flatten, unflatten
 
 _SHAPES = ((21, 18, 3, 3), (25, 20), (9,))  # a filter, a matrix and a bias, which do not divide evenly by two
-_STEPS = 4
+_STEPS, _STOP = 13, 7  # the stop is not a multiple of usual intervals, e.g. of every second or fifth step
+_SHARDED_STEPS = 4
 _LR = 0.01
 _TOLERANCE = 0.05  # relative to the change of a weight; Muon computes in bf16
 
@@ -32,17 +36,17 @@ Placement = Callable[[torch.Tensor], torch.Tensor]
 
 def check_resumable(config: Optim) -> None:
     """Refuse an optimizer that computes something else after its state was stored and loaded."""
-    half, config = _STEPS // 2, replace(config, lr=_LR)
+    config = replace(config, lr=_LR)
     try:
         with torch.random.fork_rng(devices=[]), _one_thread():
             whole = _trained(_new(config, _initial()), range(_STEPS))
-            stopped = _trained(_new(config, _initial()), range(half))
+            stopped = _trained(_new(config, _initial()), range(_STOP))
             resumed = _new(config, _weights(stopped))
             if more := sorted(stopped.state_dict().keys() - {"state", "param_groups"}):
                 raise _refusal(config, f"its state_dict() also holds {', '.join(more)}")
-            if problem := try_load(resumed, config, _stored(state_dict(stopped)), half):
+            if problem := try_load(resumed, config, _stored(state_dict(stopped)), _STOP):
                 raise _refusal(config, problem)
-            _trained(resumed, range(half, _STEPS))
+            _trained(resumed, range(_STOP, _STEPS))
     except UserError:
         raise
     except Exception as error:
@@ -50,6 +54,9 @@ def check_resumable(config: Optim) -> None:
     bits = ([weight.view(torch.int32) for weight in _weights(optimizer)] for optimizer in (whole, resumed))
     if not all(map(torch.equal, *bits)):
         raise _refusal(config, "it keeps state that is not in its state_dict(), or draws random numbers")
+    kept = _attributes(resumed)
+    if lost := sorted(name for name, value in _attributes(whole).items() if kept.get(name) != value):
+        raise _refusal(config, f"it keeps {', '.join(lost)} outside of its state_dict()")
 
 
 def check_shardable(config: Optim, parameter: torch.Tensor) -> None:
@@ -59,10 +66,10 @@ def check_shardable(config: Optim, parameter: torch.Tensor) -> None:
     assert isinstance(parameter, DTensor)
     mesh, placements, config = parameter.device_mesh, parameter.placements, replace(config, lr=_LR)
     initial = [weight.to(mesh.device_type) for weight in _initial()]
-    whole = _trained(_new(config, initial), range(_STEPS))
+    whole = _trained(_new(config, initial), range(_SHARDED_STEPS))
     try:
         shard = partial(distribute_tensor, device_mesh=mesh, placements=placements)
-        sharded = _trained(_new(config, map(shard, initial)), range(_STEPS), shard)
+        sharded = _trained(_new(config, map(shard, initial)), range(_SHARDED_STEPS), shard)
     except Exception as error:
         reason = f"on sharded tensors {_reason(error)}"
     else:
@@ -109,6 +116,30 @@ def _trained(
 
 def _weights(optimizer: optim.Optimizer) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in parameters_by_number(optimizer).values()]
+
+
+class _Pickler(pickle.Pickler):
+    """Writes equal values as equal bytes: tensors by value, functions by name, inner optimizers by their attributes."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            flat = value.detach().reshape(-1).cpu()
+            return bytes, (flat.view(torch.uint8).numpy().tobytes(),)
+        if isinstance(value, optim.Optimizer):
+            return dict, (sorted(_attributes(value).items()),)
+        return (str, (value.__qualname__,)) if isinstance(value, FunctionType) else NotImplemented
+
+
+def _attributes(optimizer: optim.Optimizer) -> dict[str, bytes]:
+    """Return an optimizer's own attributes as bytes, without those of every optimizer and those without a value."""
+    values = {}
+    for name in vars(optimizer).keys() - vars(optim.Optimizer(_weights(optimizer), {})).keys():
+        pickler = _Pickler(file := io.BytesIO())
+        pickler.fast = True  # otherwise the bytes depend on which values are the same object
+        with suppress(Exception):  # locks, files and the like
+            pickler.dump(getattr(optimizer, name))
+            values[name] = file.getvalue()
+    return values
 
 
 def _stored(state: dict[str, Any]) -> Any:

@@ -82,15 +82,24 @@ def check(schedule: Schedule) -> Extension | None:
     extension = find("schedule", schedule.name)
     if extension:
         for name in _CURVE_FIELDS:
-            if getattr(schedule, name) != getattr(Schedule(), name):
+            value, default = getattr(schedule, name), getattr(Schedule(), name)
+            if _differ(value, default):
                 message = (
-                    f"optim.schedule.{name}={getattr(schedule, name)} has no effect, because the registered schedule "
+                    f"optim.schedule.{name}={value} has no effect, because the registered schedule "
                     f"{schedule.name!r} sets the whole curve. Remove it."
                 )
                 raise UserError("schedule-field-unused", message, field=f"optim.schedule.{name}")
     elif schedule.name not in SCHEDULES:
         raise unknown("schedule", "optim.schedule.name", schedule.name, SCHEDULES)
     return extension
+
+
+def _differ(value: str | float, default: str | float) -> bool:
+    """Return whether a field does not have its default value. A duration of zero is one in any unit."""
+    if isinstance(value, str) and isinstance(default, str):
+        given, usual = parse(value), parse(default)
+        return given != usual and bool(given.value or usual.value)
+    return value != default
 
 
 def _call(extension: Extension, total: int, options: dict[str, Any], step: int) -> float:

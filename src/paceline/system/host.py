@@ -20,6 +20,15 @@ def host_name() -> str:
     return os.environ.get("PACELINE_HOST") or socket.gethostname()
 
 
+def machine_id() -> str:
+    """Return an ID that two processes share if they run on the same machine and see the same process IDs."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(_available()) or os.cpu_count() or 1
