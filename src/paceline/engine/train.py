@@ -43,7 +43,9 @@ def train(setup: Setup, run: TrainingRun) -> dict[str, Any]:
     """Train from the first step of the run to the end of the recipe and return the summary."""
     recipe, total = setup.recipe, setup.total_steps
     log_every, evaluate_every, checkpoint_every = intervals(recipe, setup.timeline)
-    agreement, done = Agreement(setup.world, num_votes=5), run.first_step
+    # the stop of a callback ends the run at the same step on any number of ranks; only rank 0 needs callbacks
+    wait = setup.world.broadcast_object(bool(recipe.callbacks))
+    agreement, done = Agreement(setup.world, 5, wait), run.first_step
     batches = setup.loader.steps(run.first_step)
     with Signals(setup.world) as signals, closing(agreement):
         for step in range(run.first_step, total):
