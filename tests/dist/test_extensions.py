@@ -14,6 +14,7 @@ from extension_recipe import IMPORTS, USED
 from processes import free_port, start, wait_for_step
 
 from paceline.analysis.read import read
+from paceline.checkpoint.writer import Writer
 from paceline.system.host import host_name
 from paceline.track.records import RunFolder
 
@@ -44,7 +45,7 @@ def test_one_and_two_ranks_train_the_same(paceline: Paceline, package, tmp_path:
     seen = (run / "seen.txt").read_text().split()
     assert seen[0] == "start"
     assert seen.count("evaluation") == 3
-    assert seen.count("checkpoint") >= 3
+    assert seen.count("checkpoint") == 6
     assert seen[-1] == "finished"
     logged = [record for record in RunFolder(run).records() if record["kind"] == "callback"]
     assert [record["values"]["evaluations"] for record in logged] == [1, 2, 3]
@@ -71,6 +72,16 @@ def test_kill_and_resume_are_bit_identical(paceline: Paceline, package, tmp_path
     assert _losses(whole) == _losses(killed)
     weights = [(run / "checkpoints" / "step-00000030" / "model.safetensors").read_bytes() for run in (whole, killed)]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("more", [(), ("--callbacks", "{watcher: {fail_at: 28}}")])
+def test_callbacks_see_every_checkpoint_of_a_slow_disk(here, monkeypatch, tmp_path: Path, more: tuple[str, ...]) -> None:
+    monkeypatch.syspath_prepend(PACKAGE)
+    monkeypatch.setattr(Writer, "writing", True)  # until the next checkpoint
+    here("train", "digits", *USED, *IMPORTS, *more)
+    seen = (tmp_path / "runs" / "digits" / "seen.txt").read_text().split()
+    assert seen.count("checkpoint") == 6
+    assert seen[-1] == ("failure" if more else "finished")
 
 
 @pytest.mark.parametrize("procs", [1, 2])

@@ -191,6 +191,7 @@ class TrainingRun:
         metrics: dict[str, float] = {name: measured[name] for name in ("top1", "top5", "loss") if name in measured}
         state = setup.state(step) if setup.replica.state_is_sharded else None  # a collective
         parts = self.writer.snapshot(lambda: state or setup.state(step))
+        self.callbacks.checkpoint_written()  # the previous one, which was perhaps still being written at every step
         self.sink.write({"kind": "checkpoint", **self._place(step), "seconds": time.perf_counter() - begin})
         self.callbacks.checkpoint(self.writer.start(step, parts, metrics, partial(self._sync_records, step)))
         self.window.restart()
@@ -266,6 +267,7 @@ class TrainingRun:
         if not self._world.is_rank_zero:
             return {}
         if status == "failed":
+            self.callbacks.checkpoint_written()
             self.callbacks.failed(more["message"])
         summary = {"status": status, **more, **self._place(step), "total_steps": self.setup.total_steps}
         if status != "running":  # reading all records of a long run takes time
