@@ -75,7 +75,9 @@ def test_kill_and_resume_are_bit_identical(paceline: Paceline, package, tmp_path
 
 
 @pytest.mark.parametrize("more", [(), ("--callbacks", "{watcher: {fail_at: 28}}")])
-def test_callbacks_see_every_checkpoint_of_a_slow_disk(here, monkeypatch, tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_callbacks_see_every_checkpoint_of_a_slow_disk(
+    here, monkeypatch, tmp_path: Path, more: tuple[str, ...]
+) -> None:
     monkeypatch.syspath_prepend(PACKAGE)
     monkeypatch.setattr(Writer, "writing", True)  # until the next checkpoint
     here("train", "digits", *USED, *IMPORTS, *more)

@@ -30,6 +30,7 @@ from paceline.data.load.order import step_seed
 from paceline.engine.build import Setup
 from paceline.engine.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.interval import IntervalTrigger
+from paceline.engine.model import check_logits, naming_model
 from paceline.engine.run import TrainingRun
 from paceline.engine.stop import Agreement, Signals
 from paceline.engine.window import StepResult
@@ -106,8 +107,9 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
     for number, batch in enumerate(micro_batches, start=1):
         with replica.sync_gradients(last=number == len(micro_batches)):
             images, targets = setup.objective.prepare(batch, step)
-            with setup.autocast():
+            with setup.autocast(), naming_model(recipe.model.name):
                 logits = replica.forward(images)
+            check_logits(logits, recipe.model.name, (len(images), len(setup.source.classes)))
             loss = setup.objective.loss(logits.float(), targets)
             scaler.scale(loss / len(micro_batches)).backward()
         loss_sum += loss.detach() / len(micro_batches)
