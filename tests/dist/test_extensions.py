@@ -136,6 +136,14 @@ def test_errors_name_the_extension(here, monkeypatch, tmp_path: Path, words: tup
     assert not list(tmp_path.glob("runs/*"))
 
 
+def test_a_failing_augmentation_is_reported_once(here, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(PACKAGE)
+    answer = here("train", "digits", *USED, *IMPORTS, "--data.augment.custom", "{brightness: {strength: dark}}")
+    assert answer.returncode == 1
+    assert answer.stderr.count("shapes.data.brightness") == 1
+    assert "TensorBoard" not in answer.stderr
+
+
 def test_a_module_beside_a_recipe_needs_consent(paceline: Paceline, tmp_path: Path) -> None:
     shutil.copytree(PACKAGE / "shapes", tmp_path / "shapes")
     (tmp_path / "recipe.yaml").write_text("base: digits\nname: mine\nimports: [shapes.data, shapes.training]\n")

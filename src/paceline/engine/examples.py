@@ -5,6 +5,7 @@ import torch
 
 from paceline.data.sheets import contact_sheet
 from paceline.engine.build import Setup
+from paceline.errors import UserError
 
 _MOST, _COLUMNS, _SIDE = 128, 16, 96
 
@@ -12,12 +13,15 @@ _MOST, _COLUMNS, _SIDE = 128, 16, 96
 def examples(setup: Setup) -> np.ndarray | None:
     """Return some images of each class, or one of each of evenly spaced classes, as uint8 (height, width, 3).
 
-    Returns None for data that has neither 1 nor 3 channels.
+    Returns None for data that has neither 1 nor 3 channels, or that cannot be read.
     """
     if setup.source.channels not in (1, 3):
         return None
     classes, loader = setup.source.classes, setup.loader
-    batch = loader.augmented(chosen(loader.labels, len(classes)))
+    try:
+        batch = loader.augmented(chosen(loader.labels, len(classes)))
+    except UserError:  # e.g. of an augmentation: training raises it too, where it ends the run
+        return None
     mean, std = (torch.as_tensor(values).cpu().view(1, -1, 1, 1) for values in (loader.mean, loader.std))
     pixels = ((batch.images.float().cpu() * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
     names = [classes[label].name for label in batch.labels.tolist()]

@@ -113,7 +113,7 @@ def train_recipe(
         try:
             summary = train(setup, run)
         except UserError as error:
-            run.failed(str(error))
+            run.failed(error)
             raise
         if world.is_rank_zero:
             _log_verdict(path)
