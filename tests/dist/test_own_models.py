@@ -1,5 +1,6 @@
 """Registered models with unusual weights and buffers are trained, resumed and used; errors in them name the line."""
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,21 +16,26 @@ from paceline.track.records import RunFolder
 
 PACKAGE = Path(__file__).parents[1] / "extension"
 MODEL = ("--import", "shapes.models", "--model.name", "odd-net", "--model.options", "{}", "--log.tensorboard", "false")
+Paceline = Callable[..., subprocess.CompletedProcess[str]]
 FAILING = ("--import", "shapes.models", "--model.name", "failing-net", "--log.tensorboard", "false")
+
+
+@pytest.fixture
+def package(monkeypatch) -> dict[str, str]:
+    """The environment in which the package is installed."""
+    monkeypatch.syspath_prepend(PACKAGE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH", "")])))
+    return environment()
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_buffers_of_any_kind_are_the_same_on_all_ranks_and_after_a_resume(
-    paceline: Callable[..., subprocess.CompletedProcess[str]], monkeypatch, tmp_path: Path
+    paceline: Paceline, package, tmp_path: Path
 ) -> None:
-    monkeypatch.syspath_prepend(PACKAGE)
-    monkeypatch.setenv("PYTHONPATH", f"{PACKAGE}:{environment().get('PYTHONPATH', '')}")
     more = ("--train.duration", "6ba", "--train.global_batch", "48", "--ema.decay", "0.9", "--procs", "3")
-    trained = paceline("train", "digits", *MODEL, *more, env=environment())
+    trained = paceline("train", "digits", *MODEL, *more, env=package)
     assert trained.returncode == 0, trained.stderr
-    resumed = paceline(
-        "train", "--resume", "runs/digits", "--train.duration", "12ba", "--procs", "3", env=environment()
-    )
+    resumed = paceline("train", "--resume", "runs/digits", "--train.duration", "12ba", "--procs", "3", env=package)
     assert resumed.returncode == 0, resumed.stderr
     run = tmp_path / "runs" / "digits"
     for part in ("model", "ema"):
@@ -68,3 +74,13 @@ def test_errors_of_a_model_name_it(here, monkeypatch, problem: str, code: str, p
         assert "shapes.models.failing_net" in answer.stderr
     for part in parts:
         assert part in answer.stderr
+
+
+def test_a_failure_of_another_rank_is_recorded(paceline: Paceline, package, tmp_path: Path) -> None:
+    words = (*FAILING, "--model.options", "{problem: rank 1}", "--train.duration", "5ba", "--procs", "2")
+    answer = paceline("train", "digits", *words, env=package)
+    assert answer.returncode == 1
+    assert "[extension-failed]" in answer.stderr
+    summary = RunFolder(tmp_path / "runs" / "digits").read_summary()
+    assert summary["status"] == "failed"
+    assert "bad rank" in summary["message"]

@@ -21,6 +21,7 @@ from paceline.config.io import dump_recipe, fingerprint, to_tree
 from paceline.config.recipe import Recipe
 from paceline.data import kinds
 from paceline.data.load.source import fetch
+from paceline.distributed.run import report_run
 from paceline.distributed.world import World
 from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
@@ -87,6 +88,7 @@ def train_recipe(
         folder = RunFolder(path)
         if world.is_rank_zero:
             report_outcome(run=str(path.absolute()))
+            report_run(path.absolute())
         replicas = Replicas(world, folder)
         cleanup.callback(replicas.wait)
         replicas.copy_newest()

@@ -1,5 +1,6 @@
 """A model with everything that makes checkpoints and ranks hard, and one that fails as requested."""
 
+import os
 import sys
 
 import numpy as np
@@ -51,6 +52,8 @@ class FailingNet(nn.Module):
             return logits[:, :3]
         if self.training and self.problem == "tuple":
             return logits, logits
+        if self.training and self.problem == "rank 1" and os.environ.get("RANK") == "1":
+            raise ValueError("bad rank")
         if self.training and self.problem == "exit":
             sys.exit(0)
         return logits
