@@ -118,6 +118,7 @@ def _broadcast(tensors: Sequence[torch.Tensor], world: World) -> None:
     if world.size == 1:
         return
     for tensor in filter(torch.Tensor.numel, tensors):
-        values = tensor.detach().flatten()
-        world.broadcast_(values.view(torch.uint8))  # as bytes, because gloo does not support all types
-        tensor.copy_(values.view_as(tensor))
+        values = tensor.detach().contiguous()
+        world.broadcast_(values.view(-1).view(torch.uint8))  # as bytes, because gloo does not support all types
+        if values.data_ptr() != tensor.data_ptr():
+            tensor.copy_(values)

@@ -86,9 +86,6 @@ def train_recipe(
             world.on_rank_zero(lambda: str(_claim_folder(resume or choose_folder(recipe, root, name, again), cleanup)))
         )
         folder = RunFolder(path)
-        if world.is_rank_zero:
-            report_outcome(run=str(path.absolute()))
-            report_run(path.absolute())
         replicas = Replicas(world, folder)
         cleanup.callback(replicas.wait)
         replicas.copy_newest()
@@ -166,7 +163,7 @@ def _is_restart() -> bool:
 
 
 def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
-    """Lock the folder and log to it until the cleanup."""
+    """Lock the folder and log to it until the cleanup, and report it to the launcher."""
     folder = RunFolder(path)
     new = not path.exists()
     if refused := list(folder.unwritable()):
@@ -183,6 +180,8 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
         raise UserError("run-folder-not-writable", message, path=path) from None
     cleanup.callback(suppress_os_errors(handler.close))
     cleanup.callback(log.removeHandler, handler)
+    report_outcome(run=str(path.absolute()))
+    report_run(path.absolute())
     return path
 
 
