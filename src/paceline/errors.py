@@ -1,8 +1,24 @@
 """Errors that the command line prints as a message instead of a traceback."""
 
 import json
+import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+USER_CODE_ERRORS = (Exception, SystemExit)
+"""What user code may raise. A call of sys.exit in it must not end training as if it had succeeded."""
+_NOT_USER_CODE = {"paceline", "torch", "timm", "numpy", "PIL"} | sys.stdlib_module_names
+
+
+def raised(error: BaseException, inside: str = "") -> str:
+    """Return e.g. "raised KeyError in on_step: 'x' (/home/me/nets.py:12)", with the innermost line of user code."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = [entry for entry in frames if str(entry[0].f_globals.get("__name__")).split(".")[0] not in _NOT_USER_CODE]
+    lines = [f" ({frame.f_code.co_filename}:{line})" for frame, line in own or frames]
+    text = " ".join(str(error).split())[:200]
+    kind = type(error).__name__ + (f" in {inside}" if inside else "")
+    return f"raised {kind}{f': {text}' if text else ''}{''.join(lines[-1:])}"
 
 
 class UserError(Exception):

@@ -235,6 +235,15 @@ def test_advice_for_registered_datasets(tmp_path: Path) -> None:
     assert "Prepare the data" not in found.text
 
 
+def test_verdict_is_that_of_the_last_number_of_ranks(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "run", ranks=2, seconds={"sync": 0.9})
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    alone = (make_run(tmp_path, "alone") / "metrics.jsonl").read_text().splitlines()
+    resume = json.dumps({"kind": "resume", "step": 20, "epoch": 20 / 11, "phase": 0, "ranks": 1})
+    (run / "metrics.jsonl").write_text("\n".join([*lines[:6], resume, *alone[6:]]) + "\n")
+    assert [found.cause for found in verdict(read(run))] == ["compute-bound"]
+
+
 def test_notes_in_the_logbook_are_kept_and_the_index_grows(tmp_path: Path) -> None:
     book = tmp_path / "book"
     page = write_logbook([read(make_run(tmp_path, "first"))], book)[0]

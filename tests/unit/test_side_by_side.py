@@ -154,6 +154,11 @@ def test_names_of_losses_include_what_modifies_them(tmp_path: Path) -> None:
         read(make_run(tmp_path, name, *words)) for name, words in (("one", soft), ("same", soft), ("hard", plain))
     )
     bce = read(make_run(tmp_path, "bce", "--train.loss", "bce", "--train.cutmix", "1"))
+    recipe = make_run(tmp_path, "own", *plain) / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("loss: cross-entropy", "loss: focal"))
+    own = read(recipe.parent)
+    assert "training loss (focal)" in [row[0] for row in table(compare([own]))]
+    assert settings(own)["loss"] == "focal"
     labels = [row[0] for row in table(compare([one, same]))]
     assert "training loss (label smoothing 0.2, mixup 0.8)" in labels
     assert "validation loss (cross entropy)" in labels

@@ -35,7 +35,7 @@ def read_folder(path: Path) -> LoggedRun:
     for file, content in (("environment.json", run.starts), ("summary.json", run.summary)):
         if not content:
             run.notes.append(f"{file} is missing or corrupt: its values are unknown")
-    run.notes += _partial(run)
+    run.notes += _early_end(run)
     for problem in (*_missing_steps(run, folder), *_changed_between_starts(run)):
         run.complete = False
         run.notes.append(problem)
@@ -70,10 +70,12 @@ _PARTIAL = {
 }
 
 
-def _partial(run: LoggedRun) -> Iterator[str]:
+def _early_end(run: LoggedRun) -> Iterator[str]:
     if run.status in _PARTIAL:
         reason = f" ({run.summary['message']})" if run.summary.get("message") else ""
         yield f"partial: the run {_PARTIAL[run.status]}{reason}"
+    elif "stop_reason" in run.summary:
+        yield f"stopped early by {run.summary.get('stopped_by', 'a callback')}: {run.summary['stop_reason']}"
 
 
 def _missing_steps(run: LoggedRun, folder: RunFolder) -> Iterator[str]:

@@ -30,6 +30,8 @@ class RunRow:
     """As in the recipe, e.g. 20ep."""
     step: int
     total_steps: int | None
+    stop_reason: str | None
+    """Why a callback ended the run early."""
     epoch: float
     best_top1: float | None
     best_epoch: float | None
@@ -67,6 +69,7 @@ def _row(path: Path) -> RunRow:
         duration=_text(train.get("duration")),
         step=int(_number(figures.get("step")) or 0),
         total_steps=figures.get("total_steps"),
+        stop_reason=_text(summary.get("stop_reason")),
         epoch=_number(figures.get("epoch")) or 0.0,
         best_top1=_number(best.get("top1")),
         best_epoch=_number(best.get("epoch")),

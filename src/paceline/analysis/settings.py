@@ -1,6 +1,6 @@
 """Model, data and hyperparameters of a run as readable texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.analysis.run import LoggedRun
@@ -10,6 +10,7 @@ from paceline.system.files import printable
 from paceline.system.remote import is_remote, redacted
 
 _OFF = "off"
+_CROSS_ENTROPY = "cross entropy"
 
 
 def settings(run: LoggedRun) -> dict[str, str]:
@@ -48,7 +49,7 @@ def _settings(run: LoggedRun) -> Iterator[tuple[str, Any]]:
     yield "peak learning rate", _peak(run, fields)
     yield "schedule", _schedule(run, fields)
     yield "weight decay", fields.get("optim.weight_decay")
-    yield "loss", {"cross-entropy": "cross entropy", "bce": "BCE"}.get(str(fields.get("train.loss")))
+    yield "loss", _loss(fields)
     yield "label smoothing", fields.get("train.label_smoothing")
     yield "mixup", _or_off(fields.get("train.mixup"))
     yield "cutmix", _or_off(fields.get("train.cutmix"))
@@ -122,12 +123,19 @@ def loss_modifiers(run: LoggedRun) -> list[str]:
     fields = _fields(run)
     names = {"train.label_smoothing": "label smoothing", "train.mixup": "mixup", "train.cutmix": "cutmix"}
     modifiers = [f"{name} {fields[key]:g}" for key, name in names.items() if _is_on(fields.get(key))]
-    return ["BCE", *modifiers] if fields.get("train.loss") == "bce" else modifiers
+    loss = _loss(fields)
+    return modifiers if loss in (None, _CROSS_ENTROPY) else [loss, *modifiers]
+
+
+def _loss(fields: Mapping[str, Any]) -> str | None:
+    """Return the loss as reports name it; a registered one has its own name."""
+    name = fields.get("train.loss")
+    return None if name is None else {"cross-entropy": _CROSS_ENTROPY, "bce": "BCE"}.get(str(name), str(name))
 
 
 def image_modifiers(run: LoggedRun) -> list[str]:
     """Return the settings that mix training images, which lowers the training accuracy."""
-    return [text for text in loss_modifiers(run) if text.startswith(("mixup", "cutmix"))]
+    return [text for text in loss_modifiers(run) if text.startswith(("mixup ", "cutmix "))]
 
 
 def _or_off(value: Any) -> Any:

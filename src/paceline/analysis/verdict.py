@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from paceline.analysis.run import LoggedRun
 from paceline.config.data import FROM_FILES, IN_MEMORY
@@ -30,7 +30,11 @@ class Bottleneck:
 
 
 def verdict(run: LoggedRun) -> list[Bottleneck]:
-    """Return the bottlenecks, most expensive first; `compute-bound` alone if there is no other."""
+    """Return the bottlenecks, most expensive first; `compute-bound` alone if there is no other.
+
+    Only the part on the last number of ranks counts: it is the one that can be improved.
+    """
+    run = _on_last_ranks(run)
     if not run.total_seconds or not run.trained or "compute" not in run.seconds:
         return [Bottleneck("unknown", 0.0, "no times were recorded, so the bottleneck is unknown")]
     if found := sorted(_bottlenecks(run), key=lambda bottleneck: -bottleneck.fraction):
@@ -40,6 +44,18 @@ def verdict(run: LoggedRun) -> list[Bottleneck]:
     where = "forward and backward" + (", gradient synchronization included" if with_sync else "")
     speed = f" ({run.images_per_second:,.0f} images/s)" if run.images_per_second else ""
     return [Bottleneck("compute-bound", fraction, f"compute-bound: {fraction:.0%} of run time in {where}{speed}")]
+
+
+def _on_last_ranks(run: LoggedRun) -> LoggedRun:
+    """Return the run without the records before a resume that changed the number of ranks."""
+    ranks, begin = run.starts[0].get("ranks") if run.starts else None, 0
+    for number, record in enumerate(run.records):
+        if record["kind"] == "resume" and record.get("ranks") != ranks:
+            ranks, begin = record.get("ranks"), number
+    if not any(record["kind"] == "train" for record in run.records[begin:]):
+        return run
+    values = {each.name: getattr(run, each.name) for each in fields(LoggedRun)}
+    return LoggedRun(**values | {"records": run.records[begin:]}) if begin else run
 
 
 def _bottlenecks(run: LoggedRun) -> Iterator[Bottleneck]:

@@ -4,6 +4,7 @@ import argparse
 import multiprocessing
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.options import count
@@ -125,5 +126,11 @@ def start_ranks(command: list[str], procs: int, join: "JoinSpec | None" = None) 
         forkserver.start_server()  # it imports torch at the same time as this process
         from paceline.cli.main import main
         from paceline.distributed import run
+        from paceline.track.records import RunFolder
 
-        return run.run(planned, main)
+        try:
+            return run.run(planned, main)
+        except UserError as error:
+            if "run" in error.fields and error.code != "rank-killed":  # a killed run can be resumed
+                RunFolder(Path(str(error.fields["run"]))).record_failure(str(error))
+            raise

@@ -63,6 +63,8 @@ def _when(started: str) -> str:
 
 def _progress(row: "RunRow") -> str:
     """Return the progress in the recipe's unit."""
+    if row.stop_reason:
+        return f"{row.step:,} steps, stopped early"
     if row.duration and row.duration.endswith("ep"):
         return f"{row.epoch:.1f}".removesuffix(".0") + f"/{row.duration.removesuffix('ep')} epochs"
     return f"{row.step:,}/{row.total_steps:,} steps" if row.total_steps else f"{row.step:,} steps"

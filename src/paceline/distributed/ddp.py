@@ -1,6 +1,6 @@
 """The model that one rank trains: a plain module in one process, a DDP replica in several."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,6 +15,8 @@ from paceline.distributed.world import World
 from paceline.errors import UserError
 
 _WHOLE_MODEL_MB = 1 << 20
+_STATISTICS, _NUM_BATCHES = ("running_mean", "running_var"), "num_batches_tracked"
+"""Buffers of batch norm."""
 
 
 class Replica:
@@ -50,6 +52,7 @@ class Replica:
                 # shared memory gains nothing from overlap: one bucket, one wait
                 bucket_cap_mb=_WHOLE_MODEL_MB if use_shm else grad_sync.bucket_mb,
                 forward_sync_buffers=False,  # average_buffers does it before evaluation and checkpoints
+                init_sync=False,  # broadcast_model has done it
                 gradient_as_bucket_view=True,
                 static_graph=recipe.train.grad_accumulation == 1,
             )
@@ -82,13 +85,40 @@ class Replica:
         return self._sync.seconds_since_last() if self._sync else lambda: 0.0
 
 
+def broadcast_model(model: nn.Module, world: World) -> None:
+    """Give all ranks the parameters and buffers of rank 0."""
+    _broadcast([*model.parameters(), *model.buffers()], world)
+
+
 @torch.no_grad()
 def average_buffers(model: nn.Module, world: World) -> None:
-    """Average the batch-norm statistics over all ranks, before evaluation and checkpoints."""
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    if world.size == 1 or not buffers:
+    """Average the batch-norm statistics over all ranks, before evaluation and checkpoints.
+
+    Other buffers are taken from rank 0, because their mean may not be a valid value.
+    """
+    if world.size == 1:
         return
-    flat = torch.cat([buffer.flatten() for buffer in buffers])
-    world.sum_(flat).div_(world.size)
-    for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
-        buffer.copy_(part.view_as(buffer))
+    statistics, others = [], []
+    for name, buffer in model.named_buffers():
+        kind = name.rpartition(".")[2]
+        if kind in _STATISTICS and buffer.is_floating_point():
+            statistics.append(buffer)
+        elif kind != _NUM_BATCHES:  # the same on all ranks
+            others.append(buffer)
+    _broadcast(others, world)
+    if statistics:
+        flat = torch.cat([buffer.flatten() for buffer in statistics])
+        world.sum_(flat).div_(world.size)
+        for buffer, part in zip(statistics, flat.split([buffer.numel() for buffer in statistics]), strict=True):
+            buffer.copy_(part.view_as(buffer))
+
+
+@torch.no_grad()
+def _broadcast(tensors: Sequence[torch.Tensor], world: World) -> None:
+    if world.size == 1:
+        return
+    for tensor in filter(torch.Tensor.numel, tensors):
+        values = tensor.detach().contiguous()
+        world.broadcast_(values.view(-1).view(torch.uint8))  # as bytes, because gloo does not support all types
+        if values.data_ptr() != tensor.data_ptr():
+            tensor.copy_(values)

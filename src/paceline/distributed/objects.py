@@ -34,13 +34,13 @@ def broadcast_object(value: Any, src: int, rank: int) -> Any:
     dist.broadcast(content, src)
     if rank == src:
         for tensor in tensors.values():
-            dist.broadcast(tensor.contiguous().cpu(), src)
+            dist.broadcast(_as_bytes(tensor.contiguous().cpu()), src)
         return value
     skeleton, announced = _skeleton_and_specs(content, src)
     received = {}
     for name, dtype, shape in announced:
         received[name] = _empty(dtype, shape, src)
-        dist.broadcast(received[name], src)
+        dist.broadcast(_as_bytes(received[name]), src)
     return _rebuilt(skeleton, received, src)
 
 
@@ -53,6 +53,11 @@ def all_gather_object(value: Any, size: int) -> list[Any]:
     contents = [torch.empty(max(checked), dtype=torch.uint8) for _ in range(size)]
     dist.all_gather(contents, _bytes(text.ljust(max(checked))))
     return [_rebuilt(_parsed(contents[rank][:length], rank), {}, rank) for rank, length in enumerate(checked)]
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a contiguous tensor, because gloo does not support all types."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _bytes(text: bytes) -> torch.Tensor:

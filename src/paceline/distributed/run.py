@@ -31,6 +31,8 @@ from paceline.system.files import write_json
 from paceline.system.logs import announce_stop
 from paceline.system.signals import handling_signals
 
+_RUN_FILE = "run"
+
 
 def run(plan: AgentPlan, entry: RankEntry) -> int:
     """Start the ranks of a plan, each calling `entry`. Returns the exit status; raises the error that made ranks fail.
@@ -80,7 +82,10 @@ def run(plan: AgentPlan, entry: RankEntry) -> int:
                 print(f"paceline: error: {first_failure(result.failures).report}", file=sys.stderr)
             return 128 + agent.received[0]
         if result.is_failed():
-            raise first_failure(result.failures)
+            failure = first_failure(result.failures)
+            if (run_file := Path(scratch) / _RUN_FILE).exists():
+                failure.fields["run"] = run_file.read_text(encoding="utf-8")
+            raise failure
         return 128 + agent.stopped if agent.stopped else 0
 
 
@@ -100,6 +105,12 @@ def _rendezvous(plan: AgentPlan, scratch: Path) -> SingleNode | MultiNode:
         return MultiNode(f"{plan.listen or host}:{port}", token, terms, join.job or "paceline")
     except ChannelError as error:
         raise UserError(error.code, f"--rendezvous {join.rendezvous}: {error}") from None
+
+
+def report_run(path: Path) -> None:
+    """Called in rank 0: name the run folder to the agent, whose error then has it as the field `run`."""
+    if AGENT in os.environ:
+        (Path(os.environ[AGENT]) / _RUN_FILE).write_text(str(path), encoding="utf-8")
 
 
 def report_stop(signum: int) -> None:

@@ -86,7 +86,7 @@ class World:
             yield self
             self.barrier()
         except RuntimeError as error:
-            if not _LOST.search(str(error)):
+            if not is_lost_connection(error):
                 raise
             raise UserError(
                 LOST_RANK,
@@ -176,6 +176,11 @@ class World:
         uuid = str(torch.cuda.get_device_properties(self.device).uuid) if cuda else ""
         host = host_name()
         return [gpu for there, gpu in self.all_gather_object((host, uuid)) if there == host and gpu]
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Return whether another rank ended while this one communicated with it."""
+    return isinstance(error, RuntimeError) and bool(_LOST.search(str(error)))
 
 
 def _join_at_master(backend: str, rank: int, size: int, timeout: timedelta) -> None:

@@ -14,13 +14,14 @@ from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
 from paceline.data.load.order import Plan
 from paceline.data.load.source import DataSource, Evaluator, Loader, open_source
-from paceline.distributed.ddp import Replica, average_buffers
+from paceline.distributed.ddp import Replica, average_buffers, broadcast_model
 from paceline.distributed.sync_batchnorm import synchronize
 from paceline.distributed.world import World
 from paceline.engine import precision
+from paceline.engine.model import create_model, probe
 from paceline.engine.objective import Objective
+from paceline.engine.rank_checks import check_same_model
 from paceline.errors import UserError
-from paceline.models import factory
 from paceline.models.airbench import AirbenchNet
 from paceline.optim import groups
 from paceline.optim.ema import AveragedModel
@@ -145,6 +146,8 @@ def build(recipe: Recipe, world: World) -> Setup:
     model = build_model(recipe, source, len(source.classes), timeline, world)
     if isinstance(model, AirbenchNet) and recipe.model.weights == "random":
         model.prepare(loader.plain_images(5000))
+    check_same_model(model, world)
+    broadcast_model(model, world)  # before it is copied and sharded; not all weights come from torch's generator
     has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in model.modules())
     for layout in plan.layouts.values():
         if layout.per_rank_batch == 1 and has_batch_norm and not recipe.model.sync_batchnorm:
@@ -204,30 +207,10 @@ def build_model(recipe: Recipe, source: DataSource, num_classes: int, timeline: 
 
     It is tested on an image of every size that the recipe uses.
     """
-    channels = source.channels
-    torch.manual_seed(recipe.seed)
-    model = factory.create(recipe.model, num_classes, channels)
-    for side in source.sizes(timeline):
-        try:
-            with torch.no_grad():
-                logits = model.eval()(torch.zeros(1, channels, *side))
-        except (RuntimeError, AssertionError, ValueError) as error:
-            raise UserError(
-                "model-input-unsupported",
-                f"model.name={recipe.model.name} does not support {side[0]}x{side[1]} images with {channels} channels "
-                f"({' '.join(str(error).split())[:160]}). Set data.size, or choose another model.",
-                model=recipe.model.name,
-                size=side,
-                channels=channels,
-            ) from None
-        if not isinstance(logits, torch.Tensor) or logits.shape != (1, num_classes):
-            found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-            raise UserError(
-                "model-output-unsupported",
-                f"model.name={recipe.model.name} returns {found} for one image instead of logits of shape "
-                f"(1, {num_classes}). Choose a classifier.",
-                model=recipe.model.name,
-            )
+    channels, name = source.channels, recipe.model.name
+    model = create_model(recipe.model, recipe.seed, num_classes, channels)
+    for size in source.sizes(timeline):
+        probe(model, name, num_classes, channels, size)
     if recipe.model.sync_batchnorm and world.size > 1:
         model = synchronize(model, world)
     # FSDP flattens weights, so they must be contiguous; images are channels_last in any case
@@ -249,9 +232,8 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], origin: str
             path=origin,
             tensors=wrong,
         )
-    parameters = {name for name, _ in model.named_parameters()}
     for name, tensor in weights.items():
-        if problem := _invalid_values(tensor, None if name in parameters else expected[name]):
+        if problem := _invalid_values(name, tensor, expected[name]):
             raise UserError(
                 "checkpoint-weights-invalid",
                 f"{origin}: {name} {problem}. Use an earlier checkpoint.",
@@ -270,15 +252,10 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
     return tensor.shape, tensor.dtype
 
 
-def _invalid_values(tensor: torch.Tensor, buffer: torch.Tensor | None) -> str:
-    """Return why a model cannot use these values, or "".
-
-    `buffer` is the value in a new model, None for a parameter.
-    """
+def _invalid_values(name: str, tensor: torch.Tensor, new: torch.Tensor) -> str:
+    """Return why a model cannot use these values, or "". `new` is the value in a new model."""
     if tensor.is_floating_point():
-        masks = buffer is not None and not buffer.isfinite().all()  # attention masks hold minus infinity
+        masks = not new.isfinite().all()  # attention masks hold minus infinity
         return "" if masks or tensor.isfinite().all() else "contains NaN or infinity"
-    if buffer is None or not tensor.ndim:
-        return "" if tensor.min() >= 0 else "contains a negative count"
-    # training does not change index tables, and a modified one would cause out-of-bounds reads
-    return "" if torch.equal(tensor, buffer.to(tensor.device)) else "differs from the constant buffer of this model"
+    negative = name.endswith("num_batches_tracked") and tensor.min() < 0
+    return "contains a negative count" if negative else ""

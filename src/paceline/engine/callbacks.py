@@ -4,8 +4,9 @@ They are called between steps and take part in no communication. What they ask f
 as they do on signals, so a callback cannot make ranks diverge.
 """
 
+import bdb
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from paceline import extensions
 from paceline.config.recipe import Recipe
 from paceline.distributed.world import World
-from paceline.errors import UserError
+from paceline.errors import USER_CODE_ERRORS, UserError, raised
 from paceline.extensions import Extension
 from paceline.system.logs import log
 from paceline.track.records import RunFolder
@@ -23,6 +24,8 @@ from paceline.track.sinks import Sink
 
 STOP, FAILED = 1, 2
 """Votes of rank 0."""
+_MAX_TEXT = 1000  # characters of a logged string
+_INT64 = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True)
@@ -54,18 +57,31 @@ class RunInfo:
     """Steps done so far."""
     _sink: Sink | None = None
     _stop: str = ""
+    _refused: set[str] = field(default_factory=set)
+    """Names of values that were not logged; there is one warning for each."""
 
-    def log(self, **values: float | str) -> None:
-        """Write a record of kind `callback` to metrics.jsonl; numbers also go to TensorBoard and other trackers."""
-        for name, value in values.items():
-            if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
-                raise TypeError(f"log({name}={value!r:.60}): the value is not a finite number or a string")
+    def log(self, **values: Any) -> None:
+        """Write a record of kind `callback` to metrics.jsonl; numbers also go to TensorBoard and other trackers.
+
+        Values are finite numbers, also of numpy or as 0-d tensors, and strings. Others are left out with a warning.
+        """
+        plain = {name: _plain(value) for name, value in values.items() if isinstance(_plain(name), str)}
+        kept = {name: value for name, value in plain.items() if value is not None}
+        for name in sorted(values.keys() - kept.keys() - self._refused):
+            self._refused.add(name)
+            log.warning(
+                "run.log: %s is not recorded. A value is a finite number, an integer of at most 64 bits or a valid "
+                "string of at most %d characters.",
+                *(ascii(name)[:60], _MAX_TEXT),
+            )
         assert self._sink
-        self._sink.write({"kind": "callback", "step": self.step, "values": values})
+        if kept:
+            self._sink.write({"kind": "callback", "step": self.step, "values": kept})
 
-    def stop(self, reason: str) -> None:
-        """End the run after this step: it is evaluated, checkpointed and finished there."""
-        self._stop = reason
+    def stop(self, reason: str = "") -> None:
+        """End the run after this step: it is evaluated, checkpointed and finished there. The first reason counts."""
+        text = str(reason).encode(errors="replace").decode()[:_MAX_TEXT]
+        self._stop = self._stop or text or "no reason given"
 
 
 class Callback:
@@ -97,6 +113,10 @@ class Callbacks:
     run: RunInfo
     active: list[tuple[Extension, Callback]] = field(default_factory=list)
     failure: str = ""
+    cause: BaseException | None = None
+    """The exception of the failure."""
+    stopped_by: str = ""
+    """The name of the callback that asked to stop."""
     _pending: Path | None = None
     """A checkpoint that is being written."""
 
@@ -124,19 +144,19 @@ class Callbacks:
 
     def start(self, sink: Sink) -> None:
         self.run._sink = sink
-        self._call(lambda callback: callback.on_start(self.run))
+        self._call("on_start", self.run)
 
     def step(self, step: int, epoch: float, lr: float, loss: torch.Tensor, writing: bool) -> None:
         """`writing`: a checkpoint is still being written."""
         if self.active:
             self.run.step = step
             info = StepInfo(step, epoch, lr, loss)
-            self._call(lambda callback: callback.on_step(self.run, info))
+            self._call("on_step", self.run, info)
             if self._pending and not writing:
                 self.checkpoint_written()
 
     def evaluation(self, record: dict[str, Any]) -> None:
-        self._call(lambda callback: callback.on_evaluation(self.run, dict(record)))
+        self._call("on_evaluation", self.run, dict(record))
 
     def checkpoint(self, path: Path | None) -> None:
         """Remember a checkpoint whose writing has started."""
@@ -146,26 +166,41 @@ class Callbacks:
         """Notify callbacks of the last checkpoint, if it is complete."""
         path, self._pending = self._pending, None
         if path and (path / "COMMIT").exists():
-            self._call(lambda callback: callback.on_checkpoint(self.run, path))
+            self._call("on_checkpoint", self.run, path)
 
     def end(self, summary: dict[str, Any]) -> None:
-        self._call(lambda callback: callback.on_end(self.run, dict(summary)), final=True)
+        self._call("on_end", self.run, dict(summary), final=True)
 
     def failed(self, message: str) -> None:
-        self._call(lambda callback: callback.on_failure(self.run, message), final=True)
+        self._call("on_failure", self.run, message, final=True)
 
-    def _call(self, notify: Callable[[Callback], None], final: bool = False) -> None:
-        """Call all of them. An exception ends the run, unless it has ended already (`final`)."""
+    def _call(self, method: str, *arguments: Any, final: bool = False) -> None:
+        """Call a method of all of them. An exception ends the run, unless it has ended already (`final`)."""
         for extension, callback in self.active:
             try:
-                notify(callback)
-            except Exception as error:
-                problem = f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                message = str(extension.error(problem))
-                log.debug("%s", message, exc_info=error)
+                getattr(callback, method)(*arguments)
+            except bdb.BdbQuit:
+                raise
+            except USER_CODE_ERRORS as error:
+                message = str(extension.error(raised(error, method)))
                 if final:
                     log.warning("%s", message)
-                self.failure = self.failure or message
+                if not self.failure:
+                    self.failure, self.cause = message, error
+            if self.run._stop and not self.stopped_by:
+                self.stopped_by = extension.name
+
+
+def _plain(value: Any) -> float | str | None:
+    """Return a value as JSON has it, None if it cannot be recorded."""
+    if getattr(value, "ndim", None) == 0:  # numbers of numpy, and tensors
+        value = value.item()
+    if isinstance(value, str):
+        valid = len(value) <= _MAX_TEXT and not any("\ud800" <= letter <= "\udfff" for letter in value)
+        return value if valid else None
+    if isinstance(value, int):
+        return value if value in _INT64 else None
+    return value if isinstance(value, float) and math.isfinite(value) else None
 
 
 def _construct(name: str, options: dict[str, Any]) -> tuple[Extension, Callback]:

@@ -5,6 +5,7 @@ import torch
 
 from paceline.data.sheets import contact_sheet
 from paceline.engine.build import Setup
+from paceline.errors import UserError
 
 _MOST, _COLUMNS, _SIDE = 128, 16, 96
 
@@ -12,14 +13,18 @@ _MOST, _COLUMNS, _SIDE = 128, 16, 96
 def examples(setup: Setup) -> np.ndarray | None:
     """Return some images of each class, or one of each of evenly spaced classes, as uint8 (height, width, 3).
 
-    Returns evenly spaced images if labels are unknown, and None for data that has neither 1 nor 3 channels.
+    Returns evenly spaced images if labels are unknown, and None for data that has neither 1 nor 3 channels, or that
+    cannot be read.
     """
     if setup.source.channels not in (1, 3):
         return None
     classes, loader = setup.source.classes, setup.loader
     labels = loader.labels
     ids = evenly_spaced(setup.source.num_train) if labels is None else chosen(labels, len(classes))
-    batch = loader.augmented(ids)
+    try:
+        batch = loader.augmented(ids)
+    except UserError:  # e.g. of an augmentation: training raises it too, where it ends the run
+        return None
     mean, std = (torch.as_tensor(values).cpu().view(1, -1, 1, 1) for values in (loader.mean, loader.std))
     pixels = ((batch.images.float().cpu() * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
     names = [classes[label].name for label in batch.labels.tolist()]

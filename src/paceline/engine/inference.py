@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from paceline.checkpoint.verified import read
 from paceline.config.imports import load_imports
@@ -14,6 +15,7 @@ from paceline.config.io import recipe_from_tree
 from paceline.data.load.crops import center_boxes
 from paceline.data.pillow import plain
 from paceline.engine.build import load_weights
+from paceline.engine.model import create_model, probe
 from paceline.engine.saved import find_checkpoint
 from paceline.models import factory
 
@@ -52,7 +54,11 @@ def load_model(path: Path, which: str = "best") -> nn.Module:
     recipe = recipe_from_tree(progress["recipe"], str(checkpoint.folder))
     load_imports(recipe)
     shape = progress["model"]
-    model = factory.create(factory.untrained(recipe.model), shape["num_classes"], shape["in_chans"])
+    num_classes, channels = shape["num_classes"], shape["in_chans"]
+    with torch.random.fork_rng(devices=[]):
+        model = create_model(factory.untrained(recipe.model), recipe.seed, num_classes, channels)
+        if any(map(is_lazy, model.parameters())):
+            probe(model, recipe.model.name, num_classes, channels, tuple(progress["preprocessing"]["size"]))
     load_weights(model, parts["ema"] or parts["model"], str(checkpoint.folder))
     model.classes = tuple(name for _, name in progress["classes"])  # type: ignore[assignment]
     model.preprocess = Preprocess(progress["preprocessing"])  # type: ignore[assignment]

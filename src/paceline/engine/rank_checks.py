@@ -1,4 +1,6 @@
-"""Checks that all ranks were started with the same recipe, extension code and data."""
+"""Checks that all ranks have the same recipe, extension code, data and model."""
+
+from torch import nn
 
 from paceline.config import import_files
 from paceline.config.io import leaves, to_tree
@@ -50,6 +52,19 @@ def check_same_imports(recipe: Recipe, world: World) -> None:
         ranks=ranks,
         hosts=[hosts[rank] for rank in ranks],
     )
+
+
+def check_same_model(model: nn.Module, world: World) -> None:
+    """Refuse models of different shapes, e.g. with random widths, because rank 0 sends its weights to all ranks."""
+    shapes = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in model.state_dict().items()}
+    for rank, found in enumerate(world.all_gather_object(shapes)):
+        if differing := [name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name)]:
+            raise UserError(
+                "rank-model-mismatch",
+                f"the models of ranks {world.rank} and {rank} have different shapes: {min(differing)}. Create the same "
+                "model on all ranks.",
+                rank=rank,
+            )
 
 
 def check_same_data(source: DataSource, world: World) -> None:

@@ -6,6 +6,7 @@ Ranks other than 0 use null objects, so that the loop has no special cases.
 import math
 import os
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -191,6 +192,7 @@ class TrainingRun:
         metrics: dict[str, float] = {name: measured[name] for name in ("top1", "top5", "loss") if name in measured}
         state = setup.state(step) if setup.replica.state_is_sharded else None  # a collective
         parts = self.writer.snapshot(lambda: state or setup.state(step))
+        self.callbacks.checkpoint_written()  # the previous one, which was perhaps still being written at every step
         self.sink.write({"kind": "checkpoint", **self._place(step), "seconds": time.perf_counter() - begin})
         self.callbacks.checkpoint(self.writer.start(step, parts, metrics, partial(self._sync_records, step)))
         self.window.restart()
@@ -223,13 +225,15 @@ class TrainingRun:
             how = f"resume with: paceline resume {job}"
         log.info("stopped after step %d; %s", step, how)
 
-    def failed(self, message: str) -> None:
-        """Record why the run failed, unless its end is recorded already."""
+    def failed(self, error: UserError) -> None:
+        """Record why the run failed, unless its end is recorded already, and the traceback of user code."""
         self.writer.wait()
         if self._world.is_rank_zero and self._status == "running":
-            self._summarize("failed", self.folder.read_summary().get("step", self.first_step), message=message)
-            logs.to_file_only(message)
+            self._summarize("failed", self.folder.read_summary().get("step", self.first_step), message=str(error))
+            logs.to_file_only(str(error))
             self.close()
+        if error.__cause__:
+            logs.to_file_only("".join(traceback.format_exception(error.__cause__)))
 
     def finish(self, step: int) -> dict[str, Any]:
         """Complete the run after its last step and return its summary."""
@@ -237,13 +241,20 @@ class TrainingRun:
         if failure := self._world.broadcast_object(self.callbacks.failure):
             self._summarize("failed", step, message=failure)
             self.close()
-            raise callback_error(failure)
-        reason = {"stop_reason": self.callbacks.reason} if self.callbacks.reason else {}
-        summary = self._summarize("finished", step, **reason)
+            raise callback_error(failure) from self.callbacks.cause
+        summary = self._summarize("finished", step, **self._early_stop(step))
         self.callbacks.end(summary)
         self.close()
         self.replicas.complete()
         return summary
+
+    def _early_stop(self, step: int) -> dict[str, Any]:
+        """Return what the summary says about a run that a callback stopped before its last step."""
+        callbacks, planned = self.callbacks, self.setup.total_steps
+        if not callbacks.reason or step == planned:
+            return {}
+        log.info("stopped early by %s after step %d of %d: %s", callbacks.stopped_by, step, planned, callbacks.reason)
+        return {"stopped_by": callbacks.stopped_by, "stop_reason": callbacks.reason, "total_steps": step}
 
     def _wait_for_checkpoint(self, step: int) -> None:
         """Wait for the last checkpoint. A run whose last checkpoint cannot be written has failed."""
@@ -266,8 +277,9 @@ class TrainingRun:
         if not self._world.is_rank_zero:
             return {}
         if status == "failed":
+            self.callbacks.checkpoint_written()
             self.callbacks.failed(more["message"])
-        summary = {"status": status, **more, **self._place(step), "total_steps": self.setup.total_steps}
+        summary = {"status": status, **self._place(step), "total_steps": self.setup.total_steps, **more}
         if status != "running":  # reading all records of a long run takes time
             summary |= totals(self.folder, self.setup)
         try:

@@ -21,6 +21,7 @@ from paceline.config.io import dump_recipe, fingerprint, to_tree
 from paceline.config.recipe import Recipe
 from paceline.data import kinds
 from paceline.data.load.source import fetch
+from paceline.distributed.run import report_run
 from paceline.distributed.world import World
 from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
@@ -85,8 +86,6 @@ def train_recipe(
             world.on_rank_zero(lambda: str(_claim_folder(resume or choose_folder(recipe, root, name, again), cleanup)))
         )
         folder = RunFolder(path)
-        if world.is_rank_zero:
-            report_outcome(run=str(path.absolute()))
         replicas = Replicas(world, folder)
         cleanup.callback(replicas.wait)
         replicas.copy_newest()
@@ -113,7 +112,7 @@ def train_recipe(
         try:
             summary = train(setup, run)
         except UserError as error:
-            run.failed(str(error))
+            run.failed(error)
             raise
         if world.is_rank_zero:
             _log_verdict(path)
@@ -164,7 +163,7 @@ def _is_restart() -> bool:
 
 
 def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
-    """Lock the folder and log to it until the cleanup."""
+    """Lock the folder and log to it until the cleanup, and report it to the launcher."""
     folder = RunFolder(path)
     new = not path.exists()
     if refused := list(folder.unwritable()):
@@ -181,6 +180,8 @@ def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
         raise UserError("run-folder-not-writable", message, path=path) from None
     cleanup.callback(suppress_os_errors(handler.close))
     cleanup.callback(log.removeHandler, handler)
+    report_outcome(run=str(path.absolute()))
+    report_run(path.absolute())
     return path
 
 

@@ -46,24 +46,25 @@ class Signals:
 
 
 class Agreement:
-    """An asynchronous all-reduce of votes, whose result is used one step later so that no rank waits for it."""
+    """An all-reduce of votes. Unless `wait`, its result is used one step later so that no rank waits for it."""
 
-    def __init__(self, world: World, num_votes: int):
-        self._single = world.size == 1
+    def __init__(self, world: World, num_votes: int, wait: bool = False):
+        self._single, self._wait = world.size == 1, wait
         self._zeros = torch.zeros(num_votes, dtype=torch.int64)
         self._votes, self._pending = self._zeros, None
 
     def agree(self, votes: list[int]) -> list[int]:
-        """Submit this step's votes (0: none) and return the largest votes of all ranks in the previous step."""
+        """Submit this step's votes (0: none) and return the largest votes of all ranks in this or the previous step."""
         if self._single:
             return votes
-        if self._pending is not None:
-            self._pending.wait()
-        agreed = self._votes.tolist()
-        self._votes = torch.tensor(votes)
+        self.close()
+        previous, self._votes = self._votes, torch.tensor(votes)
         self._pending = dist.all_reduce(self._votes, dist.ReduceOp.MAX, async_op=True)
-        return agreed
+        if self._wait:
+            self.close()
+        return (self._votes if self._wait else previous).tolist()
 
     def close(self) -> None:
+        """Wait for the last votes."""
         if self._pending is not None:
             self._pending.wait()

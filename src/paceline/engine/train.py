@@ -30,6 +30,7 @@ from paceline.data.load.order import step_seed
 from paceline.engine.build import Setup
 from paceline.engine.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.interval import IntervalTrigger
+from paceline.engine.model import check_logits, naming_model
 from paceline.engine.run import TrainingRun
 from paceline.engine.stop import Agreement, Signals
 from paceline.engine.window import StepResult
@@ -43,7 +44,9 @@ def train(setup: Setup, run: TrainingRun) -> dict[str, Any]:
     """Train from the first step of the run to the end of the recipe and return the summary."""
     recipe, total = setup.recipe, setup.total_steps
     log_every, evaluate_every, checkpoint_every = intervals(recipe, setup.timeline)
-    agreement, done = Agreement(setup.world, num_votes=5), run.first_step
+    # the stop of a callback ends the run at the same step on any number of ranks; only rank 0 needs callbacks
+    wait = setup.world.broadcast_object(bool(recipe.callbacks))
+    agreement, done = Agreement(setup.world, 5, wait), run.first_step
     batches = setup.loader.steps(run.first_step)
     with Signals(setup.world) as signals, closing(agreement):
         for step in range(run.first_step, total):
@@ -104,8 +107,9 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
     for number, batch in enumerate(micro_batches, start=1):
         with replica.sync_gradients(last=number == len(micro_batches)):
             images, targets = setup.objective.prepare(batch, step)
-            with setup.autocast():
+            with setup.autocast(), naming_model(recipe.model.name):
                 logits = replica.forward(images)
+            check_logits(logits, recipe.model.name, (len(images), len(setup.source.classes)))
             loss = setup.objective.loss(logits.float(), targets)
             scaler.scale(loss / len(micro_batches)).backward()
         loss_sum += loss.detach() / len(micro_batches)

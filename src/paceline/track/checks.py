@@ -97,6 +97,8 @@ class Start(TypedDict, total=False):
 class Summary(TypedDict, total=False):
     status: str
     message: str
+    stopped_by: str
+    stop_reason: str
     global_batch: NonNegativeInt
     parameters: NonNegativeInt
     total_steps: NonNegativeInt

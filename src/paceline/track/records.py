@@ -17,6 +17,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,13 @@ class RunFolder:
         """Return summary.json, or {} if it is missing or invalid."""
         summary = _read_json(self.summary, self.path)
         return summary if is_valid(summary, Summary) else {}
+
+    def record_failure(self, message: str) -> None:
+        """Mark the run as failed, unless rank 0 has recorded how it ended."""
+        summary = self.read_summary()
+        if summary.get("status") == "running" and not self.in_use:
+            with suppress(OSError):  # the error itself is more important
+                write_sealed(self.summary, summary | {"status": "failed", "message": message})
 
     @property
     def finished(self) -> bool:
