@@ -13,6 +13,7 @@
 
 import difflib
 import sys
+from bdb import BdbQuit
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from importlib.machinery import ModuleSpec
 from traceback import extract_stack
 from typing import Any, TypeVar
 
-from paceline.errors import UserError
+from paceline.errors import USER_CODE_ERRORS, UserError, raised
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -71,10 +72,10 @@ class Extension:
         """Call it; an exception in it becomes an error that names it."""
         try:
             return self.call(*args, **kwargs)
-        except UserError:
+        except (UserError, BdbQuit):
             raise
-        except (Exception, SystemExit) as error:  # an exit in the middle would look like success
-            raise self.error(f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        except USER_CODE_ERRORS as error:
+            raise self.error(raised(error)) from error
 
     def error(self, problem: str) -> UserError:
         """Return an error that names the function, the problem and what is expected."""

@@ -17,7 +17,7 @@ from types import ModuleType
 from paceline.config.io import split_overrides
 from paceline.config.problems import unknown_names
 from paceline.config.recipe import Recipe
-from paceline.errors import UserError
+from paceline.errors import USER_CODE_ERRORS, UserError
 
 
 class _NamedModules(MetaPathFinder):
@@ -71,7 +71,7 @@ def _load(module: str) -> None:
             import_module(module)
     except UserError:
         raise
-    except (Exception, SystemExit) as error:  # a script without a main guard may call sys.exit
+    except USER_CODE_ERRORS as error:  # a script without a main guard may call sys.exit
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):
             raise _not_found(module) from None
