@@ -34,6 +34,7 @@ def test_runs_in_this_process_and_in_others_are_equal() -> None:
     """Threads are the same, so the losses are bit-identical."""
     recipe = pl.load_recipe("digits", SHORT)
     here = pl.train(recipe, name="here", in_process=True)
+    Path("safetensors.py").write_text("raise RuntimeError('a module of the current folder')\n")  # must not be imported
     there = pl.train(recipe, name="there")
     assert here.status == there.status == "finished"
     assert [record["loss"] for record in here.trained] == [record["loss"] for record in there.trained]

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from paceline.config.import_files import source_of
 from paceline.config.io import dump_recipe
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
-from paceline.system.lifetime import child_env
+from paceline.system.lifetime import child_env, own_command
 from paceline.system.outcome import FILE, read_outcome
 from paceline.system.signals import STOPS
 
@@ -35,7 +34,7 @@ def run_in_processes(command: list[str], recipe: Recipe | None, words: list[str]
         inherited = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
         environment = child_env(inherited | {FILE: str(outcome)} | _python_path(inherited))
         with subprocess.Popen(
-            [sys.executable, "-m", "paceline", *arguments],
+            own_command(*arguments),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

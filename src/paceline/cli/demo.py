@@ -2,7 +2,6 @@
 
 import shlex
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from rich.console import Console
 
 from paceline.cli.options import make_parser
 from paceline.errors import UserError
-from paceline.system.lifetime import child_env
+from paceline.system.lifetime import child_env, own_command
 
 _EXPLANATION = (
     "Two processes see the same batches as one and reach the same result. "
@@ -59,7 +58,7 @@ def _train(runs: Path, procs: int) -> Path:
     words = ["train", "digits", "--procs", str(procs), "--device", "cpu", "--precision", "fp32"]
     words += ["--runs", str(runs), "--name", name]
     print(f"$ paceline {shlex.join(words)}", flush=True)
-    status = subprocess.run([sys.executable, "-m", "paceline", *words], env=child_env(), check=False).returncode
+    status = subprocess.run(own_command(*words), env=child_env(), check=False).returncode
     if status:
         message = f"training ended with exit status {status}. See {runs / name / 'log.txt'}."
         raise UserError("training-failed", message, status=status)

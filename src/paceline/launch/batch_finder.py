@@ -7,7 +7,6 @@ one. All ranks take part in every trial, so the result fits on each of them.
 import contextlib
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ from paceline.config.io import dump_recipe
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.system.files import make_folder, write_json, write_text
-from paceline.system.lifetime import child_env
+from paceline.system.lifetime import child_env, own_command
 from paceline.system.outcome import FILE as OUTCOME
 from paceline.system.outcome import read_outcome
 
@@ -78,7 +77,7 @@ def attempt(recipe: Path, procs: int, steps: int, limits: list[int], batch: int)
         result, reported = Path(scratch) / "result.json", Path(scratch) / "outcome.json"
         words = ["try-batch", recipe, "--batch", batch, "--steps", steps, "--procs", procs, "--result", result]
         imports = [word for name in trusted() for word in ("--import", name)]
-        command = [sys.executable, "-m", "paceline", *map(str, [*words, *imports, "--limits", *limits])]
+        command = own_command(*words, *imports, "--limits", *limits)
         environment = _environment() | {OUTCOME: str(reported)}
         with subprocess.Popen(command, stdout=_PIPE, stderr=_PIPE, text=True, env=environment) as process:
             try:

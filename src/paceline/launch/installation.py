@@ -7,14 +7,13 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
 
-from paceline.system.lifetime import child_env
+from paceline.system.lifetime import child_env, own_command
 
 PACKAGES = ("torch", "torchvision", "timm")
 DEVICES, CODEC = "devices", "codec"
@@ -39,7 +38,7 @@ class Finding(NamedTuple):
 
 def import_all() -> dict[str, dict[str, Any]]:
     """Return by part what a child process could import; the first missing part is where it ended."""
-    words = [sys.executable, "-m", "paceline", "installation"]
+    words = own_command("installation")
     try:
         done = subprocess.run(words, env=child_env(), capture_output=True, text=True, timeout=_TIMEOUT, check=False)
         out, ended = done.stdout, f"the process ended with status {done.returncode}"
@@ -151,7 +150,7 @@ def all_reduce(parts: dict[str, dict[str, Any]]) -> Iterator[Finding]:
     """Run an all-reduce between two processes, started as `paceline train --procs 2` starts its ranks."""
     if "error" in parts[DEVICES]:
         return
-    words = [sys.executable, "-m", "paceline", "test-allreduce", "--procs", "2", "--seconds", "1"]
+    words = own_command("test-allreduce", "--procs", "2", "--seconds", "1")
     hidden = {} if parts[DEVICES]["gpus"] > 1 else {"CUDA_VISIBLE_DEVICES": ""}  # two ranks cannot share a GPU
     fix = "check the firewall of the loopback interface and the variables GLOO_*, NCCL_* and TORCH_*"
     try:

@@ -16,6 +16,11 @@ PARENT = "PACELINE_PARENT"
 """Set in the environment of a process that ends with its parent: the parent's process ID."""
 
 
+def own_command(*words: object) -> list[str]:
+    """Return the command line of a child that runs paceline. It imports no module of the current folder (-P)."""
+    return [sys.executable, "-P", "-m", "paceline", *map(str, words)]
+
+
 def child_env(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment for a Paceline process that ends with this one."""
     return {**environment, PARENT: str(os.getpid())}
