@@ -167,7 +167,7 @@ def test_changing_the_number_of_ranks_repeats_and_skips_no_sample(
         "--train.global_batch",
         "96",
         "--optim.schedule",
-        "{name: constant}",
+        "{name: constant, warmup: 0ba}",
         "--optim.lr",
         "0.05",
     )

@@ -20,7 +20,7 @@ WORDS = (
         "--data.size",
         24,
         "--data.augment",
-        "{}",
+        "null",
         "--train.global_batch",
         6,
         "--log.tensorboard",

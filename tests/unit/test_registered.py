@@ -142,7 +142,7 @@ def test_a_run_does_not_read_all_items_for_its_announcements(tmp_path, monkeypat
         return datasets[-1]
 
     data = {"name": "without-targets", "size": 64, "augment": {"flip": "random"}}
-    short = {"train.duration": "2ba", "train.global_batch": 16, "model.options": "{widths: [8, 16], norm: group}"}
+    short = {"train.duration": "2ba", "train.global_batch": 16, "model.options": {"widths": [8, 16], "norm": "group"}}
     run = pl.train("digits", {"data": data, **short, "optim.schedule.warmup": "1ba"}, in_process=True)
     assert run.status == "finished"
     assert max(dataset.reads for dataset in datasets) < 5000

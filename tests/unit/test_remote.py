@@ -176,7 +176,7 @@ def test_ranks_of_one_node_download_once(server: FileServer, tmp_path: Path) -> 
         "--data.size",
         24,
         "--data.augment",
-        "{}",
+        "null",
         "--train.global_batch",
         6,
         "--train.duration",
