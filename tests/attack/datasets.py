@@ -31,7 +31,7 @@ def make_shards(folder: Path) -> Path:
 
 def train(folder: Path) -> tuple[object, ...]:
     """Return the arguments that train from shards."""
-    data = {"name": "", "path": str(folder), "variant": "original", "size": 24, "augment": {}}
+    data = {"name": "", "path": str(folder), "variant": "original", "size": 24, "augment": None}
     return "train", "digits", "--data", json.dumps(data), "--train.global_batch", 12
 
 

@@ -141,7 +141,7 @@ def test_a_run_does_not_read_all_items_for_its_announcements(tmp_path, monkeypat
         datasets.append(Listed([(GRAY, number % 2) for number in range(20_000 if split == "train" else 32)]))
         return datasets[-1]
 
-    data = {"name": "without-targets", "size": 64, "augment": {"flip": "random"}}
+    data = {"name": "without-targets", "size": 64, "augment": {"flip": "random", "translate": 0}}
     short = {"train.duration": "2ba", "train.global_batch": 16, "model.options": {"widths": [8, 16], "norm": "group"}}
     run = pl.train("digits", {"data": data, **short, "optim.schedule.warmup": "1ba"}, in_process=True)
     assert run.status == "finished"
