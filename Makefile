@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test cluster attack docs lint format clean
+.PHONY: help demo test cluster attack docs examples lint format clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -12,7 +12,7 @@ demo: $(READY)  ## train the included digits recipe in one process, then in two,
 	$(BIN)/paceline demo
 
 test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster --ignore tests/attack
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster --ignore tests/attack --ignore tests/docs
 
 cluster: $(READY) .venv-sky/.ready  ## run the tests on simulated hosts (network namespaces) and on a local SLURM (as root)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/cluster
@@ -22,6 +22,9 @@ attack: $(READY)  ## run the fault and security tests: kills, full disks, corrup
 
 docs: $(READY)  ## build the documentation site in build/site; broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+examples: $(READY)  ## run the commands, Python blocks and recipes of the documentation
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/docs
 
 lint: $(READY)  ## check style, types and the direction of imports
 	$(BIN)/ruff check .
