@@ -3,22 +3,28 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test cluster attack lint format clean
+.PHONY: help demo test cluster attack docs examples lint format clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-demo: $(READY)  ## train the embedded digits on one process and on two, compare, write logbook and report
+demo: $(READY)  ## train the included digits recipe in one process, then in two, and compare the runs
 	$(BIN)/paceline demo
 
 test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster --ignore tests/attack
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster --ignore tests/attack --ignore tests/docs
 
-cluster: $(READY) .venv-sky/.ready  ## run the tests on machines made of namespaces, and on a SLURM of its own (as root)
+cluster: $(READY) .venv-sky/.ready  ## run the tests on simulated hosts (network namespaces) and on a local SLURM (as root)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/cluster
 
-attack: $(READY)  ## kill, flip, tear, flood: hostile files, clients, signals and disks; prints what was survived
+attack: $(READY)  ## run the fault and security tests: kills, full disks, corrupt files, hostile clients
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/attack
+
+docs: $(READY)  ## build the documentation site in build/site; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+examples: $(READY)  ## run the commands, Python blocks and recipes of the documentation
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/docs
 
 lint: $(READY)  ## check style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -26,7 +32,7 @@ lint: $(READY)  ## check style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(READY)  ## put the code into shape
+format: $(READY)  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

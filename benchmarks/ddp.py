@@ -1,11 +1,11 @@
-"""Two ranks on this machine: what the second one adds, and what the exchange of gradients costs.
+"""DDP with two ranks on one machine: scaling, and the cost of gradient synchronization.
 
     python benchmarks/ddp.py [--model resnet18] [--size 64] [--batch 32] [--steps 4] [--rounds 9]
 
-Weak scaling: 2 ranks against 1, one thread each, the same per-rank batch; 2 would be perfect.
-Strong scaling: 2 processes of one thread against 1 process of two threads, the same global batch; 1 would be perfect.
-"2 processes that do not know of each other" exchange nothing: what the machine's cores, caches and memory allow.
-"Stock DDP" is torch's DistributedDataParallel over gloo with its defaults, around a bare loop.
+Weak scaling: 2 ranks against 1, one thread each, the same per-rank batch; 2 is ideal.
+Strong scaling: 2 processes of one thread against 1 process of two threads, the same global batch; 1 is ideal.
+"2 independent processes" do not communicate: the limit that the machine's cores, caches and memory set.
+"Stock DDP" is torch's DistributedDataParallel over gloo with its defaults in a plain training loop.
 """
 
 import argparse
@@ -28,15 +28,15 @@ class Contestant:
 CONTESTANTS = (
     Contestant("1 rank x 1 thread", 1, 1),
     Contestant("1 rank x 2 threads", 1, 2),
-    Contestant("2 processes that do not know of each other", 2, 1, apart=True),
+    Contestant("2 independent processes", 2, 1, apart=True),
     Contestant("2 ranks x 1 thread", 2, 1),
-    Contestant("2 ranks x 1 thread, bf16 exchange", 2, 1, exchange="bf16"),
+    Contestant("2 ranks x 1 thread, bf16 all-reduce", 2, 1, exchange="bf16"),
     Contestant("2 ranks x 1 thread, stock DDP", 2, 1, stock=True),
 )
 
 
 def compete(contestant: Contestant, options: argparse.Namespace) -> None:
-    words = ["--precision", options.precision, "--exchange.dtype", contestant.exchange]
+    words = ["--precision", options.precision, "--grad_sync.dtype", contestant.exchange]
     stock = stock_ddp if contestant.stock else None
     work(options, options.batch * contestant.threads, *words, threads=contestant.threads, stock=stock)
 
@@ -60,7 +60,8 @@ def main() -> None:
 
 def show(times: dict[str, list[float]], options: argparse.Namespace) -> None:
     print(
-        f"{options.model} at {options.size} px, {options.batch} images a rank, precision {options.precision},", end=" "
+        f"{options.model} at {options.size} px, {options.batch} images per rank, precision {options.precision},",
+        end=" ",
     )
     print(f"{options.rounds} rounds of {options.steps} steps; medians, ratios within rounds")
     one, two_threads = CONTESTANTS[0].name, CONTESTANTS[1].name

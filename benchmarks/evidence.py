@@ -1,8 +1,8 @@
-"""How long comparison and report take for a long run on many ranks, how large the page is, and what the sampler costs.
+"""Time of compare and report for long runs on many ranks, size of the page, and cost of the telemetry sampler.
 
     python benchmarks/evidence.py [--records 100000] [--ranks 64]
 
-Two generated run folders with that many logged steps, figures of every rank in each of them.
+Uses two generated run folders with that many logged steps and per-rank values in each step.
 """
 
 import argparse
@@ -12,11 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from paceline.analysis.compare import compare
+from paceline.analysis.page import report
+from paceline.analysis.read import read
+from paceline.analysis.tables import table
 from paceline.config.io import dump_recipe, load_recipe
-from paceline.logbook.compare import compare
-from paceline.logbook.page import report
-from paceline.logbook.read import read
-from paceline.logbook.tables import table
 from paceline.track.telemetry import HostSampler
 
 
@@ -56,7 +56,7 @@ def generate(folder: Path, records: int, ranks: int) -> None:
 
 
 def sampler_cost(folder: Path, seconds: float) -> float:
-    """Share of a core, of a process that does nothing else; sampled faster than in a run, and counted back."""
+    """Return the fraction of a core that the sampler uses, measured at a higher rate and scaled back."""
     often = 20
     begin = time.process_time()
     sampler = HostSampler(folder / "telemetry", interval=1 / often)
@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--ranks", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long the sampler is watched")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long the sampler is measured")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         folders = [Path(root) / name for name in ("a", "b")]
@@ -86,7 +86,7 @@ def main() -> None:
     print(f"two runs of {options.records:,} records and {options.ranks} ranks, {size / 1e6:,.0f} MB")
     print(f"  read and compared in {compared - begin:.1f} s, report in {written - compared:.1f} s more")
     print(f"  page of {len(page.encode()) / 1e6:.2f} MB")
-    print(f"the sampler of a host takes {sampler:.2%} of a core")
+    print(f"the telemetry sampler of a host uses {sampler:.2%} of a core")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How long training stands still when something is lost: two machines made of namespaces, a job over ssh. As root.
+"""Recovery time of elastic training after faults: an ssh job on two hosts made of namespaces. Needs root.
 
     python benchmarks/faults.py --rounds 3
 
-From the fault to the first step of training after it, in seconds; the job is small, so that this is the time to notice,
-to meet anew and to start again, not to load a model. At the end the object store that results go to hangs for a minute;
-training must not wait for it. Ranks that are silent for --patience seconds count as lost.
+Measures the seconds from the fault to the first training step after it. The model is small, so that this is the time to
+detect the fault, rendezvous again and restart, not to load a model. At the end the object store for results hangs for a
+minute; training must not wait for it. Ranks that do not respond for --rank-timeout seconds are considered failed.
 """
 
 import argparse
@@ -27,14 +27,14 @@ from object_store import ObjectStore, object_store
 from paceline.track.records import records_of
 
 WORDS = ("digits", "--train.duration", "100000ba", "--evaluate.every", "100000ba", "--checkpoint.every", "10ba")
-_PAUSE = 15.0  # five failures of a machine within a minute end a job
+_PAUSE = 15.0  # five failures of a node within a minute end a job
 QUIET = ("--log.every", "1ba", "--log.tensorboard", "false")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--patience", type=int, default=15)
+    parser.add_argument("--rank-timeout", type=int, default=15, help="seconds")
     parser.add_argument("--away", type=int, default=60, help="seconds without the object store")
     options = parser.parse_args()
     if reason := missing():
@@ -43,7 +43,7 @@ def main() -> None:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cluster = stack.enter_context(cluster_of(scratch, "n1", "n2"))
         store = stack.enter_context(object_store(scratch / "store", cluster.gateway))
-        job = Job(cluster, scratch, options.patience, store)
+        job = Job(cluster, scratch, options.rank_timeout, store)
         stack.callback(job.stop)
         times: dict[str, list[float]] = {}
         for _ in range(options.rounds):
@@ -51,22 +51,20 @@ def main() -> None:
                 job.wait(ranks=2, more_steps=15)
                 time.sleep(_PAUSE)
                 times.setdefault(name, []).append(fault(job))
-        print(f"{options.rounds} rounds, patience {options.patience} s: seconds until training went on")
+        print(f"{options.rounds} rounds, --rank-timeout {options.rank_timeout}: seconds until training continues")
         for name, own in times.items():
             print(f"  {name:<44} {statistics.median(own):6.1f}   ({min(own):.1f} to {max(own):.1f})", flush=True)
         usual, away = store_away(job, options.away)
-        print(
-            f"the object store is away for {options.away} s: the longest step took {away:.2f} s, before {usual:.2f} s"
-        )
+        print(f"object store unavailable for {options.away} s: longest step {away:.2f} s, {usual:.2f} s before that")
 
 
 class Job:
-    def __init__(self, cluster: Cluster, folder: Path, patience: int, store: ObjectStore):
+    def __init__(self, cluster: Cluster, folder: Path, rank_timeout: int, store: ObjectStore):
         self.cluster, self.store, self._folder = cluster, store, folder
         self._environment = os.environ | {"PACELINE_HOME": str(folder / "home")} | store.variables
         options = ["--hosts", "n1,n2", "--ssh-config", str(cluster.config), "--python", sys.executable]
         options += ["--results", "s3://results/here", "--pass", ",".join(store.variables)]
-        words = [*options, "--patience", str(patience), *WORDS, *QUIET]
+        words = [*options, "--rank-timeout", str(rank_timeout), *WORDS, *QUIET]
         self._log = (folder / "launcher.log").open("w")
         self._launcher = self._paceline("launch", "ssh", *words)
 
@@ -77,7 +75,7 @@ class Job:
         )
 
     def longest(self, begin: float, end: float) -> float:
-        """Time between two steps of training that followed each other."""
+        """Return the longest time between two consecutive training steps."""
         times = {begin, end}
         for machine in self.cluster.machines.values():
             for path in machine.root.glob(".paceline/jobs/*/*/runs/*/metrics.jsonl"):
@@ -86,7 +84,7 @@ class Job:
         return max(later - sooner for sooner, later in pairwise(sorted(times)))
 
     def newest(self) -> tuple[float, int, int]:
-        """When the last step was recorded, which it was, and by how many ranks."""
+        """Return time, number and ranks of the last recorded step."""
         found = (0.0, 0, 0)
         for machine in self.cluster.machines.values():
             for path in machine.root.glob(".paceline/jobs/*/*/runs/*/metrics.jsonl"):
@@ -96,7 +94,7 @@ class Job:
         return found
 
     def wait(self, ranks: int, more_steps: int = 0, since: float = 0.0) -> float:
-        """Until that many ranks have trained on; when they first did."""
+        """Wait until that many ranks have trained; returns the time of their first step."""
         begun, first = self.newest()[1], 0.0
         deadline = time.monotonic() + 180
         while True:
@@ -113,7 +111,7 @@ class Job:
         for name, machine in self.cluster.machines.items():
             if any(rank.name() == f"paceline-rank-{number}" for rank in machine.ranks()):
                 return name
-        raise LookupError(f"rank {number} runs nowhere")
+        raise LookupError(f"rank {number} does not run")
 
     def stop(self) -> None:
         self._launcher.kill()
@@ -157,7 +155,7 @@ def cable_pulled(job: Job) -> float:
 
 
 def store_away(job: Job, seconds: float) -> tuple[float, float]:
-    """The longest step with the object store, and without it; it hangs, which is worse than refusing."""
+    """Return the longest step with the object store, and while it hangs, which is worse than refusing connections."""
     job.wait(ranks=2, more_steps=50)
     begin = time.time()
     time.sleep(20)
@@ -170,11 +168,11 @@ def store_away(job: Job, seconds: float) -> tuple[float, float]:
 
 
 FAULTS: dict[str, Callable[[Job], float]] = {
-    "a worker is killed": worker_killed,
-    "a worker is stopped (SIGSTOP)": worker_stopped,
-    "a machine is lost": machine_killed,
-    "the machine of rank 0 is lost": first_machine_killed,
-    "a cable is pulled (nothing is said)": cable_pulled,
+    "rank killed": worker_killed,
+    "rank suspended (SIGSTOP)": worker_stopped,
+    "node lost": machine_killed,
+    "node of rank 0 lost": first_machine_killed,
+    "network cable pulled (no reset)": cable_pulled,
 }
 
 if __name__ == "__main__":

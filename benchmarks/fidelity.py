@@ -1,10 +1,9 @@
-"""How large records are, and how near their crops are to decoding with libjpeg-turbo and resizing with Pillow.
+"""Size of records, and difference of their crops to libjpeg-turbo decoding with Pillow resizing.
 
     python benchmarks/fidelity.py --images DIR_OR_TAR
 
-For original files and for re-encoded sizes: bytes, ratio to the JPEG that a record was made from, mean absolute
-difference (of 255 levels) of one random crop an image at 224 px, and how many images' luma differs from libjpeg's in
-any pixel.
+For original files and for re-encoded sizes: bytes, ratio to the source JPEG, mean absolute difference (of 255 levels)
+of one random crop per image at 224 px, and the number of images whose luma differs from libjpeg's in any pixel.
 """
 
 import argparse
@@ -13,13 +12,14 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from loader import extracted
+from loader_data import extracted
 from PIL import Image
 
 from paceline.config.data import Augment
 from paceline.data import codec
 from paceline.data.load.crops import random_boxes
-from paceline.data.prepare.convert import Variant, encode, open_image
+from paceline.data.pillow import open_image
+from paceline.data.prepare.convert import Variant, encode
 
 
 def crop(record: bytes, box: np.ndarray, width: int, height: int, luma_only: bool = False) -> np.ndarray:
@@ -48,7 +48,7 @@ def distance(record: bytes, jpeg: bytes, number: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, required=True, help="a folder or tar of JPEG photographs")
+    parser.add_argument("--images", type=Path, required=True, help="a folder or tar of JPEG images")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         files = [path.read_bytes() for path in extracted(options.images, Path(folder))]

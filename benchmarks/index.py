@@ -1,4 +1,4 @@
-"""What an index of ImageNet's size costs: time to open it, and memory of each rank, with its decoding threads.
+"""Cost of an index of ImageNet's size: time to open it, and memory per rank with its decoding threads.
 
 python benchmarks/index.py [--samples 1281167] [--ranks 2] [--threads 4]
 """
@@ -17,7 +17,7 @@ import psutil
 
 
 def write(folder: Path, samples: int) -> None:
-    """A data set whose records are all the same one."""
+    """Write a dataset of identical records."""
     from PIL import Image
 
     from paceline.data import codec
@@ -57,12 +57,12 @@ def write(folder: Path, samples: int) -> None:
 
 
 def rank(folder: Path, threads: int) -> None:
-    """Open, load a few batches, and print what it took."""
+    """Open the dataset, load a few batches, and print time and memory."""
     import torch
 
     from paceline.config.data import Data
     from paceline.config.recipe import Recipe, Train
-    from paceline.data.load.loader import PhotographLoader
+    from paceline.data.load.loader import ImageLoader
     from paceline.data.load.order import Plan
     from paceline.data.shards import Dataset
 
@@ -72,7 +72,7 @@ def rank(folder: Path, threads: int) -> None:
     before, begin = own_bytes(), time.perf_counter()
     split = Dataset.open(folder).split("train")
     plan = Plan.of(Recipe("index", data=Data(size=32), train=Train(global_batch=256)), len(split))
-    loader = PhotographLoader(Data(size=32), {"": split}, plan, torch.device("cpu"), threads)
+    loader = ImageLoader(Data(size=32), {"": split}, plan, torch.device("cpu"), threads)
     opened = time.perf_counter() - begin
     index = own_bytes() - before
     batches = loader.pixels()
@@ -99,7 +99,7 @@ def main() -> None:
     print(f"{options.samples:,} samples, {options.ranks} ranks x {options.threads} threads")
     for number, result in enumerate(results):
         print(
-            f"  rank {number}: opened in {result['seconds'] * 1e3:.1f} ms; own memory {result['index'] / 1e6:.1f} MB "
+            f"  rank {number}: opened in {result['seconds'] * 1e3:.1f} ms; USS {result['index'] / 1e6:.1f} MB "
             f"for the index, {result['all'] / 1e6:.1f} MB with an epoch's order, threads and batches"
         )
 

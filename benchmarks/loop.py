@@ -1,10 +1,10 @@
-"""The engine against a bare PyTorch loop: same net, same batches, same process, taking turns.
+"""The engine against a bare PyTorch loop: same model, same batches, same process, alternating.
 
     python benchmarks/loop.py [RECIPE] [--steps 20] [--rounds 7]
 
-The bare loop does the arithmetic and nothing else: no metrics, no records, no signals, no checks. A ratio of 1 means
-that all of that costs nothing. A third row shows the bare loop as one would write it, in a process of its own, where
-the C library hands the memory of activations back to the kernel at every step.
+The bare loop has no metrics, records, signals or checks. A ratio of 1 means that they cost nothing. The third row is
+the bare loop in a separate process with the allocator's defaults, where the C library returns the memory of activations
+to the kernel at every step.
 """
 
 import argparse
@@ -25,15 +25,17 @@ from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.distributed.world import World, keep_freed_memory, threads_per_process
 from paceline.engine.build import Setup, build
-from paceline.engine.mirror import Mirror
-from paceline.engine.run import Run
+from paceline.engine.callbacks import Callbacks
+from paceline.engine.replicas import Replicas
+from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
+from paceline.track.json_lines import JsonLines
 from paceline.track.progress import Display
-from paceline.track.records import JsonLines, RunFolder
+from paceline.track.records import RunFolder
 
 
 class Stopwatch(Display):
-    """Notes when each step was done."""
+    """Records when each step ends."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -62,17 +64,17 @@ def recipe_of(name: str, steps: int, batch: int) -> Recipe:
         str(batch),
     ]
     words += ["--evaluate.every", "1000ep", "--checkpoint.every", "1000ep", "--model.weights", "random"]
-    return load_recipe(name, [*words, "--optim.schedule", "{name: constant}", "--ema.decay", "0"])
+    return load_recipe(name, [*words, "--optim.schedule", "{name: constant, warmup: 0ep}", "--ema.decay", "0"])
 
 
 def engine_seconds(setup: Setup, folder: Path) -> float:
-    """Wall time of all steps but the first, with everything that belongs to them: records, votes, progress."""
+    """Return the wall time of all steps but the first, including records, votes and progress."""
     watch = Stopwatch()
     run_folder = RunFolder(folder)
     folder.mkdir(parents=True)
-    train(
-        setup, Run(run_folder, setup, JsonLines(run_folder.metrics), NoWriter(), watch, Mirror(setup.world, run_folder))
-    )
+    callbacks = Callbacks.create(setup.recipe, setup.world, run_folder, setup.total_steps, 0)
+    sink, replicas = JsonLines(run_folder.metrics), Replicas(setup.world, run_folder)
+    train(setup, TrainingRun(run_folder, setup, sink, NoWriter(), watch, replicas, callbacks))
     return watch.times[-1] - watch.times[0]
 
 
@@ -119,15 +121,15 @@ def compare(setup: Setup, options: argparse.Namespace) -> None:
     ):
         assert other.stdin
         assert other.stdout
-        rows: dict[str, list[float]] = {"engine": [], "bare loop": [], "bare loop, memory as by default": []}
+        rows: dict[str, list[float]] = {"engine": [], "bare loop": [], "bare loop, default allocator": []}
         for number in range(options.rounds + 1):
             first_engine = lambda n=number: engine_seconds(setup, Path(folder) / str(n))  # noqa: E731
             turns: list[tuple[str, Any]] = [("engine", first_engine), ("bare loop", lambda: bare_seconds(setup))]
-            for name, turn in turns if number % 2 else reversed(turns):  # who goes first alternates
+            for name, turn in turns if number % 2 else reversed(turns):  # the order alternates
                 rows[name].append(turn())
             other.stdin.write("go\n")
             other.stdin.flush()
-            rows["bare loop, memory as by default"].append(float(other.stdout.readline()))
+            rows["bare loop, default allocator"].append(float(other.stdout.readline()))
         other.stdin.close()
     print(f"{options.recipe}, batch {options.batch}, {setup.precision}, {torch.get_num_threads()} threads,", end=" ")
     print(f"{options.rounds} rounds of {options.steps - 1} steps; medians")

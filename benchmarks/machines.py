@@ -1,4 +1,4 @@
-"""Machines of a test's own: network, mount, host name and process namespaces with a real sshd in each. As root."""
+"""Simulated hosts: network, mount, UTS and PID namespaces with a real sshd in each. Needs root."""
 
 import socket
 import subprocess
@@ -13,8 +13,8 @@ from networks import Network, network, run, until
 
 _NODES = ("null", "zero", "full", "random", "urandom")
 
-# Disks and GPUs of this computer are none of the machine's, and its memory for sharing has the same size everywhere.
-# sshd lets no one in whose account is locked, as root's is on some systems.
+# The hosts do not see the disks and GPUs of this machine, and /dev/shm has a fixed size.
+# sshd refuses locked accounts, which root's is on some systems.
 _INSIDE = """hostname {name}
 mount -t tmpfs -o mode=755 none {device_folder}
 for node in {nodes}; do touch {device_folder}/$node; mount --bind /dev/$node {device_folder}/$node; done
@@ -28,25 +28,27 @@ exec "$(command -v sshd)" -D -e -f {config}"""
 
 
 def missing() -> str:
-    """Why such machines cannot be made here, in words that help."""
+    """Return why hosts cannot be simulated here and how to fix it, or an empty string."""
     return networks.missing(sshd="openssh-server", ssh="openssh-client")
 
 
 @dataclass
 class Machine:
+    """A simulated host."""
+
     name: str
     address: str
     root: Path
-    """Its user's home."""
+    """The home folder of its user."""
     process: "subprocess.Popen[bytes]"
 
     @property
     def pid(self) -> int:
-        """Of its first process."""
+        """Process ID of its first process."""
         return networks.first_process(self.process).pid
 
     def processes(self, named: str = "") -> list[psutil.Process]:
-        """All that run there, but for sshd and what carries it; or those whose names begin like this."""
+        """Return its processes except sshd and its parents, optionally only those whose names start with `named`."""
         found: list[psutil.Process] = []
         if self.process.poll() is not None:
             return found
@@ -59,10 +61,11 @@ class Machine:
         return found
 
     def ranks(self) -> list[psutil.Process]:
+        """Return the ranks that run on this host."""
         return self.processes("paceline-rank-")
 
     def clear(self) -> None:
-        """End all that ssh started there."""
+        """Kill all processes that were started over ssh."""
 
         def others() -> list[psutil.Process]:
             running = self.process.poll() is None
@@ -76,11 +79,13 @@ class Machine:
         until(lambda: not others(), f"processes of {self.name}", end)
 
     def lose(self) -> None:
-        """As if the power were cut: the first process of its process namespace dies, and all others with it."""
+        """Simulate a power cut: killing the first process of the PID namespace kills all others."""
         networks.kill(self.process)
 
 
 class Cluster:
+    """Simulated hosts on one network."""
+
     def __init__(self, folder: Path, names: Sequence[str], variables: Mapping[str, str], net: Network):
         self.folder, self.names, self._net = folder, list(names), net
         self._variables = {"PACELINE_THREADS": "1", **variables}
@@ -89,11 +94,11 @@ class Cluster:
 
     @property
     def gateway(self) -> str:
-        """This machine, as the others see it."""
+        """Address of this machine on their network."""
         return self._net.address(254)
 
     def set_up(self) -> None:
-        """The machines hang on a bridge that has a namespace of its own, where no firewall of this computer is."""
+        """Connect the hosts by a bridge in its own namespace, where the firewall of this machine does not apply."""
         switch, outside = self._net.mark, self._net.mark
         run(f"ip -n {switch} link add br0 type bridge")
         run(f"ip -n {switch} link set br0 up")
@@ -122,10 +127,11 @@ class Cluster:
         self.config.write_text("\n".join(lines) + "\n")
 
     def space(self, name: str) -> str:
+        """Return the name of a host's network namespace."""
         return f"{self._net.mark}-{name}"
 
     def start(self, name: str) -> Machine:
-        """Switch the machine on; its disk is as it was."""
+        """Boot a host; its files persist."""
         root, device_folder = self.folder / f"{name}.root", self.folder / f"{name}.dev"
         for folder in (root, device_folder):
             folder.mkdir(exist_ok=True)
@@ -151,20 +157,21 @@ class Cluster:
                 return True
             return False
 
-        until(listens, f"silence of the sshd of {name}")
+        until(listens, f"sshd of {name} does not respond")
         return self.machines[name]
 
     def cut(self, name: str) -> None:
-        """Its cable is pulled: packets vanish, nothing is said."""
+        """Pull the cable of a host: packets are lost without a reset."""
         run(f"ip -n {self._net.mark} link set {name} down")
 
     def plug_in(self, name: str) -> None:
+        """Reconnect a host."""
         run(f"ip -n {self._net.mark} link set {name} up")
 
 
 @contextmanager
 def cluster_of(folder: Path, *names: str, variables: Mapping[str, str] | None = None) -> Iterator[Cluster]:
-    """Machines that see the files of this one; their shells and what ssh starts there have the variables."""
+    """Yield hosts that share the files of this machine; processes started over ssh get the variables."""
     with network() as net:
         made = Cluster(folder, names, variables or {}, net)
         try:

@@ -1,4 +1,4 @@
-"""Network namespaces whose names and addresses nothing else on this machine uses. As root, with Debian's iproute2."""
+"""Network namespaces with unique names and addresses. Needs root and Debian's iproute2."""
 
 import os
 import random
@@ -17,29 +17,30 @@ from pathlib import Path
 
 import psutil
 
-os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # not everybody's has them
+os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # not in every user's PATH
 _NEEDED = {"ip": "iproute2", "unshare": "util-linux", "setpriv": "util-linux", "mount": "mount"}
-# in namespaces of their own, so that nothing stays behind
+# run in new namespaces, so that nothing stays behind
 _TRIAL = "mount -t tmpfs none /tmp && ip link add name br0 type bridge && ip link add name a type veth peer name b"
 LIMIT = 300.0
-"""Seconds, only against hangs."""
+"""Seconds after which something hangs."""
 _PRIVATE = [IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
 _NAMED = Path("/run/netns")
 
 
 @cache
 def missing(**more: str) -> str:
-    """Why such namespaces cannot be made here, or which programs (with their Debian packages) are not installed."""
+    """Return why namespaces cannot be created here, or which Debian packages are missing; otherwise empty."""
     if os.geteuid():
-        return "needs root, to make network namespaces"
+        return "needs root to create network namespaces"
     if lacking := sorted({package for name, package in (_NEEDED | more).items() if not shutil.which(name)}):
         return f"needs {', '.join(lacking)}: apt-get install {' '.join(lacking)}"
     words = ["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "sh", "-c", _TRIAL]
     tried = subprocess.run(words, capture_output=True, text=True, check=False)
-    return f"needs the right to make namespaces: {tried.stderr.strip()}" if tried.returncode else ""
+    return f"needs permission to create namespaces: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 def run(command: str) -> None:
+    """Run a command that must succeed."""
     try:
         subprocess.run(shlex.split(command), check=True, capture_output=True, text=True)
     except subprocess.CalledProcessError as error:
@@ -49,16 +50,19 @@ def run(command: str) -> None:
 
 @dataclass
 class Network:
+    """A subnet and the namespaces on it."""
+
     mark: str
-    """Unique, and short enough to be the name of an interface."""
+    """Unique, and short enough for an interface name."""
     subnet: IPv4Network
     spaces: list[str] = field(default_factory=list)
 
     def address(self, number: int) -> str:
+        """Return the address with this number in the subnet."""
         return str(self.subnet[number])
 
     def add_space(self, name: str) -> str:
-        """A namespace in which only the loopback interface is up."""
+        """Add a namespace in which only the loopback interface is up. Returns its name."""
         space = f"{self.mark}-{name}"
         run(f"ip netns add {space}")
         self.spaces.append(space)
@@ -66,6 +70,7 @@ class Network:
         return space
 
     def remove(self) -> None:
+        """Remove all namespaces and their processes."""
         link = Path("/sys/class/net") / self.mark
         until(lambda: not link.exists(), f"interface {self.mark}", partial(_delete, "link", self.mark))
         for space in reversed(self.spaces):
@@ -74,9 +79,10 @@ class Network:
 
 @contextmanager
 def network() -> Iterator[Network]:
-    """The claim is a namespace of the mark's own name, `spaces[0]`, which the kernel lets only one process make.
+    """Yield a network with a unique mark, and remove it at the end.
 
-    What a killed process has left behind keeps its names and addresses, and is passed over.
+    The namespace `spaces[0]`, named after the mark, claims it: only one process can create it. Networks that a killed
+    process left behind keep their names and addresses, and are skipped.
     """
     made = _claimed()
     try:
@@ -97,7 +103,7 @@ def _claimed() -> Network:
         if not any(made.subnet.overlaps(own) for own in taken) and _is_free(made.mark):
             made.spaces.append(made.mark)
             return made
-    raise RuntimeError("every private range of addresses is in use on this machine")
+    raise RuntimeError("all private subnets are in use on this machine")
 
 
 def _is_free(mark: str) -> bool:
@@ -111,11 +117,11 @@ def _is_free(mark: str) -> bool:
 
 
 def until(happened: Callable[[], bool], what: str, action: Callable[[], object] = lambda: None) -> None:
-    """Repeat the action until it has happened; what is left in the end is an error."""
+    """Repeat the action until a condition holds; a timeout is an error."""
     deadline = time.monotonic() + LIMIT
     while not happened():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"still there after {LIMIT:.0f} s: {what}")
+            raise RuntimeError(f"timeout after {LIMIT:.0f} s: {what}")
         action()
         if not happened():
             time.sleep(0.02)
@@ -136,14 +142,14 @@ def _remove_space(space: str) -> None:
 
 
 def _delete(kind: str, name: str) -> None:
-    with suppress(subprocess.CalledProcessError):  # what is in the way may be about to end
+    with suppress(subprocess.CalledProcessError):  # it may be busy for a moment
         run(f"ip {kind} delete {name}")
 
 
 def start(
     space: str, script: str, log: Path, options: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Run a shell script as the first process of a process namespace, which dies with this process at the latest."""
+    """Run a shell script as the first process of a new PID namespace, which ends with this process."""
     words = ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", space]
     words += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *options, "sh", "-ec", script]
     with log.open("ab") as output:
@@ -151,12 +157,12 @@ def start(
 
 
 def first_process(process: "subprocess.Popen[bytes]") -> psutil.Process:
-    """Of the process namespace that `start` made."""
+    """Return the first process of the PID namespace that `start` created."""
     return psutil.Process(process.pid).children()[0]
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
-    """All processes of its namespace: the kernel ends them with the first, which is reaped after all others."""
+    """Kill all processes of a PID namespace: the kernel ends them with the first one, and reaps it last."""
 
     def attempt() -> None:
         with suppress(psutil.NoSuchProcess):

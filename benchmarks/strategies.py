@@ -1,12 +1,12 @@
-"""Every way to train side by side: one process, DDP, FSDP; each precision; each way to exchange gradients.
+"""Strategies side by side: one process, DDP and FSDP, with each precision and each gradient synchronization.
 
     python benchmarks/strategies.py [--model resnet18] [--size 64] [--batch 16] [--steps 2] [--rounds 5]
-    sudo python benchmarks/strategies.py --links 1000,200            two ranks with a limited link between them
+    sudo python benchmarks/strategies.py --links 1000,200            two ranks with a rate-limited link
 
-Without --links: images/s of all ranks and the most memory a rank had, each rank with one thread on this machine.
-"Ratio" is to one process of the same precision, or, behind a link, to torch's DDP as it comes over the same link.
-With --links, as root: each rank in a network namespace of its own, joined by a pair of virtual interfaces whose rate
-(in Mbit/s) is limited by the kernel; 0 stands for no limit.
+Without --links: images/s of all ranks and peak memory per rank, one thread per rank on this machine.
+"Ratio" is relative to one process of the same precision, or with --links to stock DDP over the same link.
+With --links, as root: each rank runs in its own network namespace, connected by virtual interfaces whose rate (in
+Mbit/s) the kernel limits; 0 means no limit.
 """
 
 import argparse
@@ -33,50 +33,50 @@ class Contestant:
     accumulation: int = 1
 
 
-FP16, BF16 = ("--exchange.dtype", "fp16"), ("--exchange.dtype", "bf16")
+FP16, BF16 = ("--grad_sync.dtype", "fp16"), ("--grad_sync.dtype", "bf16")
 FSDP = ("--strategy", "fsdp")
-POWERSGD = ("--exchange.powersgd_rank", "2", "--exchange.powersgd_after", "2")
+POWERSGD = ("--grad_sync.powersgd_rank", "2", "--grad_sync.powersgd_start_step", "2")
 
 
 def here(precision: str) -> tuple[Contestant, ...]:
-    """One process comes first: the others are compared with it."""
+    """Return the contestants of a precision; the others are compared with the first, one process."""
     return (
         Contestant(f"{precision}, single", 1, precision),
         Contestant(f"{precision}, DDP x2", 2, precision),
-        Contestant(f"{precision}, DDP x2, bf16 exchange", 2, precision, BF16),
+        Contestant(f"{precision}, DDP x2, bf16 all-reduce", 2, precision, BF16),
         Contestant(f"{precision}, FSDP x2", 2, precision, FSDP),
     )
 
 
 APART = (
-    Contestant("DDP as it comes from torch", 2, stock=stock_ddp),
-    Contestant("the same, torch's PowerSGD rank 2", 2, stock=stock_powersgd),
+    Contestant("stock DDP", 2, stock=stock_ddp),
+    Contestant("stock DDP, PowerSGD rank 2", 2, stock=stock_powersgd),
     Contestant("DDP", 2),
-    Contestant("DDP, bf16 exchange", 2, words=BF16),
-    Contestant("DDP, fp16 exchange", 2, words=FP16),
+    Contestant("DDP, bf16 all-reduce", 2, words=BF16),
+    Contestant("DDP, fp16 all-reduce", 2, words=FP16),
     Contestant("DDP, PowerSGD rank 2", 2, words=POWERSGD),
-    Contestant("DDP, 4 micro-batches a step", 2, accumulation=4),
+    Contestant("DDP, 4 micro-batches per step", 2, accumulation=4),
     Contestant("FSDP", 2, words=FSDP),
-    Contestant("FSDP, fp16 exchange", 2, words=(*FSDP, *FP16)),
+    Contestant("FSDP, fp16 reduce-scatter", 2, words=(*FSDP, *FP16)),
 )
 
 
 def compete(contestant: Contestant, options: argparse.Namespace) -> None:
     words = ["--precision", contestant.precision, *contestant.words]
-    words += ["--train.accumulation", str(contestant.accumulation)]
+    words += ["--train.grad_accumulation", str(contestant.accumulation)]
     work(options, options.batch * contestant.accumulation, *words, stock=contestant.stock)
 
 
 def main() -> None:
     parser = make_parser(__doc__, batch=16, steps=2, rounds=5)
     parser.add_argument("--precisions", type=_words, default=["fp32", "bf16", "fp16"], metavar="NAME,...")
-    parser.add_argument("--links", type=_rates, default=[], metavar="MBIT,...", help="rates between two namespaces")
+    parser.add_argument("--links", type=_rates, default=[], metavar="MBIT,...", help="link rates")
     options = parser.parse_args()
     contestants = APART if options.links else [each for name in options.precisions for each in here(name)]
     if options.contestant is not None:
         compete(contestants[options.contestant], options)
         return
-    title = f"{options.model} at {options.size} px, {options.batch} images a rank, 1 thread a rank"
+    title = f"{options.model} at {options.size} px, {options.batch} images per rank, 1 thread per rank"
     print(f"{title}; {options.rounds} rounds of {options.steps} steps; medians, ratios within rounds", flush=True)
     if not options.links:
         groups = [Group(number, each.ranks) for number, each in enumerate(contestants)]
@@ -91,7 +91,7 @@ def main() -> None:
             groups = [Group(number, each.ranks, nodes=nodes, address=address) for number, each in enumerate(APART)]
             for rate in options.links:
                 limit(nodes, rate)
-                print(f"link of {rate} Mbit/s" if rate else "link without a limit", flush=True)
+                print(f"link of {rate} Mbit/s" if rate else "unlimited link", flush=True)
                 show(APART, rounds(groups, options.rounds), options, [0] * len(APART))
             limit(nodes, 0)
             for group in groups:
@@ -110,7 +110,7 @@ Turn = tuple[float, int]
 
 
 def rounds(groups: Sequence[Group], number: int) -> list[list[Turn]]:
-    """The turns of each group; the first round, which warms up, is left out."""
+    """Return the turns of each group, without the first round, which warms up."""
     turns: list[list[Turn]] = [[] for _ in groups]
     for _ in range(number + 1):
         for own, group in zip(turns, groups, strict=True):
@@ -122,12 +122,12 @@ def show(
     contestants: Sequence[Contestant], results: list[list[Turn]], options: argparse.Namespace, bases: list[int]
 ) -> None:
     def rates(number: int) -> list[float]:
-        """Images per second, turn by turn."""
+        """Return images per second of each turn."""
         contestant = contestants[number]
         images = options.batch * contestant.accumulation * contestant.ranks * options.steps
         return [images / seconds for seconds, _ in results[number]]
 
-    print(f"  {'':32}{'step':>10}{'images/s':>10}{'ratio':>8}{'memory a rank':>15}")
+    print(f"  {'':32}{'step':>10}{'images/s':>10}{'ratio':>8}{'memory/rank':>15}")
     for number, contestant in enumerate(contestants):
         step = statistics.median(seconds for seconds, _ in results[number]) / options.steps
         speed = statistics.median(rates(number))
@@ -141,7 +141,7 @@ def show(
 
 @contextlib.contextmanager
 def namespaces() -> Iterator[tuple[list[str], str]]:
-    """Two network namespaces with a link between them, and the first one's address."""
+    """Yield two connected network namespaces and the address of the first."""
     with network() as net:
         nodes = [net.add_space(name) for name in ("n1", "n2")]
         run(f"ip -n {nodes[0]} link add eth0 type veth peer name eth0 netns {nodes[1]}")
@@ -152,7 +152,7 @@ def namespaces() -> Iterator[tuple[list[str], str]]:
 
 
 def limit(nodes: Sequence[str], rate: int) -> None:
-    """Both directions; a bucket filter, since that is in every kernel."""
+    """Limit both directions with a token bucket filter, which every kernel has."""
     for node in nodes:
         with contextlib.suppress(subprocess.CalledProcessError):  # it may have none yet
             run(f"tc -n {node} qdisc delete dev eth0 root")

@@ -1,7 +1,7 @@
-"""Contestants that live in processes of their own and take turns at training steps; shared by several benchmarks.
+"""Contestants in separate processes that take turns at training steps; used by several benchmarks.
 
-Every contestant is one or more ranks with their data and models ready; whoever does not have its turn sleeps. So all
-of them meet the same weather of a noisy machine, and ratios are taken within a round.
+Every contestant consists of one or more ranks with data and models ready; the others sleep during its turn. Noise of
+the machine therefore affects all of them equally, and ratios are taken within a round.
 """
 
 import argparse
@@ -31,9 +31,9 @@ Step = Callable[[list[Batch]], object]
 
 
 def generated(model: str, size: int, batch: int, *overrides: str) -> Recipe:
-    """A recipe for speed: generated images, so that no data is waited for, and no evaluation."""
+    """Return a recipe with synthetic images, which need no loading, and without evaluation."""
     words = ["--data.name", "synthetic", "--data.synthetic", f"{{train_samples: {4 * batch}, size: {size}}}"]
-    words += ["--model", f"{{name: {model}}}", "--train.global_batch", str(batch), "--data.size", "0"]
+    words += ["--model", "null", "--model.name", model, "--train.global_batch", str(batch), "--data.size", "0"]
     return load_recipe("cifar10-resnet18", [*words, "--train.duration", "100000ba", *overrides])
 
 
@@ -41,8 +41,8 @@ def make_parser(description: str | None, batch: int, steps: int, rounds: int) ->
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=batch, help="images a rank and micro-batch")
-    parser.add_argument("--steps", type=int, default=steps, help="steps a turn")
+    parser.add_argument("--batch", type=int, default=batch, help="images per rank and micro-batch")
+    parser.add_argument("--steps", type=int, default=steps, help="steps per turn")
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--contestant", type=int, help=argparse.SUPPRESS)
     return parser
@@ -55,9 +55,9 @@ def work(
     threads: int = 1,
     stock: Callable[[Setup], Step] | None = None,
 ) -> None:
-    """One rank: for every line on standard input, run some steps and answer with their time and the memory so far.
+    """Act as one rank: for every line on standard input, run some steps and print their time and the peak memory.
 
-    `images` are those of a rank and step; `stock` makes another step than the engine's own.
+    `images` is the number per rank and step; `stock` returns another step function than the engine's.
     """
     world = World.from_env("cpu")
     with world.connected():
@@ -77,12 +77,12 @@ def work(
 
 
 def stock_ddp(setup: Setup) -> Step:
-    """A bare loop around torch's DDP as it comes."""
+    """Return a step of a plain loop around torch's DDP with its defaults."""
     return _bare_loop(setup, DistributedDataParallel(setup.replica.module))
 
 
 def stock_powersgd(setup: Setup) -> Step:
-    """The same with torch's own hook, in one bucket: it ends the process under gloo when there are several."""
+    """Return the same with torch's PowerSGD hook, in one bucket: with several it crashes under gloo."""
     model = DistributedDataParallel(setup.replica.module, bucket_cap_mb=1 << 20)
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -106,7 +106,7 @@ def peak_bytes() -> int:
 
 
 class Group:
-    """The processes of one contestant, on this machine or each in a network namespace of its own."""
+    """The processes of one contestant, on this machine or each in its own network namespace."""
 
     def __init__(
         self,
@@ -119,15 +119,15 @@ class Group:
     ):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(probe.getsockname()[1])}
-        meeting["GLOO_SOCKET_IFNAME"] = "eth0" if nodes else "lo"
+            master = {"MASTER_ADDR": address, "MASTER_PORT": str(probe.getsockname()[1])}
+        master["GLOO_SOCKET_IFNAME"] = "eth0" if nodes else "lo"
         self.processes = []
         for rank in range(ranks):
             place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
             if nodes:
                 place |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
             environment = (
-                os.environ | variables | meeting | ({} if apart else {key: str(value) for key, value in place.items()})
+                os.environ | variables | master | ({} if apart else {key: str(value) for key, value in place.items()})
             )
             command = [sys.executable, *sys.argv, "--contestant", str(number)]
             if nodes:
@@ -138,7 +138,7 @@ class Group:
             self.processes.append(process)
 
     def turn(self) -> tuple[float, int]:
-        """Seconds of the slowest rank, and the most memory any of them has had so far."""
+        """Return the seconds of the slowest rank, and the peak memory of any of them so far."""
         for process in self.processes:
             assert process.stdin
             process.stdin.write("go\n")
@@ -150,5 +150,5 @@ class Group:
         for process in self.processes:
             assert process.stdin
             process.stdin.close()
-        for process in self.processes:  # ranks leave together
+        for process in self.processes:  # ranks exit together
             process.wait()

@@ -1,4 +1,4 @@
-"""Helpers that every folder of tests uses."""
+"""Helpers for all tests."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,21 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from paceline.base.logs import log
 from paceline.cli.main import main
+from paceline.errors import UserError
+from paceline.system.logs import log
 
-# a busy machine takes longer for an example, and that is no failure
+# a busy machine takes longer per example, which is not a failure
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-# tests are of the CPU, whatever a machine has; those of GPUs stub them
+# tests run on the CPU even where there are GPUs; tests about GPUs use stubs
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 
-# a shell lets what it starts in the background ignore SIGINT, and processes of tests would inherit that
+# a shell makes background jobs ignore SIGINT, which the processes of tests would inherit
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# small enough for seconds, with batch norm, whose statistics are the hardest part of an exact resume
+# trains in seconds; batch norm, because its statistics are the hardest part of an exact resume
 TINY = (
     *("--model.options", "{widths: [8, 16], norm: batch}"),
     *("--train.global_batch", "48", "--train.duration", "60ba"),
@@ -34,20 +36,21 @@ TINY = (
 )
 
 
-# how far losses on one and on several ranks may be apart
+# tolerated difference between the losses on one and on several ranks
 PRECISIONS = pytest.mark.parametrize(("precision", "distance"), [("fp32", 1e-5), ("bf16", 1e-2)])
-TOKEN = "a secret of the nodes of tests, and of no others"
+TOKEN = "a secret shared by the nodes of these tests only"
 HANG = 900
-"""Seconds after which something hangs; a busy machine is slow, and that is no failure."""
+"""Seconds after which a command counts as hanging; long, because a busy machine is slow."""
 
 
 def command(*words: object) -> list[str]:
+    """The command line of a new paceline process."""
     return [sys.executable, "-m", "paceline", *map(str, words)]
 
 
 def environment() -> dict[str, str]:
-    """For processes of a test: on any machine one thread each, which small models compute fastest with."""
-    kept = {"PACELINE_CODEC_PATH"}  # with which the tests themselves are run
+    """Variables of a test's processes: one thread each, which is fastest for small models."""
+    kept = {"PACELINE_CODEC_PATH"}  # the codec under test
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "OMP_")) or name in kept
     }
@@ -56,7 +59,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture
 def paceline(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command line in a folder of its own, as a user would."""
+    """Run the command line as a new process in an empty folder."""
 
     def run(*words: object, **more: object) -> subprocess.CompletedProcess[str]:
         options = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True, "timeout": HANG}
@@ -67,7 +70,7 @@ def paceline(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch, capsys) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """The command line within this process: a lone process needs no new one, and torch is imported once."""
+    """Run the command line within this process, which saves the import of torch; for commands without ranks."""
     monkeypatch.chdir(tmp_path)
     for name in set(os.environ) - set(environment()):
         monkeypatch.delenv(name)
@@ -85,8 +88,27 @@ def here(tmp_path: Path, monkeypatch, capsys) -> Iterator[Callable[..., subproce
     log.handlers, log.propagate = [], True
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, which is fastest for small tensors, most of all on a busy machine."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@contextmanager
+def raises(code: str, kind: type[UserError] = UserError) -> Iterator[pytest.ExceptionInfo[UserError]]:
+    """Expect a UserError with this code."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    assert caught.value.code == code, f"[{caught.value.code}] {caught.value}"
+
+
 def complaint(answer: subprocess.CompletedProcess[str]) -> str:
-    """The message of a command that must fail politely: non-zero, on standard error, no traceback."""
+    """Standard error of a command that must fail with a message and without a traceback."""
     assert answer.returncode not in (0, -11), answer.stdout + answer.stderr
     assert "Traceback" not in answer.stderr, answer.stderr
     assert "paceline: " in answer.stderr or "error: " in answer.stderr, answer.stderr
@@ -94,7 +116,7 @@ def complaint(answer: subprocess.CompletedProcess[str]) -> str:
 
 
 def one_epoch(loader: Any, epoch: int, first_step: int = 0) -> list[Any]:
-    """The steps of an epoch, from one of them on."""
+    """The steps of an epoch from `first_step`."""
     timeline = loader.plan.timeline
     begin, end = timeline.step_at(epoch), timeline.step_at(epoch + 1)
     return list(islice(loader.steps(begin + first_step), end - begin - first_step))
@@ -115,10 +137,10 @@ def survived(record_property) -> Callable[[str, int], None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Of attacks: what was survived how often, as a table."""
+    """Print how many attacks of each kind were survived."""
     counts: Counter[str] = Counter()
     for report in terminalreporter.getreports("passed"):
-        for _, (what, count) in (own for own in report.user_properties if own[0] == _SURVIVED):
+        for _, (what, count) in (item for item in report.user_properties if item[0] == _SURVIVED):
             counts[what] += count
     if counts:
         terminalreporter.section(_SURVIVED)

@@ -1,9 +1,9 @@
-"""A simulated disk for processes of tests: what it was given, what a power cut leaves of it, and how it fails.
+"""A simulated disk for processes of tests: records writes, simulates power cuts, and fails on demand.
 
-tests/native/disk.c is preloaded into the process, and works without root.
+tests/native/disk.c is preloaded into the process and works without root.
 
-A power cut keeps what was synced with fsync: the content of a file, and the entries of a folder. Of the rest any part
-may have reached the disk: entries without content, content that is cut off or zeros.
+A power cut keeps what was synced with fsync: the content of a file, and the entries of a folder. Any part of the rest
+may have reached the disk: entries without content, or content that is truncated or zeros.
 """
 
 import os
@@ -23,7 +23,7 @@ _ENTRY = struct.Struct("=IIIIQQ")
 
 
 def preloaded(folder: Path, root: Path, **settings: object) -> dict[str, str]:
-    """Variables for a process whose files below `root` are on the simulated disk; `folder` is for the tests' own files.
+    """Return variables for a process whose files in `root` are on the simulated disk. `folder` is for the library.
 
     Settings: room (bytes), errno and failures, as in disk.c; log (a path) to read with `power_cuts`.
     """
@@ -39,6 +39,8 @@ def preloaded(folder: Path, root: Path, **settings: object) -> dict[str, str]:
 
 @dataclass
 class Change:
+    """One recorded system call."""
+
     kind: int
     path: Path
     other: Path
@@ -48,6 +50,7 @@ class Change:
 
 
 def changes(log: Path) -> list[Change]:
+    """Return the recorded changes of a log."""
     content, found, at = log.read_bytes(), [], 0
     while at < len(content):
         kind, path, other, length, inode, offset = _ENTRY.unpack_from(content, at)
@@ -80,8 +83,8 @@ class _File:
             _apply(content, offset, data)
         if kept and kept[-1][1] and survives.torn:
             offset, data = kept[-1]
-            begin = survives.chance.randrange(len(data))
-            content[offset + begin :] = bytes(len(data) - begin) if survives.chance.random() < 0.5 else b""
+            begin = survives.generator.randrange(len(data))
+            content[offset + begin :] = bytes(len(data) - begin) if survives.generator.random() < 0.5 else b""
         return bytes(content)
 
 
@@ -99,7 +102,7 @@ class _Folder:
     entries: "dict[str, _File | _Folder]" = field(default_factory=dict)
     synced: "dict[str, _File | _Folder]" = field(default_factory=dict)
     unsynced: "list[dict[str, _File | _Folder | None]]" = field(default_factory=list)
-    """Names that were given or (None) taken away, each change as a whole."""
+    """Names that were added or (None) removed; each change is atomic."""
 
     def change(self, names: "dict[str, _File | _Folder | None]") -> None:
         _rename(self.entries, names)
@@ -125,18 +128,18 @@ def _rename(entries: "dict[str, _File | _Folder]", names: "dict[str, _File | _Fo
 
 @dataclass
 class Survival:
-    """Which part of what was not synced survives: nothing, everything, or some, with torn writes."""
+    """Which part of the unsynced data survives: nothing, everything, or some, with torn writes."""
 
-    share: str
-    chance: random.Random
+    surviving: str
+    generator: random.Random
 
     @property
     def torn(self) -> bool:
-        return self.share == "some"
+        return self.surviving == "some"
 
     def of(self, unsynced: list) -> list:
         counts = {"nothing": 0, "everything": len(unsynced)}
-        return unsynced[: counts.get(self.share, self.chance.randint(0, len(unsynced)))]
+        return unsynced[: counts.get(self.surviving, self.generator.randint(0, len(unsynced)))]
 
 
 class Disk:
@@ -156,7 +159,7 @@ class Disk:
 
     def do(self, change: Change) -> None:
         path, name = change.path, change.path.name
-        assert change.kind != _UNSEEN, f"{path} is written through memory, which is not recorded"
+        assert change.kind != _UNSEEN, f"{path} is memory-mapped, which is not recorded"
         if path == self._root:
             if change.kind == _SYNC:
                 self._top.sync()
@@ -183,7 +186,7 @@ class Disk:
             node.change(change.offset, None if change.kind == _TRUNCATE else change.data)
 
     def _opened(self, change: Change, folder: _Folder) -> None:
-        """Learn the inode of a folder; a file that is found under a new name was renamed by a direct system call."""
+        """Record the inode of a folder. A file with a new name was renamed by a direct system call."""
         name, known = change.path.name, self._inodes.get(change.inode)
         if folder.entries.get(name) is known and known is not None:
             return
@@ -194,7 +197,7 @@ class Disk:
         folder.change({old: None, name: folder.entries[old]})
 
     def leave(self, target: Path, survives: Survival) -> None:
-        """Write what a power cut leaves to a new folder."""
+        """Write what survives a power cut to a new folder."""
         _leave(self._top, target, survives)
 
 
@@ -209,27 +212,27 @@ def _leave(folder: _Folder, target: Path, survives: Survival) -> None:
 
 @dataclass(frozen=True)
 class Cut:
-    """A power cut after `number` changes, where this share of what was not synced survives."""
+    """A power cut after `number` changes; see Survival for `surviving`."""
 
     number: int
-    share: str
+    surviving: str
     disk: Disk = field(compare=False, repr=False)
 
     def leave(self, target: Path) -> Path:
-        """The folder as it is after the cut, written to `target`; to be asked for before the next cut."""
+        """Write the folder after the cut to `target` and return it. Call this before the next cut."""
         shutil.rmtree(target, ignore_errors=True)
-        self.disk.leave(target, Survival(self.share, random.Random(f"{self.number} {self.share}")))
+        self.disk.leave(target, Survival(self.surviving, random.Random(f"{self.number} {self.surviving}")))
         return target
 
 
 def power_cuts(root: Path, log: Path, num_random: int = 0) -> Iterator[Cut]:
-    """A cut before every fsync, `num_random` others and one at the end, each with three shares of the unsynced."""
+    """Yield cuts before every fsync, at `num_random` other places and at the end, each with three kinds of survival."""
     done = changes(log)
     places = {number for number, change in enumerate(done) if change.kind == _SYNC} | {len(done)}
     places |= set(random.Random(0).sample(range(len(done)), min(num_random, len(done))))
     disk = Disk(root)
     for number in range(len(done) + 1):
         if number in places:
-            yield from (Cut(number, share, disk) for share in ("nothing", "some", "everything"))
+            yield from (Cut(number, surviving, disk) for surviving in ("nothing", "some", "everything"))
         if number < len(done):
             disk.do(done[number])

@@ -1,4 +1,4 @@
-"""Files as a hostile stranger would make them, and sound ones to begin with."""
+"""Malicious files, and the valid ones that they are made from."""
 
 import io
 import random
@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 from conftest import HANG
-from photographs import photograph
+from sample_images import sample_image
 
 ADDRESS = 0x4141414141414141
-"""Nothing is there: whoever follows it crashes."""
+"""An unmapped address: dereferencing it crashes."""
 
 
 def in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call it where a crash is a failure of one test, not of all."""
+    """Call a function in another process, so that a crash fails only one test."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result(timeout=HANG)
 
@@ -29,7 +29,7 @@ def in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def python2_batch(images: np.ndarray, labels: list[int]) -> bytes:
-    """A batch, byte for byte as Python 2 wrote CIFAR's."""
+    """A batch, byte for byte as Python 2 wrote those of CIFAR."""
     names = b"".join(b"U\x10image_%06d.png" % number for number in range(len(labels)))
     return b"".join(
         (
@@ -46,7 +46,7 @@ def python2_batch(images: np.ndarray, labels: list[int]) -> bytes:
 
 
 def exploits(canary: Path) -> dict[str, bytes]:
-    """Pickles that touch the canary, or send whoever reads them to an address of their choice."""
+    """Pickles that touch the canary, or make their reader dereference an arbitrary address."""
     touch = _text(f"touch {canary}")
     system = b"cposix\nsystem\n"
     evaluate = _text(f"__import__('os').system('touch {canary}')")
@@ -59,12 +59,12 @@ def exploits(canary: Path) -> dict[str, bytes]:
         "newobj with keywords": b"csubprocess\nPopen\n" + touch + b"\x85}\x92",
         "eval": b"cbuiltins\neval\n" + evaluate + b"\x85R",
         "build by setstate": b"cbuiltins\nobject\n)\x81}" + _text("__setstate__") + system + b"sb" + touch + b"b",
-        "a module of numpy that evaluates": b"cnumpy.testing\nrundocs\n" + touch + b"\x85R",
-        "numpy's loader of files": b"cnumpy\nload\n" + touch + b"\x85R",
+        "a numpy module that executes code": b"cnumpy.testing\nrundocs\n" + touch + b"\x85R",
+        "numpy.load": b"cnumpy\nload\n" + touch + b"\x85R",
         "an extension": b"\x82\x01",
         "a persistent id": b"Pposix\n",
         "a persistent id on the stack": touch + b"Q",
-        "a buffer from outside": b"\x97",
+        "an out-of-band buffer": b"\x97",
         "another codec": b"c_codecs\nencode\n" + touch + _text("hex") + b"\x86R",
     }
     dtype = b"cnumpy\ndtype\n(X\x02\x00\x00\x00%bK\x00K\x01tR"
@@ -74,7 +74,7 @@ def exploits(canary: Path) -> dict[str, bytes]:
         made[f"an array of {what} at an address"] = _array(kind, struct.pack("<Q", ADDRESS))
     made["an array that is longer than its bytes"] = _array(dtype % b"u1", b"x", shape=b"J\xff\xff\xff\x7f")
     made["an array with a negative shape"] = _array(dtype % b"u1", b"x", shape=b"J\xff\xff\xff\xff")
-    made["a list within itself"] = b"]q\x00h\x00a"
+    made["a list that contains itself"] = b"]q\x00h\x00a"
     made["nested lists"] = b"]" * 50_000 + b"a" * 49_999
     made["a key of nested tuples"] = b"}" + b")" + b"\x85" * 100_000 + b"Ns"
     begin = b"\x80\x04}(C\x06labels]K\x01aC\x04data"
@@ -94,8 +94,8 @@ def _array(dtype: bytes, raw: bytes, shape: bytes = b"K\x01") -> bytes:
 
 
 def pictures() -> dict[str, bytes]:
-    """A sound image of every format that is read."""
-    image = photograph(40, 30)
+    """A valid image of every supported format."""
+    image = sample_image(40, 30)
     options: dict[str, tuple[str, dict[str, object]]] = {
         "jpeg": ("jpeg", {}),
         "progressive jpeg": ("jpeg", {"progressive": True}),
@@ -122,7 +122,7 @@ def pictures() -> dict[str, bytes]:
 
 
 def disguised(canary: Path) -> dict[str, bytes]:
-    """Other formats, some of which run programs or read other files."""
+    """Files of other formats, some of which can start programs or read other files."""
     box = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\n"
     return {
         "PostScript": box + b"%%EndComments\n(" + bytes(canary) + b") (w) file closefile showpage\n%%EOF\n",
@@ -141,7 +141,7 @@ def disguised(canary: Path) -> dict[str, bytes]:
 
 
 def png_of(width: int, height: int, rows: bytes = b"") -> bytes:
-    """A grey PNG that claims a size."""
+    """A gray PNG whose header claims a size."""
     head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
 
@@ -151,7 +151,7 @@ def _chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def jpeg_of_scans(width: int, height: int, scans: int) -> bytes:
-    """A progressive JPEG whose scans have next to no data, but are decoded over the whole image."""
+    """A progressive JPEG with tiny scans, each of which is decoded over the whole image."""
 
     def segment(marker: int, body: bytes) -> bytes:
         return bytes([255, marker]) + struct.pack(">H", len(body) + 2) + body
@@ -171,14 +171,14 @@ def jpeg_of_scans(width: int, height: int, scans: int) -> bytes:
 
 
 def slow_bmp(rows: int) -> bytes:
-    """Run lengths of four bits, which Pillow decodes in Python, pixel by pixel: 13,005 in a row."""
+    """A BMP with 4-bit run lengths, which Pillow decodes in Python pixel by pixel, 13,005 per row."""
     runs = (b"\xff\x12" * 51 + b"\0\0") * rows
     head = struct.pack("<IiiHHIIiiII", 40, 13_005, rows, 1, 4, 2, len(runs), 0, 0, 16, 16)
     return b"BM" + struct.pack("<IHHI", 54 + 64 + len(runs), 0, 0, 54 + 64) + head + bytes(64) + runs
 
 
 def bombs() -> dict[str, bytes]:
-    """Small files that claim or unpack to much."""
+    """Small files that claim to be huge, or decompress to huge data."""
     zeros = zlib.compress(bytes(1 << 27), 9)
     head, body = png_of(40, 30, bytes(41 * 30))[:33], png_of(40, 30, bytes(41 * 30))[33:]
     tags = b"".join(struct.pack("<HHII", 1000 + number, 7, 1 << 20, 8) for number in range(5000))
@@ -207,7 +207,7 @@ def _tag(number: int, value: int) -> bytes:
 
 
 def member(name: bytes, size: int, kind: bytes = b"0", body: bytes = b"", link: bytes = b"") -> bytes:
-    """A header with any size, and whatever follows it."""
+    """A header that claims any size, followed by `body`."""
     stated = b"\x80" + size.to_bytes(11, "big") if size >= 0 else b"\xff" + (256**11 + size).to_bytes(11, "big")
     fields = (
         name.ljust(100, b"\0") + b"0000644\0" * 3 + stated + b"%011o\0" % 0 + b" " * 8 + kind + link.ljust(100, b"\0")
@@ -247,7 +247,7 @@ def tar_of(files: dict[str, bytes]) -> bytes:
 
 
 def deep_mat(depth: int) -> bytes:
-    """A MATLAB file of cells within cells, which SciPy follows on the stack."""
+    """A MATLAB file of nested cells, which SciPy reads recursively."""
 
     def element(kind: int, body: bytes) -> bytes:
         return struct.pack("<II", kind, len(body)) + body + bytes(-len(body) % 8)
@@ -264,25 +264,25 @@ def deep_mat(depth: int) -> bytes:
     return b"MATLAB 5.0".ljust(124) + b"\x00\x01IM" + b"".join(reversed(parts))
 
 
-# ---- changes ----
+# ---- mutations ----
 
 
 def mutated(content: bytes, count: int, seed: int) -> Iterator[bytes]:
-    """Flipped bits, changed and repeated stretches, truncations; the same for a seed."""
-    chance = random.Random(seed)
+    """Yield copies with flipped bits, changed, repeated and deleted bytes, and truncations; deterministic per seed."""
+    rng = random.Random(seed)
     for _ in range(count):
         changed = bytearray(content)
-        for _ in range(chance.choice((1, 1, 2, 8))):
-            at = chance.randrange(len(changed))
-            match chance.randrange(5):
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            at = rng.randrange(len(changed))
+            match rng.randrange(5):
                 case 0:
-                    changed[at] ^= 1 << chance.randrange(8)
+                    changed[at] ^= 1 << rng.randrange(8)
                 case 1:
-                    changed[at] = chance.choice((0, 1, 127, 128, 255))
+                    changed[at] = rng.choice((0, 1, 127, 128, 255))
                 case 2:
-                    changed[at : at + 4] = chance.randbytes(4)
+                    changed[at : at + 4] = rng.randbytes(4)
                 case 3:
-                    changed[at:at] = changed[at : at + chance.randrange(1, 64)]
+                    changed[at:at] = changed[at : at + rng.randrange(1, 64)]
                 case 4:
-                    del changed[at : at + chance.choice((1, 2, 16))]
-        yield bytes(changed) if chance.random() < 0.85 else bytes(changed[: chance.randrange(len(changed))])
+                    del changed[at : at + rng.choice((1, 2, 16))]
+        yield bytes(changed) if rng.random() < 0.85 else bytes(changed[: rng.randrange(len(changed))])

@@ -1,4 +1,4 @@
-"""Run folders with known figures, as the engine writes them."""
+"""Make run folders with known figures, in the engine's format."""
 
 import json
 from pathlib import Path
@@ -19,14 +19,14 @@ def make_run(
     status: str = "finished",
     every: int = 10,
     eval_seconds: float = 0.1,
-    save_seconds: float = 0.01,
+    checkpoint_seconds: float = 0.01,
     top1: tuple[float, float] = (0.6, 0.9),
     memory: list[int] | None = None,
 ) -> Path:
-    """A run folder as the engine writes it.
+    """Write a run folder and return its path.
 
-    `seconds` per step and rank: a number, or one for each rank; `top1`: of validation, before the first step and after
-    the last; `memory`: peak bytes of each rank.
+    `seconds` per step by part: one number, or a list with one per rank; `top1`: validation accuracy before the first
+    step and after the last; `memory`: peak bytes per rank.
     """
     folder = root / name
     (folder / "telemetry").mkdir(parents=True)
@@ -40,25 +40,25 @@ def make_run(
     split = {"data": 0.001, "compute": 0.1, "sync": 0.0 if ranks == 1 else 0.005, "optimizer": 0.002} | (seconds or {})
     records: list[dict[str, Any]] = []
     for step in range(every, steps + 1, every):
-        own = {
+        per_rank = {
             part: [every * each for each in (value if isinstance(value, list) else [value] * ranks)]
             for part, value in split.items()
         }
-        place = {"step": step, "epoch": step / 11, "phase": 0}
-        train = place | {"kind": "train", "steps": every, "loss": 2.0 - step / steps, "top1": 0.5, "lr": 0.1}
-        train |= {"images": 128 * every, "seconds": {part: sum(each) / ranks for part, each in own.items()}}
+        position = {"step": step, "epoch": step / 11, "phase": 0}
+        train = position | {"kind": "train", "steps": every, "loss": 2.0 - step / steps, "top1": 0.5, "lr": 0.1}
+        train |= {"images": 128 * every, "seconds": {part: sum(each) / ranks for part, each in per_rank.items()}}
         train["images_per_second"] = train["images"] / sum(train["seconds"].values())
         train["memory_per_rank"] = memory or [10**9] * ranks
         if ranks > 1:
-            train["seconds_per_rank"] = own
-        evaluated = place | {
+            train["seconds_per_rank"] = per_rank
+        evaluated = position | {
             "kind": "eval",
             "top1": top1[0] + (top1[1] - top1[0]) * step / steps,
             "top5": 0.99,
             "loss": 0.5,
         }
         evaluated |= {"samples": 360, "correct": 300, "seconds": eval_seconds}
-        records += [train, evaluated, place | {"kind": "save", "seconds": save_seconds}]
+        records += [train, evaluated, position | {"kind": "checkpoint", "seconds": checkpoint_seconds}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     samples = [{"kind": "host", "time": 0.0, "gpus": []}]
     samples += [

@@ -1,4 +1,4 @@
-"""Starting the command line as processes, and meddling with them."""
+"""Runs the command line in subprocesses and ranks."""
 
 import faulthandler
 import multiprocessing
@@ -19,44 +19,45 @@ from torch.distributed import TCPStore, distributed_c10d
 from paceline.cli.main import main
 from paceline.track.records import RunFolder
 
-# Ranks fork from a process that has imported everything and done nothing, which saves seconds at every start.
-_ready = multiprocessing.get_context("forkserver")
-_ready.set_forkserver_preload(["paceline.engine.preload"])
+# ranks fork from a process that has imported everything, which saves seconds per start
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["paceline.engine.preload"])
 
 
 def start(folder: Path, *words: object) -> subprocess.Popen[str]:
+    """Start the command line in a folder; returns the process."""
     return subprocess.Popen(command(*words), cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
 
 
 def run_ranks(
     folder: Path, procs: int, *words: object, before: Callable[[int], None] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The command line as `procs` ranks, in the environment that torchrun would give them: it must succeed.
+    """Run the command line as `procs` ranks with the variables that torchrun would set. All of them must succeed.
 
-    `before`, a function of a test module, is called in each rank first, and may meddle with it.
+    `before`, a function of a test module, is called first in each rank, e.g. to patch something.
     """
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # where torchrun has it: not in a rank
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "GLOO_SOCKET_IFNAME": "lo"}
-    meeting |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # outside the ranks, as with torchrun
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "GLOO_SOCKET_IFNAME": "lo"}
+    master |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     processes = []
     for rank in range(procs):
-        place = {"RANK": rank, "WORLD_SIZE": procs, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": procs} | meeting
-        variables = environment() | {key: str(value) for key, value in place.items() if procs > 1}
+        ranks = {"RANK": rank, "WORLD_SIZE": procs, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": procs} | master
+        variables = environment() | {key: str(value) for key, value in ranks.items() if procs > 1}
         target = (list(map(str, words)), folder, variables, folder / f"rank-{rank}", before)
-        processes.append(_ready.Process(target=_rank, args=target))
+        processes.append(_context.Process(target=_rank, args=target))
         processes[-1].start()
     _wait(processes)
-    written = [
+    output = [
         "".join(path.read_text() for path in sorted(folder.glob(f"rank-*.{kind}"))) for kind in ("stdout", "stderr")
     ]
     for path in folder.glob("rank-*.std*"):
         path.unlink()
-    assert not any(process.exitcode for process in processes), f"{words}: {written[1]}"
-    return subprocess.CompletedProcess([*words], 0, *written)
+    assert not any(process.exitcode for process in processes), f"{words}: {output[1]}"
+    return subprocess.CompletedProcess([*words], 0, *output)
 
 
 def _wait(ranks: list[multiprocessing.process.BaseProcess]) -> None:
-    """For all of them, or a moment longer than for the first that fails: those left may wait for it in vain."""
+    """Wait for all ranks, or a minute after the first failure: the others may wait for the failed rank."""
     deadline = time.monotonic() + HANG
     while running := [rank for rank in ranks if rank.exitcode is None]:
         if not wait([rank.sentinel for rank in running], max(0.0, deadline - time.monotonic())):
@@ -82,7 +83,7 @@ def _rank(
 
 
 def free_port() -> int:
-    """Below Linux's default range of ephemeral ports, so that another process is unlikely to get it before its use."""
+    """Return a free port below Linux's ephemeral ones, so that another process is unlikely to get it before its use."""
     while True:
         with socket.socket() as probe:
             try:
@@ -93,10 +94,11 @@ def free_port() -> int:
 
 
 def _refuse_pickle(*_: object) -> None:
-    raise AssertionError("a rank reads a pickle of another one, which could run code")
+    raise AssertionError("a rank loads a pickle from another rank, which could execute code")
 
 
 def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
+    """Wait until a run has recorded this step."""
     deadline = time.monotonic() + HANG
     while not any(record["step"] >= step for record in RunFolder(run).records()):
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
@@ -105,6 +107,6 @@ def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
 
 
 def ranks(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """In order of their numbers."""
+    """Return the rank processes of a launcher, in rank order."""
     named = {child.name(): child for child in psutil.Process(process.pid).children(recursive=True)}
     return [named[name] for name in sorted(named) if name.startswith("paceline-rank-")]

@@ -1,15 +1,74 @@
-"""Paceline trains image classifiers on one machine or many with one command, and hands back the evidence."""
+"""Paceline trains image classifiers on one node or many with one command, and compares the results."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import UserError
+from paceline.extensions import (
+    register_augmentation,
+    register_callback,
+    register_dataset,
+    register_loss,
+    register_model,
+    register_optimizer,
+    register_schedule,
+)
+
+if TYPE_CHECKING:
+    from paceline.api.data import PreparedData, prepare_cifar10, prepare_folder, prepare_imagenet
+    from paceline.api.planning import Estimate, TrainingPlan, check_machine, find_batch, measured_speed, plan
+    from paceline.api.runs import Comparison, Run, compare, list_runs, logbook, report
+    from paceline.api.training import evaluate, export, list_recipes, load_recipe, resume, train
+    from paceline.engine.callbacks import Callback, RunInfo, StepInfo
 
 __version__ = "0.1.0"
-__all__ = ["Run", "compare", "load_recipe", "train"]
+__all__ = [
+    "Callback",
+    "Comparison",
+    "Estimate",
+    "PreparedData",
+    "Run",
+    "RunInfo",
+    "StepInfo",
+    "TrainingPlan",
+    "UserError",
+    "check_machine",
+    "compare",
+    "evaluate",
+    "export",
+    "find_batch",
+    "list_recipes",
+    "list_runs",
+    "load_recipe",
+    "logbook",
+    "measured_speed",
+    "plan",
+    "prepare_cifar10",
+    "prepare_folder",
+    "prepare_imagenet",
+    "register_augmentation",
+    "register_callback",
+    "register_dataset",
+    "register_loss",
+    "register_model",
+    "register_optimizer",
+    "register_schedule",
+    "report",
+    "resume",
+    "train",
+]
+_MODULES = ("api.training", "api.runs", "api.planning", "api.data", "engine.callbacks")
 
 
 def __getattr__(name: str) -> Any:
-    """The functions of paceline.api, loaded when they are asked for: the command line has to start at once."""
-    if name in __all__:
-        from paceline import api
+    """Import the API on first use, so that the command line starts fast."""
+    if name == "launch":
+        return import_module("paceline.launch")
+    if name not in __all__:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    modules = (import_module(f"paceline.{module}") for module in _MODULES)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
-        return getattr(api, name)
-    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

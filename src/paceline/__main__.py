@@ -1,8 +1,8 @@
 import sys
 
-from paceline.base.signals import interrupts_end
+from paceline.system.signals import interrupts_end
 
-if __name__ == "__main__":  # ranks that fork from it import it under another name
+if __name__ == "__main__":  # ranks import this module under another name
     with interrupts_end():
         from paceline.cli.main import main
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Jobs whose processes are known by a mark in their environment, whoever has become their parent."""
+"""Jobs whose processes are found by an environment variable, even if another process has adopted them."""
 
 import subprocess
 import time
@@ -19,16 +19,16 @@ _MARK = "ATTACKED_JOB"
 
 
 class Job:
-    """A command in a session of its own, with pipes that its processes inherit."""
+    """A command in its own session, with pipes that its processes inherit."""
 
     def __init__(self, folder: Path, words: list[str], **variables: str):
         self._mark = uuid4().hex
-        own = environment() | variables | {_MARK: self._mark}
+        marked = environment() | variables | {_MARK: self._mark}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        self.launcher = subprocess.Popen(words, cwd=folder, env=own, start_new_session=True, **pipes)
+        self.launcher = subprocess.Popen(words, cwd=folder, env=marked, start_new_session=True, **pipes)
 
     def processes(self, folder: str = "", words: str = "") -> list[psutil.Process]:
-        """Those that live; only those that work in a folder of that name, and have these words in their command."""
+        """Return the live processes in a folder with this name and with these words in their command line."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
@@ -39,6 +39,7 @@ class Job:
         return found
 
     def by_role(self) -> dict[str, psutil.Process]:
+        """Return the live processes by their role in the job."""
         found = {}
         for process in self.processes():
             with suppress(psutil.Error):
@@ -53,28 +54,30 @@ class Job:
         line = " ".join(process.cmdline())
         return next((role for role in ROLES if f"multiprocessing.{role}" in line), line)
 
-    def wait_for(self, what: Callable[[], object]) -> None:
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        """Wait until a condition holds; the launcher must not end before."""
         deadline = time.monotonic() + HANG
-        while not what():
+        while not condition():
             assert self.launcher.poll() is None, self.launcher.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
     def wait_for_roles(self, *roles: str) -> dict[str, psutil.Process]:
+        """Wait until processes of these roles exist, and return them by role."""
         found: dict[str, psutil.Process] = {}
 
-        def all_there() -> bool:
+        def all_exist() -> bool:
             found.update(self.by_role())
             return set(roles) <= found.keys()
 
-        self.wait_for(all_there)
+        self.wait_for(all_exist)
         return found
 
     def wait_for_step(self, run: Path, step: int) -> None:
         self.wait_for(lambda: last_step(run) >= step)
 
     def end(self) -> tuple[int, str]:
-        """Exit status and standard error, once nobody holds the pipes and no process of the job is left."""
+        """Return exit status and standard error after all processes of the job have ended and closed the pipes."""
         _, errors = self.launcher.communicate(timeout=HANG)
         deadline = time.monotonic() + HANG
         while left := self.processes():
@@ -89,26 +92,27 @@ class Job:
 
 
 def kill(process: psutil.Process) -> None:
-    """Unless it has ended with another one."""
+    """Kill a process unless it has ended."""
     with suppress(psutil.NoSuchProcess):
         process.kill()
 
 
 @contextmanager
 def jobs(folder: Path) -> Iterator[Begin]:
-    """A function that starts a command; what a failed test leaves of it is killed."""
-    begun: list[Job] = []
+    """Yield a function that starts a command. Processes that a failed test leaves are killed."""
+    started: list[Job] = []
 
     def begin(words: list[str], **variables: str) -> Job:
-        begun.append(Job(folder, words, **variables))
-        return begun[-1]
+        started.append(Job(folder, words, **variables))
+        return started[-1]
 
     try:
         yield begin
     finally:
-        for job in begun:
+        for job in started:
             job.kill_all()
 
 
 def last_step(run: Path) -> int:
+    """Return the last recorded step of a run."""
     return max((record["step"] for record in RunFolder(run).records()), default=0)

@@ -1,4 +1,4 @@
-"""Checkpoints that strangers made: whatever was changed in them, their checksums match."""
+"""Changes checkpoints and makes their checksums match, as an attacker would."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def reseal(folder: Path, **entries: Any) -> None:
-    """Write manifest and marker anew; `entries` of the manifest replace those of the files, None leaves one out."""
+    """Rewrite manifest and marker. `entries` replace those of the files in the manifest; None removes one."""
     files = [path for path in folder.iterdir() if path.name not in ("manifest.json", "COMMIT") and path.is_file()]
     manifest = {
         path.name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
@@ -39,7 +39,7 @@ def change_state(folder: Path, change: Callable[[dict[str, Any]], object]) -> No
 
 
 def change_progress(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """`change` gets plain dictionaries, not the pairs that state.json has."""
+    """`change` gets dictionaries instead of the pairs in state.json."""
 
     def inside(state: dict[str, Any]) -> None:
         progress = _plain(state["parts"]["progress"])
@@ -58,7 +58,7 @@ def change_tensors(folder: Path, part: str, change: Callable[[Tensors], object])
 
 
 def copied(run: Path, target: Path) -> tuple[Path, Path]:
-    """Another copy of a run, and the checkpoint in it."""
+    """Copy a run and return the copy and its checkpoint."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(run, target)
     return target, next((target / "checkpoints").glob("step-*"))

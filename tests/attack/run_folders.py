@@ -1,4 +1,4 @@
-"""Run folders as the engine writes them, every command that reads them, and what an answer must not hold."""
+"""Run folders as the engine writes them, every command that reads them, and what its output must not contain."""
 
 import hashlib
 import json
@@ -16,6 +16,7 @@ CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def sealed(folder: Path) -> Path:
+    """Add checksums and a summary to a made run folder, as the engine writes them."""
     for name in ("metrics.jsonl", "telemetry/host-0.jsonl"):
         lines = (folder / name).read_text().splitlines()
         (folder / name).write_bytes(b"".join(seal(json.loads(line)) + b"\n" for line in lines))
@@ -43,7 +44,7 @@ def commands(run: Path, other: Path) -> Iterator[tuple[str, ...]]:
 
 
 def check_polite(answer: Any) -> None:
-    """An answer, or an error for users; no traceback, nothing that a terminal would obey."""
+    """Check for output or an error message without traceback and without control characters."""
     assert answer.returncode in (0, 1), answer
     assert "Traceback" not in answer.stderr, answer.stderr
     assert answer.returncode == 0 or "paceline: " in answer.stderr, answer

@@ -1,4 +1,4 @@
-"""Launches with hostile values, whose scripts are run with programs that only note how they were called."""
+"""Launches with hostile values, whose scripts run with stub programs that record how they were called."""
 
 import os
 import re
@@ -32,29 +32,18 @@ HOSTILE = (
     "x" * 100_000,
 )
 
-# how many words, then the words
-_NOTE = """#!/bin/sh
+# number of arguments, then program and arguments
+_RECORD = """#!/bin/sh
 printf '%s\\0' "$#" "$0" "$@" >> "$NOTES"
 [ -z "$SECRET" ] || printf '%s' "$SECRET" > "$NOTES.secret"
 """
-_SILENT = (
-    "apptainer",
-    "blkid",
-    "flock",
-    "mount",
-    "paceline",
-    "pkill",
-    "ps",
-    "python",
-    "python3",
-    "sleep",
-    "srun",
-    "torchrun",
-)
-_ANSWERS = {
+_PROGRAMS = (
+    "apptainer", "blkid", "flock", "mount", "paceline", "pkill", "ps", "python", "python3", "sleep", "srun", "torchrun",
+)  # fmt: skip
+_BEHAVIOR = {
     "sbatch": "echo 123",
     "mountpoint": "exit 1",
-    "docker": 'while [ "$1" != sh ] && [ $# -gt 0 ]; do shift; done; exec "$@"',  # what runs in the container
+    "docker": 'while [ "$1" != sh ] && [ $# -gt 0 ]; do shift; done; exec "$@"',  # the command in the container
     "setsid": 'shift; exec "$@"',  # without nohup
     "sudo": 'shift; exec "$@"',
 }
@@ -62,7 +51,7 @@ _ANSWERS = {
 
 @dataclass(frozen=True)
 class Stubs:
-    """A folder of programs that stand before all others."""
+    """A folder of stub programs, first in PATH."""
 
     folder: Path
 
@@ -72,31 +61,31 @@ class Stubs:
 
     @property
     def secret(self) -> str:
-        """The value of $SECRET in the last program that had one."""
+        """Return the value of $SECRET in the last program that had one."""
         return os.fsdecode((self.folder / "notes.secret").read_bytes())
 
     def add(self, path: Path, then: str = "") -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_NOTE + then)
+        path.write_text(_RECORD + then)
         path.chmod(0o700)
         return path
 
     def variables(self, **more: str) -> dict[str, str]:
         path = f"{self.folder}:{os.environ['PATH']}"
-        return {name: own for name, own in os.environ.items() if name != "SECRET"} | {
+        return {name: value for name, value in os.environ.items() if name != "SECRET"} | {
             "PATH": path,
             "NOTES": str(self.notes),
             **more,
         }
 
     def run(self, words: Iterable[str], folder: Path, script: str = "", **more: str) -> int:
-        """A shell in a folder; its exit status."""
-        given, variables = os.fsencode(script), self.variables(**more)
-        done = subprocess.run([*words], cwd=folder, input=given, env=variables, capture_output=True, check=False)
-        return done.returncode
+        """Run a command in a folder, with a script on standard input; return its exit status."""
+        stdin, variables = os.fsencode(script), self.variables(**more)
+        result = subprocess.run([*words], cwd=folder, input=stdin, env=variables, capture_output=True, check=False)
+        return result.returncode
 
     def calls(self) -> list[list[str]]:
-        """Since the last time they were asked for, word by word; the first is the program's path."""
+        """Return the calls since the last time, each as program path and arguments."""
         if not self.notes.exists():
             return []
         words = iter(os.fsdecode(self.notes.read_bytes()).split("\0")[:-1])
@@ -105,12 +94,12 @@ class Stubs:
 
 
 def stubs(folder: Path) -> Stubs:
-    made = Stubs(folder)
-    for name in _SILENT:
-        made.add(folder / name)
-    for name, then in _ANSWERS.items():
-        made.add(folder / name, then)
-    return made
+    programs = Stubs(folder)
+    for name in _PROGRAMS:
+        programs.add(folder / name)
+    for name, then in _BEHAVIOR.items():
+        programs.add(folder / name, then)
+    return programs
 
 
 def canaries(folder: Path) -> list[Path]:
@@ -118,7 +107,7 @@ def canaries(folder: Path) -> list[Path]:
 
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """As Kubernetes does it with commands and variables: $(NAME) is filled in, $$ is one $."""
+    """Expand as Kubernetes does in commands and variables: $(NAME) is replaced, $$ becomes $."""
     out, position = "", 0
     while position < len(text):
         letter, rest = text[position], text[position + 1 :]
@@ -134,27 +123,27 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
 
 
 def directives(script: str) -> list[str]:
-    """Words that sbatch reads from a script: until the first command; a backslash counts everywhere."""
+    """Return the options that sbatch reads from a script, up to its first command; backslashes escape everywhere."""
     words: list[str] = []
     for line in script.split("\n")[1:]:
         if line.strip() and not line.lstrip().startswith("#"):
             break
         rest = iter(line.removeprefix("#SBATCH")) if line.startswith("#SBATCH") else iter("")
-        word, quote, begun = "", "", False
+        word, quote, started = "", "", False
         for letter in rest:
             if letter == "\\":
-                word, begun = word + next(rest, ""), True
+                word, started = word + next(rest, ""), True
             elif quote:
                 quote, word = ("", word) if letter == quote else (quote, word + letter)
             elif letter in "\"'":
-                quote, begun = letter, True
+                quote, started = letter, True
             elif letter == "#":
                 break
             elif letter.isspace():
-                words, word, begun = [*words, word] if begun else words, "", False
+                words, word, started = [*words, word] if started else words, "", False
             else:
-                word, begun = word + letter, True
-        words += [word] if begun else []
+                word, started = word + letter, True
+        words += [word] if started else []
     return words
 
 
@@ -172,38 +161,40 @@ def resolved(path: str) -> str:
 
 @dataclass(frozen=True)
 class Option:
-    """Of a launch; what makes a hostile value of its kind, and the word that a program is to get."""
+    """An option of launch, how to make a hostile value for it, and the argument that a program must receive."""
 
     word: str
     make: Make = same
     arrives: Make | None = same
-    """Given the value that was made; None: it goes to no program."""
-    named: str = ""
-    """In complaints, beside what it is called."""
+    """From the value; None: no program receives it."""
+    alias: str = ""
+    """Another name in error messages."""
 
 
 def attack(
     here: Launch, words: Sequence[object], options: Sequence[Option], run: Callable[[str], set[str]], folder: Path
 ) -> int:
-    """Every hostile value in all options at once, less those that are refused; the number of values that were tried.
+    """Launch with each hostile value in all options that are not refused; return the number of values tried.
 
-    `run` is given what the launch printed, and tells all words that programs got.
+    `run` gets the output of the launch, and returns all arguments that programs received.
     """
     for hostile in HOSTILE:
-        left = {option.word: (option, option.make(hostile)) for option in options}
+        accepted = {option.word: (option, option.make(hostile)) for option in options}
         while True:
-            answer = here("launch", *words, *(f"{word}={value}" for word, (_, value) in left.items()))
+            answer = here("launch", *words, *(f"{word}={value}" for word, (_, value) in accepted.items()))
             assert "Traceback" not in answer.stderr, answer.stderr
             if answer.returncode == 0:
                 break
             assert "\x1b" not in answer.stderr
             assert len(answer.stderr) < 1000
-            refused = [word for word, (option, _) in left.items() if {word, option.named} & set(_words(answer.stderr))]
+            assert re.search(r"\[[a-z0-9-]+\]\n$", answer.stderr), answer.stderr
+            named = set(_words(answer.stderr))
+            refused = [word for word, (option, _) in accepted.items() if {word, option.alias} & named]
             assert refused, (hostile[:100], answer.stderr)
-            del left[refused[0]]
-        got = run(answer.stdout)
-        for option, value in left.values():
-            assert option.arrives is None or option.arrives(value) in got, (option.word, value, got)
+            del accepted[refused[0]]
+        received = run(answer.stdout)
+        for option, value in accepted.values():
+            assert option.arrives is None or option.arrives(value) in received, (option.word, value, received)
         assert not canaries(folder), hostile
         assert not (folder.parent / "outside").exists()
     return len(HOSTILE) * len(options)

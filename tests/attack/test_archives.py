@@ -1,4 +1,4 @@
-"""Archives of hosts that lie: a run folder is fetched, and nothing else is written, linked, filled or run."""
+"""Hostile archives of hosts: fetching a run folder writes, links, fills and runs nothing outside of it."""
 
 import os
 import shutil
@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch import answers, control
+from paceline.launch import fetching, host_output
 from paceline.launch.hosts import Host, HostError
 from paceline.launch.job import Job
+from paceline.launch.specs import SshSpec
 
 RUN = "runs/j"
 SUMMARY = b'{"status": "finished", "step": 7}'
@@ -20,7 +21,7 @@ SUMMARY = b'{"status": "finished", "step": 7}'
 
 @dataclass(frozen=True)
 class Sender(Host):
-    """Sends a file when it is asked for an archive."""
+    """Sends a file instead of an archive."""
 
     archive: Path = Path()
 
@@ -31,7 +32,7 @@ class Sender(Host):
 
 
 def _entry(name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, mode: int = 0o644, **more: object) -> bytes:
-    """A header and its content, however little they fit."""
+    """Return a header and content, which need not be consistent."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.type, entry.mode = len(content), kind, mode
     for key, value in more.items():
@@ -45,8 +46,8 @@ def _link(name: str, to: str, kind: bytes = tarfile.SYMTYPE) -> bytes:
 
 
 def _pax(**headers: str) -> bytes:
-    """A file whose header says otherwise."""
-    return _entry(f"{RUN}/pax", b"owned", pax_headers={key.replace("_", "."): own for key, own in headers.items()})
+    """Return a file whose extended header overrides its attributes."""
+    return _entry(f"{RUN}/pax", b"owned", pax_headers={key.replace("_", "."): value for key, value in headers.items()})
 
 
 def _attacks(outside: Path) -> dict[str, bytes]:
@@ -63,7 +64,7 @@ def _attacks(outside: Path) -> dict[str, bytes]:
         "link to a file": good + _link(f"{RUN}/l", f"{outside}/kept") + _entry(f"{RUN}/l", b"owned"),
         "relative link": good + _link(f"{RUN}/l", "../../..") + _entry(f"{RUN}/l/owned", b"owned"),
         "link as run folder": _link(RUN, str(outside)) + _entry(f"{RUN}/owned", b"owned"),
-        "link as mark": good + _link(f"{RUN}/.job", f"{outside}/kept"),
+        "link as job id": good + _link(f"{RUN}/.job", f"{outside}/kept"),
         "hard link": good + _link(f"{RUN}/h", f"{outside}/kept", tarfile.LNKTYPE) + _entry(f"{RUN}/h", b"owned"),
         "device": good + _entry(f"{RUN}/null", kind=tarfile.CHRTYPE, devmajor=1, devminor=3),
         "fifo": good + _entry(f"{RUN}/fifo", kind=tarfile.FIFOTYPE),
@@ -78,7 +79,7 @@ def _attacks(outside: Path) -> dict[str, bytes]:
         "global header": good + _entry("x", b"19 path=../../owned\n", tarfile.XGLTYPE),
         "headers of headers": good + header * 5000,
         "huge file": good + _entry(f"{RUN}/huge", size=2**60),
-        "more files than believed": good + many,
+        "too many files": good + many,
         "name too long for a disk": good + _entry(f"{RUN}/{'n' * 300}", b"x"),
         "file in place of a folder": good + _entry(f"{RUN}/a") + _entry(f"{RUN}/a/b"),
         "folder in place of a file": good + _entry(f"{RUN}/.job/x"),
@@ -98,10 +99,14 @@ def _everything(folder: Path) -> dict[str, object]:
     }
 
 
-def _fetched(job: Job) -> str:
-    """The complaint, if it could not be."""
+def _job(runs: Path) -> Job:
+    return Job("j", SshSpec(name="j", recipe="data: {}\n", hosts=("attacker",), runs=str(runs)))
+
+
+def _fetch_error(job: Job) -> str:
+    """Fetch the run folder; return the error message, or ""."""
     try:
-        control.fetch(job)
+        fetching.fetch(job)
     except (HostError, OSError) as error:
         return str(error)
     return ""
@@ -109,42 +114,42 @@ def _fetched(job: Job) -> str:
 
 @pytest.fixture
 def sender(tmp_path: Path, monkeypatch) -> Iterator[Sender]:
-    monkeypatch.setattr(answers, "_MOST_FILES", 20)
-    made = Sender("liar", str(tmp_path), tmp_path / "archive")
-    monkeypatch.setattr(control, "hosts_of", lambda job: {"liar": made})
+    monkeypatch.setattr(host_output, "_MAX_FILES", 20)
+    made = Sender("attacker", str(tmp_path), tmp_path / "archive")
+    monkeypatch.setattr(fetching, "hosts_of", lambda job: {"attacker": made})
     before = os.umask(0o022)
     yield made
     os.umask(before)
 
 
 def test_archives(tmp_path: Path, sender: Sender, survived) -> None:
-    """Fetched as `paceline fetch` does it, beside a run of the user's own."""
+    """Fetched like with `paceline fetch`, next to another run of the user."""
     outside, runs = tmp_path / "outside", tmp_path / "home" / "runs"
-    for own in (outside, runs / "other"):
-        own.mkdir(parents=True)
-        (own / "kept").write_text("mine")
-    job = Job("j", "ssh", "j", "data: {}\n", ("liar",), runs=str(runs))
+    for folder in (outside, runs / "other"):
+        folder.mkdir(parents=True)
+        (folder / "kept").write_text("mine")
+    job = _job(runs)
     attacks = _attacks(outside)
     for name, archive in attacks.items():
         sender.archive.write_bytes(archive)
         before = _everything(tmp_path)
-        complaint = _fetched(job)
-        assert complaint.isprintable(), name
-        if not complaint:
+        error = _fetch_error(job)
+        assert error.isprintable(), name
+        if not error:
             kinds = [path.lstat().st_mode for path in (runs / "j").rglob("*")]
             assert all(stat.S_ISREG(kind) or stat.S_ISDIR(kind) for kind in kinds), name
             assert not any(kind & 0o7022 for kind in kinds), name
             shutil.rmtree(runs / "j")
         assert _everything(tmp_path) == before, name
-    survived("archives of hosts that lie", len(attacks))
+    survived("hostile archives of hosts", len(attacks))
 
 
-def test_an_honest_archive_is_fetched_whole(tmp_path: Path, sender: Sender) -> None:
-    """Otherwise the rest would show nothing; trackers leave links in run folders."""
+def test_valid_archive_is_fetched_completely(tmp_path: Path, sender: Sender) -> None:
+    """Otherwise the other test would prove nothing; trackers leave links in run folders."""
     link = _link(f"{RUN}/wandb", "elsewhere")
     sender.archive.write_bytes(
         _entry(RUN, kind=tarfile.DIRTYPE) + _entry(f"{RUN}/summary.json", SUMMARY) + link + _entry(f"{RUN}/a/b", b"b")
     )
-    brought = control.fetch(Job("j", "ssh", "j", "data: {}\n", ("liar",), runs=str(tmp_path / "runs")))
-    found = {str(path.relative_to(brought)): path.read_bytes() for path in brought.rglob("*") if path.is_file()}
+    folder = fetching.fetch(_job(tmp_path / "runs"))
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert found == {"summary.json": SUMMARY, "a/b": b"b", ".job": b"j"}

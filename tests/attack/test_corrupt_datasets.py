@@ -1,4 +1,4 @@
-"""Prepared data on failing disks: every flipped bit and every cut is noticed, or costs no more than a sample."""
+"""Prepared data on failing disks: every flipped bit and truncation is detected, or affects at most one sample."""
 
 import os
 import shutil
@@ -8,17 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import HANG, complaint
-from photographs import tree
+from conftest import HANG, complaint, raises
 from processes import start, wait_for_step
+from sample_images import tree
 
-from attack.datasets import FILES, crops, cuts, flips, make_arrays, make_shards, train
+from attack.datasets import FILES, crops, flips, make_arrays, make_shards, train, truncations
 from paceline.data import arrays
 from paceline.data.description import DESCRIPTION
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
-from paceline.errors import UserError
 from paceline.track.records import RunFolder
 
 
@@ -33,7 +32,7 @@ def data(prepared: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["shards", "arrays"])
-def test_every_flipped_bit_and_every_cut_in_dataset_json_is_noticed(
+def test_flipped_bits_and_truncations_of_dataset_json_are_detected(
     here, data: Path, tmp_path: Path, kind: str, survived
 ) -> None:
     (tmp_path / "arrays").mkdir()
@@ -44,8 +43,8 @@ def test_every_flipped_bit_and_every_cut_in_dataset_json_is_noticed(
         path.write_bytes(flipped)
         complaint(here("data", folder, "--check"))
     survived("flipped bits in dataset.json", 2500)
-    for cut in cuts(content.rstrip(), 60):  # without the line feed at its end it says the same
-        path.write_bytes(cut)
+    for truncated in truncations(content.rstrip(), 60):  # losing only the final newline changes nothing
+        path.write_bytes(truncated)
         complaint(here("data", folder, "--check"))
     survived("truncated dataset.json", 60)
     path.write_bytes(content)
@@ -53,34 +52,39 @@ def test_every_flipped_bit_and_every_cut_in_dataset_json_is_noticed(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_flipped_bit_and_every_cut_in_files_of_shards_is_noticed(here, data: Path, name: str, survived) -> None:
+def test_flipped_bits_and_truncations_of_files_of_shards_are_detected(here, data: Path, name: str, survived) -> None:
     path = data / "original" / "train" / name
     content = path.read_bytes()
     words = ("data", data, "--check", "--variant", "original")
     for flipped in flips(content, 250):
         path.write_bytes(flipped)
-        assert name in complaint(here(*words))
+        message = complaint(here(*words))
+        assert "[dataset-corrupt]" in message
+        assert name in message
     survived(f"flipped bits in {name}", 250)
-    for cut in cuts(content, 50):
-        path.write_bytes(cut)
-        assert name in complaint(here(*words))
+    for truncated in truncations(content, 50):
+        path.write_bytes(truncated)
+        message = complaint(here(*words))
+        assert "[dataset-corrupt]" in message
+        assert name in message
     survived(f"truncated {name}", 50)
 
 
-def test_every_flipped_bit_and_every_cut_in_arrays_is_noticed_at_opening(tmp_path: Path, survived) -> None:
+def test_flipped_bits_and_truncations_of_arrays_are_detected_on_reading(tmp_path: Path, survived) -> None:
     folder = make_arrays(tmp_path)
     for path in folder.glob("*.npy"):
         content = path.read_bytes()
-        for changed in (*flips(content, 250), *cuts(content, 50)):
+        for changed in (*flips(content, 250), *truncations(content, 50)):
             path.write_bytes(changed)
-            with pytest.raises(UserError, match=path.name):
+            with raises("dataset-corrupt") as caught:
                 arrays.read(folder, "cifar10")
+            assert caught.value.fields["path"] == path
         path.write_bytes(content)
         survived("flipped bits in arrays", 250)
         survived("truncated arrays", 50)
 
 
-def test_a_flipped_bit_in_a_shard_costs_at_most_one_sample(data: Path, survived) -> None:
+def test_flipped_bit_in_a_shard_affects_at_most_one_sample(data: Path, survived) -> None:
     path = data / "original" / "train" / "shard-00000.pcl"
     content, (pixels, labels, statuses) = path.read_bytes(), crops(data)
     assert not statuses.any()
@@ -93,7 +97,7 @@ def test_a_flipped_bit_in_a_shard_costs_at_most_one_sample(data: Path, survived)
     survived("flipped bits in shards that are trained on", 500)
 
 
-def test_swapped_files_are_noticed(here, data: Path, survived) -> None:
+def test_swapped_files_are_detected(here, data: Path, survived) -> None:
     folders = [data / variant / split for variant in ("original", "max-32-q90") for split in ("train", "val")]
     pairs = [(one / name, other / name) for name in FILES for one, other in pairwise(folders)]
     for one, other in pairs:
@@ -108,7 +112,7 @@ def test_swapped_files_are_noticed(here, data: Path, survived) -> None:
     survived("swapped files", len(pairs))
 
 
-# ---- what is not a file ----
+# ---- links, pipes, devices and folders ----
 
 
 def _link(path: Path, outside: Path) -> None:
@@ -137,38 +141,42 @@ def test_links_pipes_and_devices_are_not_read(
 ) -> None:
     (tmp_path / "outside").mkdir()
     replace(data / name, tmp_path / "outside")
-    run = paceline if replace is _pipe else here  # a process that waits for a pipe can be ended
+    run = paceline if replace is _pipe else here  # a process that blocks on a pipe can be killed
     assert Path(name).name in complaint(run("data", data, "--check"))
     survived("links, pipes and devices instead of files")
 
 
 @pytest.mark.parametrize("name", ["original", "original/val"])
-def test_folders_that_lead_out_are_not_entered(here, data: Path, tmp_path: Path, name: str, survived) -> None:
+def test_folders_that_link_outside_are_not_read(here, data: Path, tmp_path: Path, name: str, survived) -> None:
     (tmp_path / "outside").mkdir()
     _link(data / name, tmp_path / "outside")
-    assert f"{data / 'original' / 'val'} is a symbolic link out of {data}" in complaint(here("data", data, "--check"))
+    message = complaint(here("data", data, "--check"))
+    assert "[link-outside-folder]" in message
+    assert str(data / "original" / "val") in message
     survived("links, pipes and devices instead of files")
 
 
-def test_the_folder_itself_may_be_a_link(here, data: Path, tmp_path: Path) -> None:
+def test_dataset_folder_may_be_a_link(here, data: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(data)
     assert here("data", "link", "--check").returncode == 0
 
 
-def test_an_enormous_description_is_refused(here, data: Path, survived) -> None:
-    os.truncate(data / DESCRIPTION, 1 << 40)  # sparse: it takes no room
+def test_huge_description_is_rejected(here, data: Path, survived) -> None:
+    os.truncate(data / DESCRIPTION, 1 << 40)  # sparse: it takes no disk space
     for words in (("data", data, "--check"), train(data)):
-        assert "it is too large to be read" in complaint(here(*words))
-    survived("enormous files", 2)
+        message = complaint(here(*words))
+        assert "[dataset-unreadable]" in message
+        assert "too large" in message
+    survived("huge files", 2)
 
 
-# ---- while it is read ----
+# ---- during training ----
 
 
 @pytest.mark.parametrize("procs", [1, 2])
-def test_a_shard_that_shrinks_during_training_is_named(tmp_path: Path, procs: int, survived) -> None:
+def test_shard_truncated_during_training_is_an_error(tmp_path: Path, procs: int, survived) -> None:
     prepare(source(tree(tmp_path / "in", classes=4, images=40), "folder"), tmp_path / "out", [Variant()], 2)
-    words = ("--data.name", "", "--data.path", tmp_path / "out", "--data.size", 24, "--data.augment", "{}")
+    words = ("--data.name", "", "--data.path", tmp_path / "out", "--data.size", 24, "--data.augment", "null")
     size = ("--model.options", "{widths: [8, 16], norm: group}", "--train.global_batch", 16)
     times = ("--train.duration", "1000ep", "--checkpoint.every", "5ba", "--log.every", "1ba")
     process = start(tmp_path, "train", "digits", *words, *size, *times, "--log.tensorboard", "false", "--procs", procs)
@@ -181,4 +189,4 @@ def test_a_shard_that_shrinks_during_training_is_named(tmp_path: Path, procs: in
     assert "the shard was truncated, or its disk failed, while it was read" in errors
     assert "paceline data DIR --check" in errors
     assert RunFolder(run).read_summary()["status"] == "failed"
-    survived("shards that shrank during training")
+    survived("shards truncated during training")

@@ -1,4 +1,4 @@
-"""The disk refuses writes in the middle of a command: full, over quota, read-only or broken."""
+"""The disk refuses writes during a command: full, over quota, read-only or failing."""
 
 import errno
 import os
@@ -12,22 +12,22 @@ import pytest
 from conftest import HANG, TINY, command, complaint, environment
 from disk import preloaded
 from made_runs import make_run
-from photographs import tree
+from sample_images import tree
 
-from paceline.base.host import host_name
 from paceline.checkpoint import store
+from paceline.system.host import host_name
 from paceline.track.records import RunFolder
 
 TRAIN = ("train", "digits", *TINY, "--precision", "fp32", "--log.tensorboard", "true")
 RUN = Path("runs") / "digits"
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 ROOM = 250_000
-"""Bytes: enough for some of the checkpoints."""
+"""Bytes, enough for some of the checkpoints."""
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> RunFolder:
-    folder = tmp_path_factory.mktemp("undisturbed")
+def uninterrupted(tmp_path_factory) -> RunFolder:
+    folder = tmp_path_factory.mktemp("uninterrupted")
     answer = _run(folder, {}, *TRAIN)
     assert answer.returncode == 0, answer.stderr
     return RunFolder(folder / RUN)
@@ -39,7 +39,7 @@ def _run(folder: Path, variables: dict[str, str], *words: object, **more: object
 
 
 def _is_the_same(run: RunFolder, other: RunFolder) -> bool:
-    """Every step once, with the same losses, and the same weights in the end."""
+    """Return whether both runs have every step once, the same losses and the same final weights."""
     losses = [
         [(record["step"], record["loss"]) for record in each.records() if record["kind"] == "train"]
         for each in (run, other)
@@ -53,39 +53,43 @@ def _is_polite(text: str) -> bool:
 
 
 @pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.get)
-def test_training_says_it_once_fails_and_resumes(
-    number: int, tmp_path: Path, undisturbed: RunFolder, here: Callable, survived
+def test_training_warns_once_fails_and_resumes(
+    number: int, tmp_path: Path, uninterrupted: RunFolder, here: Callable, survived
 ) -> None:
     answer = _run(tmp_path, preloaded(tmp_path, tmp_path / "runs", room=ROOM, errno=number), *TRAIN)
     text = complaint(answer)
     assert answer.returncode == 1
     assert _is_polite(text), text
     last = text.splitlines()[-1]
-    assert last.startswith(f"paceline: the checkpoint of step 60 was not written on {host_name()}: runs/digits/"), last
+    assert last.startswith(
+        f"paceline: error: the checkpoint of step 60 was not written on {host_name()}: runs/digits/"
+    ), last
     assert os.strerror(number) in last
-    assert last.endswith("paceline train --resume runs/digits")
+    assert last.endswith("paceline train --resume runs/digits [checkpoint-not-written]")
     assert text.count("Training continues") <= 1
     run = RunFolder(tmp_path / RUN)
-    saves = [store.read(path)[0].step for path in store.committed(run.checkpoints)]
-    assert saves
-    assert max(saves) < 60
+    checkpoints = [store.read(path)[0].step for path in store.committed(run.checkpoints)]
+    assert checkpoints
+    assert max(checkpoints) < 60
     again = here("train", "--resume", RUN)
     assert again.returncode == 0, again.stderr
-    assert f"resuming from step {max(saves)} " in again.stderr
-    assert _is_the_same(run, undisturbed)
-    assert run.damaged == 0
+    assert f"resuming from step {max(checkpoints)} " in again.stderr
+    assert _is_the_same(run, uninterrupted)
+    assert run.num_corrupt == 0
     survived("disks that refuse writes during training")
 
 
-def test_a_disk_with_room_again_gets_what_was_kept(tmp_path: Path, undisturbed: RunFolder, survived) -> None:
+def test_buffered_records_are_written_when_there_is_space_again(
+    tmp_path: Path, uninterrupted: RunFolder, survived
+) -> None:
     disk = preloaded(tmp_path, tmp_path / "runs", room=ROOM, errno=errno.ENOSPC, failures=40)
     answer = _run(tmp_path, disk, *TRAIN)
     assert answer.returncode == 0, answer.stderr
     assert _is_polite(answer.stderr)
     assert answer.stderr.count("Training continues") == 1
-    assert answer.stderr.count("the disk accepts writes again; all records are on disk") == 1
+    assert answer.stderr.count("the disk accepts writes again") == 1
     run = RunFolder(tmp_path / RUN)
-    assert _is_the_same(run, undisturbed)
+    assert _is_the_same(run, uninterrupted)
     assert run.read_starts()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -94,7 +98,7 @@ def test_a_disk_with_room_again_gets_what_was_kept(tmp_path: Path, undisturbed: 
     survived("disks that were full for a while")
 
 
-def test_other_commands_leave_no_half_files(tmp_path: Path, here: Callable, survived) -> None:
+def test_other_commands_leave_no_partial_files(tmp_path: Path, here: Callable, survived) -> None:
     make_run(tmp_path / "runs", "made")
     assert here(*TRAIN, "--train.duration", "10ba", "--name", "trained").returncode == 0
     commands = (
@@ -111,7 +115,7 @@ def test_other_commands_leave_no_half_files(tmp_path: Path, here: Callable, surv
         answer = subprocess.run([sys.executable, "-c", program], **options, check=False)
         assert answer.returncode == 0, answer.stderr
         assert _is_polite(answer.stderr), answer.stderr
-        complaints = [line for line in answer.stderr.splitlines() if line.startswith("paceline: ")]
+        complaints = [line for line in answer.stderr.splitlines() if line.startswith("paceline: error: ")]
         for words, text in zip(commands, complaints, strict=True):
             assert words[-1] in text, text
             assert os.strerror(number) in text, text
@@ -124,13 +128,14 @@ def test_other_commands_leave_no_half_files(tmp_path: Path, here: Callable, surv
     survived("disks that refuse writes of other commands", len(ERRORS) * len(commands))
 
 
-def test_a_terminal_s_file_that_is_full(tmp_path: Path, survived) -> None:
+def test_standard_output_on_a_full_disk(tmp_path: Path, survived) -> None:
     with open("/dev/full", "w") as full:
-        for words in (["recipes"], ["runs", "--json"]):  # more and less than a buffer
+        for words in (["recipes"], ["runs", "--json"]):  # larger and smaller than a buffer
             (tmp_path / "runs").mkdir(exist_ok=True)
             answer = _run(tmp_path, {}, *words, capture_output=False, stdout=full, stderr=subprocess.PIPE)
             assert answer.returncode == 1
-            assert answer.stderr == "paceline: No space left on device; free some space\n"
+            (line,) = answer.stderr.splitlines()
+            assert line.startswith("paceline: error: No space left on device")
         answer = _run(tmp_path, {}, *TRAIN, capture_output=False, stdout=full, stderr=full)
         assert answer.returncode == 0
     assert RunFolder(tmp_path / RUN).finished
@@ -155,8 +160,11 @@ def test_training_on_a_small_file_system(tmp_path: Path, survived) -> None:
         pytest.skip(f"nothing can be mounted here: {answer.stderr.strip()}")
     assert answer.returncode == 0, answer.stderr
     assert _is_polite(answer.stderr), answer.stderr
-    _, _, second = answer.stderr.partition(f"paceline: the checkpoint of step 60 was not written on {host_name()}: ")
-    assert " kB needed); free some space" in second
+    _, _, second = answer.stderr.partition(
+        f"paceline: error: the checkpoint of step 60 was not written on {host_name()}: "
+    )
+    assert " kB needed)" in second
+    assert "[checkpoint-not-written]" in second
     assert "resuming from step" in second
     assert "finished: " in second
     survived("full file systems")

@@ -1,4 +1,4 @@
-"""Texts and logs of strangers: neither terminals nor browsers obey them."""
+"""Untrusted texts and logs: control characters and HTML in them have no effect in terminals and browsers."""
 
 import json
 import random
@@ -10,12 +10,12 @@ import pytest
 from made_runs import make_run
 
 from attack.run_folders import CONTROL, HOSTILE_NUMBERS, check_polite, commands, sealed
-from paceline.logbook.read import read
+from paceline.analysis.read import read
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """As the engine writes one today, checksums included."""
+    """A run as the engine writes it, with checksums."""
     return sealed(make_run(tmp_path / "runs", "one", ranks=2))
 
 
@@ -37,8 +37,8 @@ def test_hostile_logs_of_other_programs(here, run: Path, tmp_path: Path, survive
             check_polite(here("compare", run, tmp_path / name))
             count += 1
     events = tmp_path / "events.out.tfevents.1.host"
-    chance = random.Random(4)
-    for content in (b"", b"\xff" * 100, chance.randbytes(10_000)):
+    generator = random.Random(4)
+    for content in (b"", b"\xff" * 100, generator.randbytes(10_000)):
         events.write_bytes(content)
         check_polite(here("compare", run, events))
         count += 1
@@ -60,7 +60,7 @@ HOSTILE = (
 
 
 class _Page(HTMLParser):
-    """Elements that a hostile text would add to a page."""
+    """Collects elements that a hostile text could add to a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,14 +74,14 @@ class _Page(HTMLParser):
 
 def _poison(value: Any, text: str) -> Any:
     if isinstance(value, dict):
-        return {key: _poison(own, text) for key, own in value.items()}
+        return {key: _poison(item, text) for key, item in value.items()}
     if isinstance(value, list):
-        return [_poison(own, text) for own in value]
+        return [_poison(item, text) for item in value]
     return value + text if isinstance(value, str) and value not in ("finished", "digits", "fp32", "cpu") else value
 
 
-def test_hostile_texts_before_every_command(here, tmp_path: Path, survived) -> None:
-    """As names of folders and hosts, in every text of recipe, environment and summary."""
+def test_hostile_texts_with_every_command(here, tmp_path: Path, survived) -> None:
+    """In names of folders and hosts, and in every string of recipe, environment and summary."""
     other, count = make_run(tmp_path / "others", "other"), 0
     for number, text in enumerate(HOSTILE):
         plain = make_run(tmp_path / f"made-{number}", "run", ranks=2)
@@ -105,7 +105,7 @@ def test_hostile_texts_before_every_command(here, tmp_path: Path, survived) -> N
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_recipes_are_shown_as_they_are(here, tmp_path: Path, survived, text: str) -> None:
+def test_hostile_recipes_are_escaped(here, tmp_path: Path, survived, text: str) -> None:
     path = tmp_path / "hostile.yaml"
     tree = {"name": text, "data": {"path": text}, "model": {"name": text}, "about": {"source": text}}
     path.write_text(json.dumps(tree))

@@ -1,4 +1,4 @@
-"""Killed in any order and at any moment, a job leaves no process behind, and the same command resumes it."""
+"""A job that is killed in any order at any time leaves no process behind, and the same command resumes it."""
 
 import random
 import signal
@@ -14,7 +14,7 @@ from processes import run_ranks
 from attack.marked import RANKS, ROLES, Begin, jobs, kill, last_step
 from paceline.track.records import RunFolder
 
-# long enough that a kill in the middle arrives in the middle
+# long enough for a kill to arrive before the end
 WORDS = ("train", "digits", *TINY, "--train.duration", "150ba", "--precision", "fp32")
 ENDLESS = (*WORDS, "--train.duration", "1000000ba", "--evaluate.every", "1000000ba", "--procs", 2)
 
@@ -38,12 +38,12 @@ def undisturbed(tmp_path_factory) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_killed_at_a_random_step_it_resumes_to_the_same_losses(
+def test_a_job_killed_at_a_random_step_resumes_to_the_same_losses(
     begin: Begin, survived, tmp_path: Path, undisturbed: list[tuple[int, float]], seed: int
 ) -> None:
     rng, run = random.Random(seed), tmp_path / "runs" / "digits"
     victims = rng.sample(ROLES, rng.randint(1, 3))
-    if victims == ["resource_tracker"]:  # the others do not need it
+    if victims == ["resource_tracker"]:  # the job can do without it
         victims.append("launcher")
     job = begin(command(*WORDS, "--procs", 2))
     members = job.wait_for_roles(*ROLES)
@@ -59,9 +59,9 @@ def test_killed_at_a_random_step_it_resumes_to_the_same_losses(
     survived("kills at random steps, resumed to the same losses", len(victims))
 
 
-def test_no_order_of_kills_leaves_a_process_or_a_lock(begin: Begin, survived, tmp_path: Path) -> None:
-    """Every start resumes what the one before left, and does not wait for its processes to end."""
-    run, begun = tmp_path / "runs" / "digits", []
+def test_kills_in_any_order_leave_no_process_and_no_lock(begin: Begin, survived, tmp_path: Path) -> None:
+    """Each start resumes the run of the previous one, and does not wait for its processes to end."""
+    run, started_jobs = tmp_path / "runs" / "digits", []
     orders = [
         ("launcher",),
         ("forkserver",),
@@ -73,18 +73,18 @@ def test_no_order_of_kills_leaves_a_process_or_a_lock(begin: Begin, survived, tm
         (RANKS[0], "forkserver", "resource_tracker"),
     ]
     for order in orders:
-        begun.append(begin(command(*ENDLESS)))
-        members = begun[-1].wait_for_roles(*ROLES)
-        begun[-1].wait_for_step(run, last_step(run) + 1)
+        started_jobs.append(begin(command(*ENDLESS)))
+        members = started_jobs[-1].wait_for_roles(*ROLES)
+        started_jobs[-1].wait_for_step(run, last_step(run) + 1)
         for name in order:
             kill(members[name])
-    for job in begun:
+    for job in started_jobs:
         assert job.end()[0] in (1, -9)
     survived("orders of kills", len(orders))
 
 
 @pytest.mark.parametrize("role", ["forkserver", *RANKS])
-def test_a_launcher_that_is_killed_while_it_starts(begin: Begin, survived, tmp_path: Path, role: str) -> None:
+def test_kill_of_the_launcher_during_startup(begin: Begin, survived, tmp_path: Path, role: str) -> None:
     job = begin(command(*ENDLESS))
     job.wait_for_roles(role)
     job.launcher.kill()
@@ -92,10 +92,11 @@ def test_a_launcher_that_is_killed_while_it_starts(begin: Begin, survived, tmp_p
     survived("kills while ranks start")
 
 
-def test_a_fork_server_that_is_killed_before_there_are_ranks(begin: Begin, survived) -> None:
+def test_kill_of_the_fork_server_before_ranks_start(begin: Begin, survived) -> None:
     job = begin(command(*ENDLESS))
     kill(job.wait_for_roles("forkserver")["forkserver"])
-    while job.launcher.poll() is None and RANKS[1] not in job.by_role():  # killed early, it is replaced
+    # the launcher replaces a fork server that was killed early
+    while job.launcher.poll() is None and RANKS[1] not in job.by_role():
         time.sleep(0.1)
     job.launcher.terminate()
     status, errors = job.end()
@@ -104,10 +105,10 @@ def test_a_fork_server_that_is_killed_before_there_are_ranks(begin: Begin, survi
     survived("kills while ranks start")
 
 
-def test_a_stopped_rank_ends_with_its_launcher(begin: Begin, survived) -> None:
+def test_a_suspended_rank_ends_with_its_launcher(begin: Begin, survived) -> None:
     job = begin(command(*ENDLESS))
     members = job.wait_for_roles(*ROLES)
     members[RANKS[1]].suspend()
     psutil.Process(job.launcher.pid).kill()
     assert job.end()[0] == -9
-    survived("kills beside a stopped rank")
+    survived("kills beside a suspended rank")

@@ -1,4 +1,4 @@
-"""Whoever starts processes takes them along when it is killed: torchrun, nodes, and verbs that start others."""
+"""Processes end when the one that started them is killed: torchrun, nodes, and commands that start others."""
 
 import sys
 import time
@@ -21,7 +21,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 
 @pytest.mark.parametrize("step", [0, 5])
-def test_torchrun(begin: Begin, survived, tmp_path: Path, step: int) -> None:
+def test_kill_of_torchrun(begin: Begin, survived, tmp_path: Path, step: int) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     job = begin([*torchrun, "-m", *command(*ENDLESS)[2:]])
     job.wait_for(psutil.Process(job.launcher.pid).children)
@@ -32,29 +32,29 @@ def test_torchrun(begin: Begin, survived, tmp_path: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("words", [("demo",), ("find-batch", "digits", "--procs", 2), ("doctor",)])
-def test_verbs_that_start_others(begin: Begin, survived, words: tuple[object, ...]) -> None:
+def test_kill_of_commands_that_start_others(begin: Begin, survived, words: tuple[object, ...]) -> None:
     job = begin(command(*words))
     job.wait_for(lambda: len(job.processes()) > 1)
     job.launcher.kill()
     assert job.end()[0] == -9
-    survived("kills of verbs that start others")
+    survived("kills of commands that start others")
 
 
-def test_a_program_that_trains_through_the_python_interface(begin: Begin, survived) -> None:
-    program = "import paceline; paceline.train('digits', procs=2, train__duration='1000000ba')"
+def test_kill_of_a_program_that_uses_the_python_api(begin: Begin, survived) -> None:
+    program = "import paceline; paceline.train('digits', {'train.duration': '1000000ba'}, procs=2)"
     job = begin([sys.executable, "-c", program])
     job.wait_for_roles("forkserver")
     job.launcher.kill()
     assert job.end()[0] == -9
-    survived("kills of verbs that start others")
+    survived("kills of commands that start others")
 
 
-def test_nodes_of_a_local_launch(begin: Begin, survived, tmp_path: Path) -> None:
-    """They outlive the command that launched them, but no node its script, and no rank its node."""
+def test_kill_of_nodes_of_a_local_launch(begin: Begin, survived, tmp_path: Path) -> None:
+    """Nodes outlive the command that launched them, but no node outlives its script, and no rank its node."""
 
-    def wait_for(what: Callable[[], object]) -> None:
+    def wait_for(condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + HANG
-        while not what():
+        while not condition():
             assert time.monotonic() < deadline, job.processes()
             time.sleep(0.05)
 

@@ -8,8 +8,8 @@ import pytest
 from made_runs import make_run
 
 from attack.run_folders import check_polite, sealed
-from paceline.base.files import FolderLock, write_text
 from paceline.checkpoint import store
+from paceline.system.files import FolderLock, write_text
 
 
 def test_a_link_that_waits_at_the_name_of_a_temporary_file(tmp_path: Path, monkeypatch, survived) -> None:

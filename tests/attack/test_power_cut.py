@@ -1,4 +1,4 @@
-"""The power is cut at any moment: what is left is complete, and the same command continues from there."""
+"""Power cuts at any moment: what is on disk is consistent, and the same command continues from there."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import HANG, TINY, environment
 from disk import Cut, power_cuts, preloaded
-from photographs import tree
+from sample_images import tree
 
 from paceline.checkpoint import store
 from paceline.data.describe import check
@@ -23,7 +23,7 @@ RUN = Path("runs") / "digits"
 
 @dataclass
 class Recorded:
-    """Commands that ran to their end, one after the other, on the simulated disk."""
+    """The log of commands that ran to their end on the simulated disk."""
 
     folder: Path
     log: Path
@@ -54,7 +54,7 @@ def _values(run: RunFolder, kind: str, until: int) -> list[tuple[int, float, flo
 
 
 def _covered(left: RunFolder, whole: RunFolder) -> int:
-    """The step of the newest checkpoint, all of whose records must be there, as in the uninterrupted run."""
+    """Return the step of the newest checkpoint, after checking that all its records equal the uninterrupted run's."""
     saved = store.last(left.checkpoints)
     if saved is None:
         return 0
@@ -63,13 +63,13 @@ def _covered(left: RunFolder, whole: RunFolder) -> int:
     assert left.read_starts() == whole.read_starts()
     for kind in ("train", "eval"):
         assert _values(left, kind, step) == _values(whole, kind, step), f"{kind} records of step {step}"
-    assert [record["step"] for record in left.records() if record["kind"] == "save"][-1] >= step
+    assert [record["step"] for record in left.records() if record["kind"] == "checkpoint"][-1] >= step
     assert b'"kind": "host"' in next(left.telemetry.glob("*.jsonl")).read_bytes()
     assert next(left.tensorboard.iterdir()).stat().st_size > 0
     return step
 
 
-def test_no_record_lags_behind_a_checkpoint(training: Recorded, tmp_path: Path, survived) -> None:
+def test_records_cover_the_newest_checkpoint(training: Recorded, tmp_path: Path, survived) -> None:
     whole, count, reached = RunFolder(training.folder / RUN), 0, set()
     for cut in training.cuts(num_random=50):
         try:
@@ -82,7 +82,7 @@ def test_no_record_lags_behind_a_checkpoint(training: Recorded, tmp_path: Path, 
 
 
 def test_training_resumes_after_a_power_cut(training: Recorded, tmp_path: Path, here: Callable, survived) -> None:
-    """Before the first checkpoint it starts anew; after it every step is trained and recorded once."""
+    """Before the first checkpoint it starts over; after it every step is trained and recorded once."""
     whole = RunFolder(training.folder / RUN)
     cuts = list(training.cuts())
     chosen = cuts[7 :: len(cuts) // 9]
@@ -97,16 +97,16 @@ def test_training_resumes_after_a_power_cut(training: Recorded, tmp_path: Path, 
         run = RunFolder(tmp_path / RUN)
         assert run.finished, cut
         assert _values(run, "train", 60) == _values(whole, "train", 60), cut
-        # the last evaluation is repeated if the run was cut off between it and its end
+        # the last evaluation is repeated if the power cut came between it and the end
         assert dict.fromkeys(_values(run, "eval", 60)) == dict.fromkeys(_values(whole, "eval", 60)), cut
-        assert run.damaged == 0, cut
+        assert run.num_corrupt == 0, cut
         assert _contents(run.path / "checkpoints" / "step-00000060", "*.safetensors") == _contents(
             whole.path / "checkpoints" / "step-00000060", "*.safetensors"
         ), cut
     survived("power cuts: resumed to the same losses and weights", len(chosen))
 
 
-def test_prepared_data_is_whole_or_continued(tmp_path: Path, here: Callable, survived) -> None:
+def test_prepared_data_is_complete_or_continued(tmp_path: Path, here: Callable, survived) -> None:
     images, words = str(tree(tmp_path / "images")), ("--original", "--max-side", "24", "--workers", "1")
     prepare = ("prepare", "folder", images, "--out", "data", *words)
     recorded = _record(tmp_path, prepare)
@@ -127,7 +127,7 @@ def test_prepared_data_is_whole_or_continued(tmp_path: Path, here: Callable, sur
     survived("power cuts: prepared data", len(cuts))
 
 
-def test_what_a_command_has_written_is_on_disk_when_it_ends(tmp_path: Path, survived) -> None:
+def test_output_of_a_command_is_on_disk_when_it_ends(tmp_path: Path, survived) -> None:
     commands = (
         TRAIN,
         ("report", str(RUN), "--out", "pages/report.html"),
@@ -135,7 +135,7 @@ def test_what_a_command_has_written_is_on_disk_when_it_ends(tmp_path: Path, surv
         ("export", str(RUN), "--to", "weights.safetensors"),
     )
     recorded = _record(tmp_path, *commands)
-    *_, last = (cut for cut in recorded.cuts() if cut.share == "nothing")
+    *_, last = (cut for cut in recorded.cuts() if cut.surviving == "nothing")
     left = _contents(last.leave(tmp_path / "left"))
     assert left == _contents(recorded.folder)
     assert {"pages/report.html", "pages/logbook/index.md", "weights.safetensors"} <= left.keys()
@@ -143,7 +143,7 @@ def test_what_a_command_has_written_is_on_disk_when_it_ends(tmp_path: Path, surv
 
 
 def _contents(folder: Path, pattern: str = "*") -> dict[str, bytes]:
-    """Of all files but hidden ones, which are locks and what is being written or deleted."""
+    """Return the content of all files but hidden ones, which are locks and temporary files."""
     files = {path.relative_to(folder): path for path in folder.rglob(pattern) if path.is_file()}
     return {
         str(name): path.read_bytes()

@@ -1,4 +1,4 @@
-"""Launching jobs on the machines of a test, and looking at what they have written."""
+"""Launch jobs on the simulated hosts of a test, and read what they have written."""
 
 import json
 import shutil
@@ -18,17 +18,19 @@ from networks import until
 from paceline.track.records import records_of
 
 
-def own_environment(tmp_path: Path) -> dict[str, str]:
+def launch_environment(tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a launcher, with PACELINE_HOME in the folder of the test."""
     return environment() | {"PACELINE_HOME": str(tmp_path / "home")}
 
 
-def ask(tmp_path: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    own = own_environment(tmp_path)
-    return subprocess.run(command(*words), cwd=tmp_path, env=own, capture_output=True, text=True, timeout=HANG)
+def paceline_in(tmp_path: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run the command line in the folder of the test; return its result."""
+    env = launch_environment(tmp_path)
+    return subprocess.run(command(*words), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANG)
 
 
 class Launcher:
-    """A command that runs for a while; what it prints goes to a file, so that it never waits for a reader."""
+    """A long-running command; its output goes to a file, so that it never blocks on a pipe."""
 
     def __init__(self, words: Sequence[str], folder: Path, variables: dict[str, str]):
         self._log = folder / f"launcher-{time.monotonic_ns()}.log"
@@ -44,11 +46,11 @@ class Launcher:
         return self.process.poll()
 
     def wait(self) -> str:
-        """Until its end; what it printed."""
+        """Wait for its end; return its output."""
         try:
             self.process.wait(HANG)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it does not end: {self.output}") from None
+            raise AssertionError(f"the command does not end: {self.output}") from None
         return self.output
 
     def kill(self) -> None:
@@ -57,22 +59,22 @@ class Launcher:
 
 
 def wait_for(happened: Callable[[], object], job: Launcher | None = None) -> None:
-    """Until it has happened, as long as the job goes on."""
+    """Wait until it has happened; fail if the job ends before."""
     deadline = time.monotonic() + HANG
     while not happened():
         assert job is None or job.status is None, job.output
-        assert time.monotonic() < deadline, job.output if job else "it does not happen"
+        assert time.monotonic() < deadline, job.output if job else "timeout"
         time.sleep(0.05)
 
 
 def slow_variables(folder: Path) -> dict[str, str]:
-    """For those who start ranks that can be slowed down."""
+    """Return the variables with which ranks can be slowed down."""
     return {"PYTHONPATH": str(Path(__file__).parent / "slowed"), "SLOW_WHILE": str(folder / "slow")}
 
 
 @contextmanager
 def slowed(folder: Path) -> Iterator[Callable[[], None]]:
-    """Ranks train slowly after their first steps, until what this gives is called: no run ends before its time."""
+    """Slow ranks down after their first steps, until the yielded function is called, so that no run ends too early."""
     file = folder / "slow"
     file.touch()
     try:
@@ -81,16 +83,16 @@ def slowed(folder: Path) -> Iterator[Callable[[], None]]:
         file.unlink(missing_ok=True)
 
 
-def launching(cluster: Cluster, hosts: str, *words: object) -> list[str]:
-    options = ("--hosts", hosts, "--ssh-config", cluster.config, "--python", sys.executable, "--patience", 10)
+def launch_command(cluster: Cluster, hosts: str, *words: object) -> list[str]:
+    options = ("--hosts", hosts, "--ssh-config", cluster.config, "--python", sys.executable, "--rank-timeout", 10)
     return command("launch", "ssh", *options, "digits", *words)
 
 
 @contextmanager
 def launch(cluster: Cluster, tmp_path: Path, hosts: str, *words: object, **variables: str) -> Iterator[Launcher]:
-    """A launcher that follows its job; afterwards nothing of it is left."""
-    with cleared(cluster, tmp_path):
-        job = Launcher(launching(cluster, hosts, *words), tmp_path, own_environment(tmp_path) | variables)
+    """Yield a launcher that follows its job; afterwards, kill what is left of it."""
+    with cleaned_up(cluster, tmp_path):
+        job = Launcher(launch_command(cluster, hosts, *words), tmp_path, launch_environment(tmp_path) | variables)
         try:
             yield job
         finally:
@@ -98,20 +100,20 @@ def launch(cluster: Cluster, tmp_path: Path, hosts: str, *words: object, **varia
 
 
 @contextmanager
-def cleared(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
-    """Afterwards nothing of a job is left on the machines, nor of its meeting place here."""
+def cleaned_up(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
+    """Afterwards, kill what is left of a job on its hosts, and its rendezvous store here."""
     try:
         yield
     except BaseException:
-        for path in sorted(log for machine in cluster.machines.values() for log in machine.root.rglob("node.log")):
+        for path in sorted(log for host in cluster.machines.values() for log in host.root.rglob("node.log")):
             print(f"---- {path}\n{path.read_text()}")  # pytest shows it
         raise
     finally:
-        for machine in cluster.machines.values():
-            machine.clear()
-            if (machine.root / ".paceline").exists():
-                shutil.rmtree(machine.root / ".paceline")
-        until(lambda: not meeting_places(tmp_path), "a meeting place", lambda: _kill(meeting_places(tmp_path)))
+        for host in cluster.machines.values():
+            host.clear()
+            if (host.root / ".paceline").exists():
+                shutil.rmtree(host.root / ".paceline")
+        until(lambda: not rendezvous_stores(tmp_path), "rendezvous store", lambda: _kill(rendezvous_stores(tmp_path)))
 
 
 def _kill(processes: Sequence[psutil.Process]) -> None:
@@ -120,26 +122,25 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
             process.kill()
 
 
-def meeting_places(tmp_path: Path) -> list[psutil.Process]:
-    """Those that jobs of this test keep here."""
+def rendezvous_stores(tmp_path: Path) -> list[psutil.Process]:
+    """Return the rendezvous stores of this test on this machine."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if "meet" in process.cmdline() and Path(process.cwd()).is_relative_to(tmp_path):
+            if "rendezvous" in process.cmdline() and Path(process.cwd()).is_relative_to(tmp_path):
                 found.append(process)
     return found
 
 
 def all_idle(cluster: Cluster) -> bool:
-    return not any(machine.processes() for machine in cluster.machines.values())
+    return not any(host.processes() for host in cluster.machines.values())
 
 
 def on_disk(cluster: Cluster) -> list[dict[str, Any]]:
-    """Records of training on the machines' own disks."""
-    found = [
-        record for path in _files(cluster, "metrics.jsonl") for record in records_of(path.read_bytes().splitlines())
-    ]
-    return [record for record in found if record["kind"] == "train"]
+    """Return the training records on the disks of the hosts."""
+    paths = _files(cluster, "metrics.jsonl")
+    records = [record for path in paths for record in records_of(path.read_bytes().splitlines())]
+    return [record for record in records if record["kind"] == "train"]
 
 
 def last_step(cluster: Cluster) -> int:
@@ -147,29 +148,28 @@ def last_step(cluster: Cluster) -> int:
 
 
 def ranks_now(cluster: Cluster) -> int:
-    """How many ranks wrote the newest record."""
+    """Return the number of ranks in the newest record."""
     newest = max(on_disk(cluster), key=lambda record: record["time"], default={})
     return len(newest.get("memory_per_rank", []))
 
 
 def starts(cluster: Cluster) -> list[int]:
-    """With how many ranks the run was started, one time after the other."""
-    told = [json.loads(path.read_text())["starts"] for path in _files(cluster, "environment.json")]
-    return [start["ranks"] for start in max(told, key=len, default=[])]
+    """Return the number of ranks of each start of the run."""
+    found = [json.loads(path.read_text())["starts"] for path in _files(cluster, "environment.json")]
+    return [start["ranks"] for start in max(found, key=len, default=[])]
 
 
 def _files(cluster: Cluster, name: str) -> list[Path]:
-    folders = [machine.root for machine in cluster.machines.values()]
+    folders = [host.root for host in cluster.machines.values()]
     return [path for folder in folders for path in folder.glob(f".paceline/jobs/*/*/runs/*/{name}")]
 
 
-STUB = """
+METADATA_SERVICE = """
 import http.server, pathlib, sys
 class Answer(http.server.BaseHTTPRequestHandler):
     def answer(self):
-        asked = self.path.endswith("instance-action")
-        told = b'{"action": "terminate"}' if pathlib.Path(sys.argv[1]).exists() else b""
-        content = told if asked else b"token"
+        notice = b'{"action": "terminate"}' if pathlib.Path(sys.argv[1]).exists() else b""
+        content = notice if self.path.endswith("instance-action") else b"token"
         self.send_response(200 if content else 404)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -181,14 +181,14 @@ http.server.HTTPServer(("169.254.169.254", 80), Answer).serve_forever()
 
 
 @contextmanager
-def noticed(cluster: Cluster, name: str, folder: Path) -> Iterator[Path]:
-    """A metadata service on the machine, which tells it to leave as soon as a file is there."""
-    space, note = cluster.space(name), folder / "notice"
+def metadata_service(cluster: Cluster, name: str, folder: Path) -> Iterator[Path]:
+    """Run a metadata service on a host, which sends an interruption notice once the yielded file exists."""
+    space, notice = cluster.space(name), folder / "notice"
     address = ["169.254.169.254/32", "dev", "lo"]
     subprocess.run(["ip", "-n", space, "address", "add", *address], check=True)
-    service = subprocess.Popen(["ip", "netns", "exec", space, sys.executable, "-c", STUB, str(note)])
+    service = subprocess.Popen(["ip", "netns", "exec", space, sys.executable, "-c", METADATA_SERVICE, str(notice)])
     try:
-        yield note
+        yield notice
     finally:
         service.kill()
         service.wait()

@@ -1,4 +1,4 @@
-"""Networks of namespaces: nobody else's names and addresses, and nothing left of them."""
+"""Networks of namespaces: unique names and addresses, and complete removal."""
 
 import os
 import random
@@ -27,27 +27,28 @@ with cluster_of(Path(sys.argv[1]), "n1") as made:
 """
 
 
-def test_networks_at_the_same_time_share_nothing(monkeypatch) -> None:
-    monkeypatch.setattr(random, "sample", lambda all_of, _number: [*all_of])  # all ask for the same ones
+def test_concurrent_networks_share_nothing(monkeypatch) -> None:
+    monkeypatch.setattr(random, "sample", lambda all_of, _number: [*all_of])  # all try the same ones
     with network() as one, network() as other:
         assert one.mark != other.mark
         assert not one.subnet.overlaps(other.subnet)
-        entries = [own for known in psutil.net_if_addrs().values() for own in known if own.family == socket.AF_INET]
-        assert not [own for own in entries if IPv4Address(own.address) in one.subnet]
+        found = [entry for entries in psutil.net_if_addrs().values() for entry in entries]
+        used = [IPv4Address(entry.address) for entry in found if entry.family == socket.AF_INET]
+        assert not [address for address in used if address in one.subnet]
         assert len(one.mark) <= 15  # the longest name of an interface
 
 
-def test_nothing_is_left_of_a_network(tmp_path: Path) -> None:
+def test_network_is_removed_completely(tmp_path: Path) -> None:
     with network() as net:
         space = net.add_space("n1")
         subprocess.run(f"ip link add {net.mark} type veth peer name eth0 netns {space}".split(), check=True)
         process = subprocess.Popen(["ip", "netns", "exec", space, "sleep", "infinity"])
     assert process.wait() == -signal.SIGKILL
-    assert not [own for own in Path("/run/netns").iterdir() if own.name.startswith(net.mark)]
+    assert not [path for path in Path("/run/netns").iterdir() if path.name.startswith(net.mark)]
     assert net.mark not in [name for _, name in socket.if_nameindex()]
 
 
-def test_what_a_killed_process_has_left_behind_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_network_of_a_killed_process_does_not_interfere(tmp_path: Path) -> None:
     (tmp_path / "killed").mkdir()
     (tmp_path / "next").mkdir()
     path = os.pathsep.join(filter(None, [str(Path(machines.__file__).parent), os.environ.get("PYTHONPATH")]))
@@ -57,14 +58,14 @@ def test_what_a_killed_process_has_left_behind_is_in_nobodys_way(tmp_path: Path)
     )  # fmt: skip
     assert answer.returncode == -signal.SIGKILL, answer.stderr
     mark, gateway, pid = answer.stdout.replace("-", "").split()
-    left = Network(mark, IPv4Network(f"{gateway}/24", strict=False), [mark, f"{mark}-n1"])
+    remaining = Network(mark, IPv4Network(f"{gateway}/24", strict=False), [mark, f"{mark}-n1"])
     try:
-        until(lambda: not _runs(int(pid)), "its machine")
+        until(lambda: not _runs(int(pid)), "its host")
         with cluster_of(tmp_path / "next", "n1") as made:
             assert made.gateway != gateway
             assert made.machines["n1"].processes() == []
     finally:
-        left.remove()
+        remaining.remove()
 
 
 def _runs(pid: int) -> bool:

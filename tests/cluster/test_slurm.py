@@ -1,4 +1,4 @@
-"""Jobs on a real SLURM: a controller and two logical machines of this one."""
+"""Jobs on a real SLURM: a controller and two nodes on this machine."""
 
 import json
 import os
@@ -62,13 +62,13 @@ wait"""
 
 @dataclass(frozen=True)
 class Slurm:
-    """In namespaces of its own: its ports and those of its jobs meet no others, and all its processes end with it."""
+    """A cluster in its own namespaces: its ports do not collide with others, and its processes end with it."""
 
     folder: Path
     space: str
     variables: dict[str, str]
 
-    def ask(self, *words: object) -> str:
+    def output(self, *words: object) -> str:
         return self.run(*words).stdout
 
     def run(self, *words: object) -> subprocess.CompletedProcess[str]:
@@ -95,37 +95,37 @@ def slurm(tmp_path_factory) -> Iterator[Slurm]:
     (folder / "state").mkdir()
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o600)
-    # logical machines have names that nothing resolves
+    # the names of these nodes do not resolve
     variables = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "PACELINE_THREADS": "1"}
     variables |= {"SLURM_CONF": str(folder / "slurm.conf")} | slow_variables(folder)
-    with network() as net, TemporaryDirectory(dir="/tmp") as short:  # names of sockets must not be long
+    with network() as net, TemporaryDirectory(dir="/tmp") as short:  # socket names are limited to about 100 characters
         Path(short).chmod(0o755)
-        places = {"folder": folder, "socket": f"{short}/munge"}
-        (folder / "slurm.conf").write_text(CONFIG.format(**places))
-        # getaddrinfo() gives SLURM no address to listen at where there are only those of loopback
+        paths = {"folder": folder, "socket": f"{short}/munge"}
+        (folder / "slurm.conf").write_text(CONFIG.format(**paths))
+        # getaddrinfo() gives SLURM no address to listen on if there are only loopback addresses
         networks.run(f"ip -n {net.mark} address add {net.address(1)}/32 dev lo")
-        # none are used here; without this slurmd asks the kernel and systemd for those that it finds
+        # cgroups are not used here; without this file, slurmd queries the kernel and systemd
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        made = Slurm(folder, net.mark, environment() | variables)
+        cluster = Slurm(folder, net.mark, environment() | variables)
         log = folder / "daemons.log"
-        daemons = networks.start(net.mark, DAEMONS.format(**places), log, ["--uts"], made.variables)
+        daemons = networks.start(net.mark, DAEMONS.format(**paths), log, ["--uts"], cluster.variables)
         try:
-            wait_for(lambda: made.ask("sinfo", "--noheader", "--format=%T").split() == ["idle"])
-            yield made
+            wait_for(lambda: cluster.output("sinfo", "--noheader", "--format=%T").split() == ["idle"])
+            yield cluster
         finally:
             networks.kill(daemons)
             for path in (log, folder / "slurmctld.log"):
                 print(path.read_text() if path.exists() else "")  # pytest shows it
 
 
-def _number(tmp_path: Path) -> str:
-    """SLURM's own of the test's only job."""
+def _slurm_job_id(tmp_path: Path) -> str:
+    """Return the SLURM id of the only job of the test."""
     (file,) = (tmp_path / "home" / "jobs").glob("*/job.json")
-    return json.loads(file.read_text())["extra"]["slurm"]["number"]
+    return json.loads(file.read_text())["slurm_id"]
 
 
 def _weights(run: Path) -> dict[str, torch.Tensor]:
-    """What is trained; statistics of batch norm are averaged over ranks once more where a run stops, and rounded."""
+    """Return the trained weights, without batch norm statistics: each stop averages and rounds them once more."""
     newest = next(store.committed(run / "checkpoints"))
     assert newest.name == "step-00000200"
     tensors = safetensors.torch.load_file(newest / "model.safetensors")
@@ -133,9 +133,9 @@ def _weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def whole(slurm: Slurm, tmp_path_factory) -> dict[str, torch.Tensor]:
-    """Weights of a job that nothing interrupts."""
-    folder = tmp_path_factory.mktemp("whole")
+def uninterrupted(slurm: Slurm, tmp_path_factory) -> dict[str, torch.Tensor]:
+    """Weights of a job without interruption."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
     job = slurm.launch(folder, "--name", "whole")
     output = job.wait()
     assert job.status == 0, output
@@ -149,59 +149,58 @@ NOTICE = ("scancel", "--batch", "--signal=USR1")
 URGENT = ("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true", "--comment")
 
 
-@pytest.mark.parametrize("how", [NOTICE, URGENT], ids=["time is up", "preempted"])
-def test_told_to_leave_it_saves_requeues_and_ends_with_the_same_weights(
-    slurm: Slurm, tmp_path: Path, whole: dict[str, torch.Tensor], how: tuple[str, ...]
+@pytest.mark.parametrize("how", [NOTICE, URGENT], ids=["time limit", "preemption"])
+def test_interrupted_job_checkpoints_requeues_and_ends_with_the_same_weights(
+    slurm: Slurm, tmp_path: Path, uninterrupted: dict[str, torch.Tensor], how: tuple[str, ...]
 ) -> None:
-    run = RunFolder(tmp_path / "runs" / "told")
+    run = RunFolder(tmp_path / "runs" / "interrupted")
     with slowed(slurm.folder) as at_full_speed:
-        told = slurm.launch(tmp_path, "--name", "told", "--checkpoint.every", "1000ba")
-        wait_for(lambda: any(record["step"] >= 20 for record in run.records()), told)
-        number = _number(tmp_path)
-        slurm.ask(*how, number)
-        wait_for(
-            lambda: slurm.ask("squeue", "--noheader", f"--jobs={number}", "--format=%T").strip() == "PENDING", told
-        )
+        job = slurm.launch(tmp_path, "--name", "interrupted", "--checkpoint.every", "1000ba")
+        wait_for(lambda: any(record["step"] >= 20 for record in run.records()), job)
+        job_id = _slurm_job_id(tmp_path)
+        slurm.output(*how, job_id)
+        state = ("squeue", "--noheader", f"--jobs={job_id}", "--format=%T")
+        wait_for(lambda: slurm.output(*state).strip() == "PENDING", job)
         assert run.read_summary()["status"] == "interrupted"
         at_full_speed()
-        # it would wait two minutes; within the second in which it ended, machines refuse to start it
-        slurm.ask("scontrol", "update", f"jobid={number}", "starttime=now+2")
-        output = told.wait()
-    assert told.status == 0, output
-    assert "told to leave: saving" in output
+        # otherwise it waits two minutes; nodes refuse to start it within the second in which it ended
+        slurm.output("scontrol", "update", f"jobid={job_id}", "starttime=now+2")
+        output = job.wait()
+    assert job.status == 0, output
+    assert "checkpointing" in output
     assert "resuming from step" in output
-    there = _weights(run.path)
-    assert there.keys() == whole.keys()
-    assert all(torch.equal(there[name], whole[name]) for name in there)
+    weights = _weights(run.path)
+    assert weights.keys() == uninterrupted.keys()
+    assert all(torch.equal(weights[name], uninterrupted[name]) for name in weights)
 
 
-def test_of_an_array_one_is_told_to_leave_and_not_the_others(slurm: Slurm, tmp_path: Path) -> None:
+def test_only_the_signaled_task_of_an_array_is_requeued(slurm: Slurm, tmp_path: Path) -> None:
     words = ("--nodes", 1, "--seeds", "7,8", "--train.duration", "20000ba", "--name", "many", "--detach")
     runs = [RunFolder(tmp_path / "runs" / f"many-seed-{seed}") for seed in (7, 8)]
 
     def states() -> dict[str, str]:
-        lines = slurm.ask("squeue", "--noheader", "--array", "--format=%F_%K %T").splitlines()
-        return dict(line.split() for line in lines if line.startswith(f"{number}_"))
+        lines = slurm.output("squeue", "--noheader", "--array", "--format=%F_%K %T").splitlines()
+        return dict(line.split() for line in lines if line.startswith(f"{job_id}_"))
 
     with slowed(slurm.folder):
         job = slurm.launch(tmp_path, *words)
         output = job.wait()
         assert job.status == 0, output
-        number = _number(tmp_path)
+        job_id = _slurm_job_id(tmp_path)
         wait_for(lambda: all(run.records() for run in runs))
-        # the task that has the number of the whole array as its own
-        names = slurm.ask("squeue", "--noheader", "--array", "--format=%A %F_%K %F").splitlines()
-        told = next(task for own, task, array in map(str.split, names) if own == array == number)
-        slurm.ask("scancel", "--batch", "--signal=USR1", told)
-        wait_for(lambda: states().get(told) == "PENDING")
+        # the task whose own id is that of the whole array
+        names = slurm.output("squeue", "--noheader", "--array", "--format=%A %F_%K %F").splitlines()
+        signaled = next(task for own_id, task, array in map(str.split, names) if own_id == array == job_id)
+        slurm.output("scancel", "--batch", "--signal=USR1", signaled)
+        wait_for(lambda: states().get(signaled) == "PENDING")
         assert sorted(states().values()) == ["PENDING", "RUNNING"]
         logs = [path.read_text() for path in (tmp_path / "runs").glob("many-*.log")]
-        assert sorted("told to leave" in log for log in logs) == [False, True]
+        assert sorted("checkpointing" in log for log in logs) == [False, True]
         slurm.stop(tmp_path)
         wait_for(lambda: not states())
 
 
-def test_sbatch_takes_the_file_and_says_what_it_does_not_like(slurm: Slurm, tmp_path: Path) -> None:
+def test_sbatch_accepts_the_file_and_its_errors_are_shown(slurm: Slurm, tmp_path: Path) -> None:
     script = slurm.launch(tmp_path, "--dry-run", "--seeds", "0,1,2").wait()
     (tmp_path / "job.sbatch").write_text(script)
     tested = slurm.run("sbatch", "--test-only", tmp_path / "job.sbatch")
@@ -210,5 +209,5 @@ def test_sbatch_takes_the_file_and_says_what_it_does_not_like(slurm: Slurm, tmp_
     refused = slurm.launch(tmp_path, "--partition", "nowhere")
     output = refused.wait()
     assert refused.status == 1
-    assert "sbatch refused" in output
+    assert "[slurm-command-failed]" in output
     assert "Invalid partition" in output

@@ -1,8 +1,9 @@
-"""Jobs on two machines behind a real sshd each."""
+"""Jobs on two hosts with a real sshd each."""
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from uuid import uuid4
 
 import machines
 import pytest
-from jobs import all_idle, ask, last_step, launch, meeting_places, slow_variables, slowed, wait_for
+from extension_recipe import IMPORTS, USED
+from jobs import all_idle, last_step, launch, paceline_in, rendezvous_stores, slow_variables, slowed, wait_for
 from machines import Cluster, cluster_of
 
 pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
@@ -26,7 +28,7 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
         yield made
 
 
-def test_two_machines_train_together_and_are_compared_with_one(cluster: Cluster, tmp_path: Path) -> None:
+def test_two_nodes_train_together_and_are_compared_with_one(cluster: Cluster, tmp_path: Path) -> None:
     for hosts, name in (("n1", "one"), ("n1,n2", "two")):
         with launch(cluster, tmp_path, hosts, "--name", name, *SMALL) as job:
             output = job.wait()
@@ -38,13 +40,25 @@ def test_two_machines_train_together_and_are_compared_with_one(cluster: Cluster,
     start = json.loads((tmp_path / "runs" / "two" / "environment.json").read_text())["starts"][-1]
     assert sorted(start["host_of_rank"]) == ["n1", "n2"]
     assert {path.stem for path in (tmp_path / "runs" / "two" / "telemetry").glob("*.jsonl")} == {"n1", "n2"}
-    compared = ask(tmp_path, "compare", "runs/one", "runs/two")
+    compared = paceline_in(tmp_path, "compare", "runs/one", "runs/two")
     assert compared.returncode == 0, compared.stderr
     assert "the same experiment" in compared.stdout
     assert "2 (2)" in compared.stdout
 
 
-def test_a_job_goes_on_without_its_launcher_and_stop_ends_all_of_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_packages_of_the_user_are_copied_to_the_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parents[1] / "extension" / "shapes", tmp_path / "shapes")
+    with launch(cluster, tmp_path, "n1,n2", "--name", "shapes", *USED, *IMPORTS) as job:
+        output = job.wait()
+        wait_for(lambda: all_idle(cluster))
+    assert job.status == 0, output
+    start = json.loads((tmp_path / "runs" / "shapes" / "environment.json").read_text())["starts"][-1]
+    assert sorted(start["host_of_rank"]) == ["n1", "n2"]
+    assert set(start["imports"]) == {"shapes.data", "shapes.training"}
+    assert (tmp_path / "runs" / "shapes" / "seen.txt").read_text().endswith("finished")
+
+
+def test_job_continues_without_its_launcher_and_stop_ends_all_of_it(cluster: Cluster, tmp_path: Path) -> None:
     secret = f"canary-{uuid4().hex}"
     words = ("--pass", "SECRET_TOKEN", *LONG)
     with slowed(cluster.folder), launch(cluster, tmp_path, "n1,n2", *words, SECRET_TOKEN=secret) as launcher:
@@ -52,25 +66,25 @@ def test_a_job_goes_on_without_its_launcher_and_stop_ends_all_of_it(cluster: Clu
         launcher.kill()
         before = last_step(cluster)
         wait_for(lambda: last_step(cluster) >= before + 1)
-        _look_and_stop(cluster, tmp_path, secret)
+        _check_and_stop(cluster, tmp_path, secret)
 
 
 def _doctor(cluster: Cluster, tmp_path: Path, *words: object) -> subprocess.CompletedProcess[str]:
     options = ("--hosts", "n1,n2", "--ssh-config", cluster.config, "--python", sys.executable)
-    return ask(tmp_path, "doctor", *options, *words)
+    return paceline_in(tmp_path, "doctor", *options, *words)
 
 
-def test_the_doctor_looks_at_machines_before_anything_starts(cluster: Cluster, tmp_path: Path) -> None:
-    well = _doctor(cluster, tmp_path)
-    if short := re.search(r"^! n1: only .* GB of disk are free", well.stdout, re.MULTILINE):
-        pytest.skip(f"needs more room for temporary files: {short[0]}")
-    assert re.search(r"^n1: \d+ cores", well.stdout, re.MULTILINE), well.stdout + well.stderr
-    assert re.search(r"^n1 -> n2: [\d.e+]+ Gbit/s", well.stdout, re.MULTILINE)
-    assert re.search(r"^n2 -> n1: ", well.stdout, re.MULTILINE)
-    assert "all machines together exchange gradients at" in well.stdout
-    assert well.returncode == 0
-    assert "the data are not there" in _doctor(cluster, tmp_path, "--data", "/nowhere").stdout
-    # a firewall that lets only ssh through, made of routes: not every kernel has another kind
+def test_doctor_checks_hosts(cluster: Cluster, tmp_path: Path) -> None:
+    healthy = _doctor(cluster, tmp_path)
+    if low := re.search(r"^! n1: .*\[disk-space-low\]", healthy.stdout, re.MULTILINE):
+        pytest.skip(f"needs more space for temporary files: {low[0]}")
+    assert re.search(r"^n1 +\d+ +\d+ GB", healthy.stdout, re.MULTILINE), healthy.stdout + healthy.stderr
+    assert re.search(r"^n1 -> n2 +[\d.e+]+ Gbit/s", healthy.stdout, re.MULTILINE)
+    assert re.search(r"^n2 -> n1 ", healthy.stdout, re.MULTILINE)
+    assert "all-reduce between all hosts" in healthy.stdout
+    assert healthy.returncode == 0
+    assert "[data-not-found]" in _doctor(cluster, tmp_path, "--data", "/nowhere").stdout
+    # a firewall that allows only ssh, made of routing rules, since not every kernel has netfilter
     rule = f"to {cluster.machines['n2'].address} ipproto tcp dport 1024-65534 blackhole"
     subprocess.run(["ip", "-n", cluster.space("n1"), "rule", "add", *rule.split()], check=True)
     try:
@@ -78,30 +92,31 @@ def test_the_doctor_looks_at_machines_before_anything_starts(cluster: Cluster, t
     finally:
         subprocess.run(["ip", "-n", cluster.space("n1"), "rule", "delete", *rule.split()], check=True)
     assert blocked.returncode == 1
-    assert "! n1 cannot connect to n2" in blocked.stdout
-    assert "open the firewall or security group" in blocked.stdout
+    assert re.search(r"^! n1 cannot connect to n2 .*\[connection-blocked\]", blocked.stdout, re.MULTILINE)
 
 
-def _look_and_stop(cluster: Cluster, tmp_path: Path, secret: str) -> None:
-    ranks = [rank for machine in cluster.machines.values() for rank in machine.ranks()]
+def _check_and_stop(cluster: Cluster, tmp_path: Path, secret: str) -> None:
+    ranks = [rank for host in cluster.machines.values() for rank in host.ranks()]
     assert len(ranks) == 2
-    logs = ask(tmp_path, "logs")
+    logs = paceline_in(tmp_path, "logs")
     assert "n1 | " in logs.stdout
-    assert "2 cpu ranks on 2 machines" in logs.stdout
-    assert "n1: running" in ask(tmp_path, "status").stdout
+    assert "2 cpu ranks on 2 nodes" in logs.stdout
+    assert re.search("^n1 +running$", paceline_in(tmp_path, "status").stdout, re.MULTILINE)
     _no_trace_of(secret, cluster, tmp_path, logs.stdout)
-    stopped = ask(tmp_path, "stop")
+    stopped = paceline_in(tmp_path, "stop")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     wait_for(lambda: all_idle(cluster))
-    assert not meeting_places(tmp_path)
-    fetched = ask(tmp_path, "fetch")
-    assert ask(tmp_path, "fetch").stdout == fetched.stdout  # its own may be fetched again
+    assert not rendezvous_stores(tmp_path)
+    fetched = paceline_in(tmp_path, "fetch")
+    assert (
+        paceline_in(tmp_path, "fetch").stdout == fetched.stdout
+    )  # the run folder of the same job may be fetched again
     assert fetched.returncode == 0, fetched.stderr
     assert json.loads((Path(fetched.stdout.strip()) / "summary.json").read_text())["status"] == "interrupted"
 
 
 def _no_trace_of(secret: str, cluster: Cluster, tmp_path: Path, *texts: str) -> None:
-    folders = [tmp_path, *(machine.root / ".paceline" for machine in cluster.machines.values())]
+    folders = [tmp_path, *(host.root / ".paceline" for host in cluster.machines.values())]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert not [path for path in files if secret.encode() in path.read_bytes()]
     assert not any(secret in text for text in texts)

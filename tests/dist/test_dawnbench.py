@@ -1,11 +1,10 @@
-"""The DAWNBench family on generated shards, on two ranks: phases change size, batch, data and learning rate on the way."""
+"""A DAWNBench recipe on generated shards and two ranks: phases change image size, batch, variant and learning rate."""
 
-import subprocess
 from pathlib import Path
 
 import yaml
-from photographs import tree
 from processes import run_ranks
+from sample_images import tree
 
 from paceline.config.io import load_recipe, to_tree
 from paceline.config.timeline import Timeline
@@ -18,7 +17,7 @@ SAMPLES = 4 * 16
 
 
 def _small(name: str) -> dict[str, object]:
-    """A sixteenth of the size, batches of 4096 as 8, on a small net."""
+    """Return a recipe with an eighth of the image size, 1/512 of the batch size and a small model."""
     tree = to_tree(load_recipe(name))
     for phase in tree["phases"]:
         phase["size"] //= 8
@@ -44,15 +43,15 @@ def test_sizes_batches_and_learning_rates_change_as_published(tmp_path: Path) ->
     records = list(RunFolder(tmp_path / "runs" / "small").records())
     trained = {record["step"]: record for record in records if record["kind"] == "train"}
     assert len(trained) == timeline.total
-    for stage, phase in zip(timeline.stages, recipe.phases, strict=True):
-        first, last = trained[stage.begin + 1], trained[stage.end]
-        assert (first["phase"], last["phase"]) == (stage.number, stage.number)
-        assert first["lr"] == phase.lr[0]
-        slope = (phase.lr[-1] - phase.lr[0]) / (stage.end - stage.begin)
-        assert abs(last["lr"] - (phase.lr[-1] - slope)) < 1e-6
-        assert {first["images"], last["images"]} == {stage.global_batch}
+    for phase, given in zip(timeline.phases, recipe.phases, strict=True):
+        first, last = trained[phase.begin + 1], trained[phase.end]
+        assert (first["phase"], last["phase"]) == (phase.number, phase.number)
+        assert first["lr"] == given.lr[0]
+        slope = (given.lr[-1] - given.lr[0]) / (phase.end - phase.begin)
+        assert abs(last["lr"] - (given.lr[-1] - slope)) < 1e-6
+        assert {first["images"], last["images"]} == {phase.global_batch}
     evaluated = [record for record in records if record["kind"] == "eval"]
     assert {record["samples"] for record in evaluated} == {SAMPLES}
-    # the same weights, counted on one process, rectangular batches and all
+    # evaluating the same weights on one process has the same result, also with rectangular batches
     alone = run_ranks(tmp_path, 1, "evaluate", tmp_path / "runs" / "small", "--last")
     assert f"({evaluated[-1]['correct']} of {SAMPLES})" in alone.stdout

@@ -1,4 +1,4 @@
-"""Jobs on "nodes" of this machine: detached, looked after from other processes, stopped, and gone on with."""
+"""Jobs on local nodes: detached, managed from other processes, stopped, and resumed."""
 
 import json
 import os
@@ -27,13 +27,13 @@ def bucket(tmp_path: Path) -> Iterator[ObjectStore]:
 
 @pytest.fixture
 def ask(tmp_path: Path, bucket: ObjectStore) -> Ask:
-    """paceline, as the user of a machine would call it: each has a folder of its own, and a home."""
+    """Run the command line as a user of a machine, each with its own folder and home."""
 
     def run(machine: str, *words: object, status: int = 0) -> subprocess.CompletedProcess[str]:
         folder = tmp_path / machine
         folder.mkdir(exist_ok=True)
-        own = environment() | bucket.variables | {"PACELINE_HOME": str(folder / "home")}
-        answer = subprocess.run(command(*words), cwd=folder, env=own, capture_output=True, text=True, timeout=HANG)
+        env = environment() | bucket.variables | {"PACELINE_HOME": str(folder / "home")}
+        answer = subprocess.run(command(*words), cwd=folder, env=env, capture_output=True, text=True, timeout=HANG)
         assert answer.returncode == status, answer.stdout + answer.stderr
         return answer
 
@@ -41,7 +41,7 @@ def ask(tmp_path: Path, bucket: ObjectStore) -> Ask:
 
 
 def _processes(folder: Path) -> list[psutil.Process]:
-    """All that work below a folder."""
+    """Return the processes whose working directory is below a folder."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -52,20 +52,22 @@ def _processes(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def test_a_job_is_stopped_and_gone_on_with_here_and_elsewhere(ask: Ask, bucket: ObjectStore, tmp_path: Path) -> None:
+def test_job_is_stopped_and_resumed_here_and_elsewhere(ask: Ask, bucket: ObjectStore, tmp_path: Path) -> None:
     names = ("--pass", ",".join(bucket.variables))
     results = ("--results", "s3://results/runs", "--name", "mine")
     launched = ask("a", "launch", "local", "--nodes", 2, *WORDS, *names, *results, "--detach")
-    assert "handed to node-0, node-1" in launched.stderr
+    assert "node-0, node-1" in launched.stderr
     deadline = time.monotonic() + HANG
     while not any((tmp_path / "a").rglob("COMMIT")):
         assert time.monotonic() < deadline, ask("a", "logs").stdout
         time.sleep(0.1)
-    doing = ask("a", "status").stdout
-    assert doing.count("running") == 2
-    assert re.search(r"run mine: step [\d,]+ of 2,000 .*, epoch .*, images/s ", doing)
+    status = ask("a", "status").stdout
+    assert status.count("running") == 2
+    assert re.search(r"run mine: step [\d,]+ of 2,000 .*, epoch .*, images/s ", status)
     assert re.search(r"mine-\S+ +running +local +.*node-0, node-1", ask("a", "jobs").stdout)
-    assert "still runs on node-0, node-1" in ask("a", "resume", status=1).stderr
+    running = ask("a", "resume", status=1).stderr
+    assert "[job-running]" in running
+    assert "node-0, node-1" in running
     assert "is stopped; `paceline resume mine-" in ask("a", "stop").stdout
     assert "is already stopped; `paceline resume mine-" in ask("a", "stop").stdout
     assert re.search(r"mine-\S+ +stopped ", ask("a", "jobs", "--quick").stdout)
@@ -73,27 +75,31 @@ def test_a_job_is_stopped_and_gone_on_with_here_and_elsewhere(ask: Ask, bucket: 
     assert "node-0 | " in ask("a", "logs").stdout
     stopped = json.loads((Path(ask("a", "fetch").stdout.strip()) / "summary.json").read_text())["step"]
     assert 0 < stopped < 2000
-    # from the object store, on a machine that knows nothing of the job
+    # from the object store, on a machine that does not know the job
     ask("b", "launch", "local", "--nodes", 1, "--resume", "s3://results/runs/mine", *names)
     # and where it was
     ask("a", "resume")
     for machine in ("a", "b"):
         run = RunFolder(tmp_path / machine / "runs" / "mine")
-        assert [own["step"] for own in run.records() if own["kind"] == "train"] == list(range(1, 2001))
+        assert [record["step"] for record in run.records() if record["kind"] == "train"] == list(range(1, 2001))
         assert run.read_starts()[-1]["first_step"] == stopped
-    assert "is finished; its run folder is " in ask("a", "resume", status=1).stderr
-    told = ask("a", "stop").stdout
-    assert "is already finished; its run folder is " in told
-    assert "paceline resume" not in told
+    folder = str(tmp_path / "a" / "runs" / "mine")
+    finished = ask("a", "resume", status=1).stderr
+    assert "[job-finished]" in finished
+    assert folder in finished
+    stopped_again = ask("a", "stop").stdout
+    assert "is already finished" in stopped_again
+    assert folder in stopped_again
+    assert "paceline resume" not in stopped_again
     assert not list((tmp_path / "a" / "home").rglob("stopped"))
     assert "is finished" in ask("a", "attach").stderr
     assert re.search(r"mine-\S+ +finished ", ask("a", "jobs").stdout)
     summary = tmp_path / "a" / "runs" / "mine" / "summary.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"step": 9999}))
-    assert "has got further meanwhile (step 9999" in ask("a", "fetch", status=1).stderr
+    newer = ask("a", "fetch", status=1).stderr
+    assert "[local-run-newer]" in newer
+    assert "9999" in newer
     again = ("--nodes", 1, "--name", "mine", "--runs", "others", *results[:2], *names)
-    assert "holds another run" in ask("b", "launch", "local", *WORDS, *again, status=1).stdout
+    assert "[results-of-another-run]" in ask("b", "launch", "local", *WORDS, *again, status=1).stdout
     everything = [path for path in tmp_path.rglob("*") if path.is_file() and "store" not in path.parts]
     assert not [path for path in everything if b"canary" in path.read_bytes()]
-
-

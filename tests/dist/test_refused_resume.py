@@ -26,22 +26,22 @@ def _names(run: RunFolder) -> list[str]:
     return sorted(path.name for path in run.checkpoints.iterdir())
 
 
-def test_a_damaged_checkpoint_stays_where_it_is_until_training_starts(here, run: RunFolder) -> None:
+def test_a_corrupt_checkpoint_stays_where_it_is_until_training_starts(here, run: RunFolder) -> None:
     (run.checkpoints / "step-00000030" / "model.safetensors").write_bytes(b"rubbish")
     before = _names(run)
-    assert "seed cannot change" in complaint(here(*RESUME, "--seed", 7))
+    assert "[resume-changes-experiment]" in complaint(here(*RESUME, "--seed", 7))
     assert _names(run) == before
     answer = here(*RESUME, "--train.duration", "40ba")
     assert answer.returncode == 0, answer.stderr
     assert "resuming from step 20" in answer.stderr
-    assert "damaged-step-00000030" in _names(run)
+    assert "corrupt-step-00000030" in _names(run)
 
 
 def test_a_run_that_is_finished_keeps_checkpoints_beyond_its_records(here, run: RunFolder) -> None:
     lines = run.metrics.read_bytes().splitlines(keepends=True)
     run.metrics.write_bytes(b"".join(line for line in lines if b'"step": 30' not in line and b'"step": 25' not in line))
     before = _names(run)
-    assert "is finished at step 20" in complaint(here(*RESUME, "--train.duration", "20ba"))
+    assert "[run-finished]" in complaint(here(*RESUME, "--train.duration", "20ba"))
     assert _names(run) == before
 
 
@@ -55,7 +55,7 @@ def test_a_gap_in_the_middle_of_the_records_is_filled(here, run: RunFolder) -> N
     assert steps == list(range(5, 41, 5))
 
 
-def test_a_run_whose_newest_checkpoint_is_damaged_can_be_evaluated(here, run: RunFolder) -> None:
+def test_a_run_whose_newest_checkpoint_is_corrupt_can_be_evaluated(here, run: RunFolder) -> None:
     (run.checkpoints / "step-00000030" / "state.json").write_bytes(b"rubbish")
     answer = here("evaluate", run.path)
     assert answer.returncode == 0, answer.stderr
@@ -85,4 +85,6 @@ def test_a_long_folder_of_temporary_files_is_named(paceline, tmp_path: Path) -> 
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     answer = paceline("train", "digits", *TINY, "--procs", 2, env=environment() | {"TMPDIR": str(folder)})
-    assert f"TMPDIR={folder} is too long" in complaint(answer)
+    message = complaint(answer)
+    assert "[tmpdir-too-long]" in message
+    assert str(folder) in message

@@ -1,18 +1,19 @@
-"""Results in an object store: copied while a run goes on, and brought back to resume it."""
+"""Results in an object store: uploaded during a run, and downloaded to resume it."""
 
 import json
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, raises
 from processes import free_port
 
 from paceline.checkpoint import store
-from paceline.checkpoint.results import Results
-from paceline.errors import UserError
+from paceline.checkpoint.results import Results, download
+from paceline.system import remote
 from paceline.track.records import RunFolder
 
 boto3 = pytest.importorskip("boto3", reason="needs boto3: pip install 'paceline[dev]'")
@@ -20,10 +21,10 @@ boto3 = pytest.importorskip("boto3", reason="needs boto3: pip install 'paceline[
 
 @pytest.fixture
 def bucket(monkeypatch) -> Iterator["object"]:
-    """A bucket of moto's server, which the test may switch off and on."""
+    """A bucket of a moto server, which the test can stop and start."""
     from moto.server import ThreadedMotoServer
 
-    port = free_port()  # stays the same when the server is started again
+    port = free_port()  # the same when the server is restarted
     server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
     server.start()
     variables = {"AWS_ACCESS_KEY_ID": "canary-key", "AWS_SECRET_ACCESS_KEY": "canary-secret", "AWS_REGION": "us-east-1"}
@@ -41,7 +42,7 @@ def _keys(client) -> set[str]:
     return {entry["Key"] for entry in client.list_objects_v2(Bucket="results").get("Contents", [])}
 
 
-def test_results_are_there_and_can_be_resumed_elsewhere(here, tmp_path: Path, bucket, monkeypatch) -> None:
+def test_results_are_uploaded_and_can_be_resumed_elsewhere(here, tmp_path: Path, bucket, monkeypatch) -> None:
     words = ("digits", *TINY, "--train.duration", "20ba", "--results", "s3://results/some/where")
     answer = here("train", *words)
     assert answer.returncode == 0, answer.stderr
@@ -63,13 +64,14 @@ def test_results_are_there_and_can_be_resumed_elsewhere(here, tmp_path: Path, bu
     assert again.returncode == 0, again.stderr
     assert "resuming from step 20" in again.stderr
     assert RunFolder(elsewhere / "runs" / "digits").read_summary()["step"] == 30
-    for place, complaint in (
-        ("s3://results/nothing/here", "holds no run"),
-        ("s3://no-such-bucket/run", "cannot be read"),
+    for place, code in (
+        ("s3://results/nothing/here", "results-not-a-run"),
+        ("s3://no-such-bucket/run", "results-unreadable"),
     ):
         wrong = here("train", "--resume", place)
         assert wrong.returncode == 1
-        assert complaint in wrong.stderr
+        assert place in wrong.stderr
+        assert f"[{code}]" in wrong.stderr
 
 
 def _folder(run: Path, begun: str = "today") -> Path:
@@ -80,47 +82,102 @@ def _folder(run: Path, begun: str = "today") -> Path:
     return run
 
 
-def _save(run: Path, step: int) -> None:
+def _write_checkpoint(run: Path, step: int) -> None:
     store.write(run / "checkpoints" / f"step-{step:08}", step, {"model": {"weight": torch.zeros(1)}}, {})
 
 
-def test_a_store_that_cannot_be_used_is_told_before_anything_is_trained(tmp_path: Path, bucket) -> None:
-    with pytest.raises(UserError, match="results cannot go to s3://nowhere/run .*--pass"):
+def test_unusable_store_is_an_error_before_training(tmp_path: Path, bucket) -> None:
+    with raises("results-not-writable") as caught:
         Results(_folder(tmp_path / "run"), "s3://nowhere", "top1")
+    assert caught.value.fields == {"url": "s3://nowhere/run"}
+    assert "--pass" in str(caught.value)
     Results(tmp_path / "run", "s3://results", "top1", every=1000).close()
     Results(tmp_path / "run", "s3://results", "top1", every=1000).close()  # the same run, started again
-    with pytest.raises(UserError, match="s3://results/run holds another run; choose another --name"):
+    with raises("results-of-another-run") as caught:
         Results(_folder(tmp_path / "elsewhere" / "run", begun="tomorrow"), "s3://results", "top1")
+    assert caught.value.fields == {"url": "s3://results/run"}
 
 
-def test_saves_of_an_earlier_start_are_removed_as_well(tmp_path: Path, bucket, monkeypatch) -> None:
+def test_old_checkpoints_of_an_earlier_start_are_removed(tmp_path: Path, bucket, monkeypatch) -> None:
     monkeypatch.setattr(store, "best", lambda *_: None)
     run = _folder(tmp_path / "run")
-    _save(run, 10)
+    _write_checkpoint(run, 10)
     Results(run, "s3://results", "top1", every=1000).close()
     shutil.rmtree(run / "checkpoints")
-    _save(run, 20)
+    _write_checkpoint(run, 20)
     Results(run, "s3://results", "top1", every=1000).close()
     assert {key.split("/")[2] for key in _keys(bucket) if key.startswith("run/checkpoints")} == {"step-00000020"}
 
 
-def test_tags_that_are_no_checksums_are_seen_through(tmp_path: Path, bucket, monkeypatch) -> None:
-    """As those of encrypted buckets."""
+def test_tags_that_are_not_checksums(tmp_path: Path, bucket, monkeypatch) -> None:
+    """As in encrypted buckets."""
     import obstore
 
-    honest = obstore.put
-    monkeypatch.setattr(obstore, "put", lambda *words: honest(*words) | {"e_tag": '"' + 32 * "0" + '"'})
+    put = obstore.put
+    monkeypatch.setattr(obstore, "put", lambda *words, **more: put(*words, **more) | {"e_tag": '"' + 32 * "0" + '"'})
     results = Results(_folder(tmp_path / "run"), "s3://results", "top1", every=1000)
     assert results._try()
-    monkeypatch.setattr(obstore, "put", lambda place, name, content: honest(place, name, b"") | {"e_tag": 32 * "0"})
+    monkeypatch.setattr(obstore, "put", lambda place, name, _, **more: put(place, name, b"") | {"e_tag": 32 * "0"})
     (tmp_path / "run" / "metrics.jsonl").write_text("1\n2\n")
     assert not results._try()
-    monkeypatch.setattr(obstore, "put", honest)
+    monkeypatch.setattr(obstore, "put", put)
     results.close()
 
 
-def test_a_store_that_is_away_holds_nobody_up(tmp_path: Path, bucket, caplog, monkeypatch) -> None:
-    from paceline.base.logs import log
+@pytest.mark.parametrize("damage", ["", "flipped", "truncated"])
+def test_large_files_are_uploaded_in_parts_and_verified(tmp_path: Path, bucket, monkeypatch, damage: str) -> None:
+    import obstore
+
+    content = random.Random(0).randbytes(2 * remote._PART + 1)
+    sent: list[int] = []
+    put = obstore.put
+
+    def damaging(place, name: str, parts, **more):
+        assert not isinstance(parts, bytes)  # the whole file is never in memory
+
+        def damaged() -> Iterator[bytes]:
+            for number, part in enumerate(parts):
+                sent.append(len(part))
+                if number == 1 and damage:
+                    yield part[:-1] + (bytes([part[-1] ^ 1]) if damage == "flipped" else b"")
+                else:
+                    yield part
+
+        return put(place, name, damaged(), **more)
+
+    monkeypatch.setattr(obstore, "put", damaging)
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(content)
+    target = remote.ObjectStore("s3://results/large")
+    if damage:
+        with pytest.raises(OSError, match="corrupt in the store"):
+            target.upload("weights", path)
+    else:
+        target.upload("weights", path)
+        assert bucket.head_object(Bucket="results", Key="large/weights")["ETag"].endswith('-3"')
+        with target.opened("weights", 5) as stream:
+            assert stream.read() == content[5:]
+    assert sent == [remote._PART, remote._PART, 1]
+
+
+@pytest.mark.parametrize("name", ["run", "run #1, 50%25 ü"])
+def test_run_is_downloaded_and_replaces_older_files(tmp_path: Path, bucket, monkeypatch, name: str) -> None:
+    monkeypatch.setattr(store, "best", lambda *_: None)
+    run = _folder(tmp_path / name)
+    _write_checkpoint(run, 10)
+    Results(run, "s3://results", "top1", every=1000).close()
+    here = _folder(tmp_path / "here" / name, begun="other")  # as long as "today"
+    assert download(f"s3://results/{name}", tmp_path / "here") == here
+    for path in (path for path in run.rglob("*") if path.is_file()):
+        assert (here / path.relative_to(run)).read_bytes() == path.read_bytes()
+    monkeypatch.setattr(remote.ObjectStore, "files", lambda _: {"recipe.yaml": 1, "a/../../outside": 1})
+    with raises("results-path-unsafe"):
+        download(f"s3://results/{name}", tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_unreachable_store_does_not_block_training(tmp_path: Path, bucket, caplog, monkeypatch) -> None:
+    from paceline.system.logs import log
 
     log.propagate = True
     monkeypatch.setattr("paceline.checkpoint.results._RETRIES", 0)
@@ -128,9 +185,9 @@ def test_a_store_that_is_away_holds_nobody_up(tmp_path: Path, bucket, caplog, mo
     results = Results(run, "s3://results", "top1", every=1000)
     bucket.server.stop()
     assert not results._try()
-    assert "results to s3://results/run wait" in caplog.text
+    assert "uploads to s3://results/run are delayed" in caplog.text
     bucket.server.start()
     (run / "metrics.jsonl").write_text("1\n2\n")
     results.close()
-    assert "go on after" in caplog.text
+    assert "uploads to s3://results/run continue after" in caplog.text
     assert bucket.get_object(Bucket="results", Key="run/metrics.jsonl")["Body"].read() == b"1\n2\n"

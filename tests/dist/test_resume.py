@@ -1,23 +1,21 @@
-"""Stopped in every way, a run goes on as if nothing had happened."""
+"""A run that was stopped in any way resumes exactly."""
 
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import HANG, PRECISIONS, TINY, command, environment
+from conftest import HANG, PRECISIONS, TINY
 from processes import ranks, run_ranks, start, wait_for_step
 
+from paceline.analysis.read import read
 from paceline.checkpoint import store
-from paceline.logbook.read import read
 from paceline.track.records import RunFolder
 
-
-# long enough that a signal sent in the middle arrives in the middle
+# long enough that a signal arrives during training
 LONG = (*TINY, "--train.duration", "150ba")
 
 
@@ -28,14 +26,14 @@ def _weights(run: Path) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> bytes:
-    """Final weights and optimizer of a run on two ranks that nothing happened to."""
-    folder = tmp_path_factory.mktemp("undisturbed")
+def uninterrupted(tmp_path_factory) -> bytes:
+    """Final weights and optimizer state of an uninterrupted run on two ranks."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
     run_ranks(folder, 2, "train", "digits", *LONG)
     return _weights(folder / "runs" / "digits")
 
 
-def test_killed_in_mid_epoch_it_ends_bit_identical(tmp_path: Path, undisturbed: bytes) -> None:
+def test_run_killed_within_an_epoch_ends_bit_identical(tmp_path: Path, uninterrupted: bytes) -> None:
     run = tmp_path / "runs" / "digits"
     words = ("train", "digits", *LONG, "--procs", 2)
     process = start(tmp_path, *words)
@@ -45,14 +43,14 @@ def test_killed_in_mid_epoch_it_ends_bit_identical(tmp_path: Path, undisturbed: 
     process.wait()
     assert not RunFolder(run).finished
     again = run_ranks(tmp_path, 2, *words)
-    assert "is not finished; going on with it" in again.stderr
+    assert "is not finished; resuming it" in again.stderr
     assert "resuming from step" in again.stderr
-    assert _weights(run) == undisturbed
+    assert _weights(run) == uninterrupted
     steps = [record["step"] for record in RunFolder(run).records() if record["kind"] == "train"]
     assert steps == list(range(1, 151))
 
 
-def test_one_killed_rank_ends_the_others_with_a_clear_message(tmp_path: Path, undisturbed: bytes) -> None:
+def test_one_killed_rank_ends_the_others_with_a_clear_message(tmp_path: Path, uninterrupted: bytes) -> None:
     run = tmp_path / "runs" / "digits"
     words = ("train", "digits", *LONG, "--procs", 2)
     process = start(tmp_path, *words)
@@ -60,14 +58,15 @@ def test_one_killed_rank_ends_the_others_with_a_clear_message(tmp_path: Path, un
     ranks(process)[-1].kill()
     _, errors = process.communicate(timeout=HANG)
     assert process.returncode == 1
-    assert "paceline: rank 1 was killed" in errors
+    assert "paceline: error: rank 1 " in errors
+    assert "[rank-killed]" in errors
     assert "Traceback" not in errors
     run_ranks(tmp_path, 2, "train", "--resume", run)
-    assert _weights(run) == undisturbed
+    assert _weights(run) == uninterrupted
 
 
 @pytest.mark.parametrize(("procs", "signum"), [(1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, procs: int, signum: int) -> None:
+def test_signal_writes_a_checkpoint_and_logs_how_to_resume(tmp_path: Path, procs: int, signum: int) -> None:
     run = tmp_path / "runs" / "digits"
     process = start(tmp_path, "train", "digits", *LONG, "--procs", procs, "--checkpoint.every", "1000ba")
     wait_for_step(process, run, 5)
@@ -75,25 +74,25 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, procs: int, signum
     _, errors = process.communicate(timeout=HANG)
     assert process.returncode == 128 + signum, errors
     assert "Traceback" not in errors
-    assert "go on with: paceline train --resume runs/digits" in errors
+    assert "resume with: paceline train --resume runs/digits" in errors
     summary = RunFolder(run).read_summary()
     assert summary["status"] == "interrupted"
     assert next(store.committed(run / "checkpoints")).name == f"step-{summary['step']:08d}"
 
 
-def test_a_signal_to_one_rank_stops_all_of_them_and_the_status_says_so(tmp_path: Path) -> None:
+def test_signal_to_one_rank_stops_all_ranks(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "digits"
     process = start(tmp_path, "train", "digits", *LONG, "--procs", 2)
     wait_for_step(process, run, 5)
     ranks(process)[-1].terminate()
     _, errors = process.communicate(timeout=HANG)
     assert process.returncode == 128 + signal.SIGTERM, errors
-    assert "go on with: paceline train --resume runs/digits --procs 2" in errors
+    assert "resume with: paceline train --resume runs/digits --procs 2" in errors
     assert RunFolder(run).read_summary()["status"] == "interrupted"
 
 
-def test_one_signal_to_launcher_and_ranks_is_one_signal(tmp_path: Path) -> None:
-    """As systemd stops a service: the ranks get it twice, since the launcher passes on its own."""
+def test_signal_to_launcher_and_ranks_counts_once(tmp_path: Path) -> None:
+    """As systemd stops a service: the ranks get it twice, because the launcher forwards its signal."""
     run = tmp_path / "runs" / "digits"
     process = start(tmp_path, "train", "digits", *LONG, "--procs", 2)
     wait_for_step(process, run, 5)
@@ -104,7 +103,7 @@ def test_one_signal_to_launcher_and_ranks_is_one_signal(tmp_path: Path) -> None:
     assert RunFolder(run).read_summary()["status"] == "interrupted"
 
 
-def test_a_signal_while_ranks_are_starting(tmp_path: Path) -> None:
+def test_signal_while_ranks_are_starting(tmp_path: Path) -> None:
     process = start(tmp_path, "train", "digits", *LONG, "--procs", 2)
     deadline = time.monotonic() + HANG
     while len(ranks(process)) < 2:
@@ -113,12 +112,12 @@ def test_a_signal_while_ranks_are_starting(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=HANG)
     assert process.returncode == 128 + signal.SIGINT, errors
-    assert errors.endswith("SIGINT received: stopping; once more to leave at once\n")
+    assert errors.splitlines()[-1].startswith("SIGINT received")
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_a_signal_within_an_evaluation(tmp_path: Path) -> None:
-    """The last one, of so many small batches that it takes minutes; gone on with, it is done anew."""
+def test_signal_during_an_evaluation(tmp_path: Path) -> None:
+    """The last evaluation has so many small batches that it takes minutes; resuming repeats it."""
     run = tmp_path / "runs" / "digits"
     shape = "{train_samples: 48, val_samples: 300000, channels: 1, size: 8}"
     words = ("digits", *TINY, "--train.duration", "1ba", "--data.name", "synthetic", "--data.synthetic", shape)
@@ -127,8 +126,8 @@ def test_a_signal_within_an_evaluation(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=HANG)
     assert process.returncode == 128 + signal.SIGINT, errors
-    assert "SIGINT received: stopping; once more to leave at once" in errors
-    assert [record["kind"] for record in RunFolder(run).records()] == ["train", "save"]
+    assert "SIGINT received" in errors
+    assert [record["kind"] for record in RunFolder(run).records()] == ["train", "checkpoint"]
     run_ranks(tmp_path, 1, "train", "--resume", run, "--evaluate.per_rank_batch", 50_000)
     summary = RunFolder(run).read_summary()
     assert (summary["status"], summary["final"]["samples"]) == ("finished", 300_000)
@@ -140,14 +139,16 @@ def _catches(pid: int, signum: int) -> bool:
     return bool(int(mask, 16) >> (signum - 1) & 1)
 
 
-def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
-    """In the middle of a step that takes a minute: it is never finished."""
-    process = start(tmp_path, "train", "digits", "--model.options.widths", "[4096, 4096]", "--train.global_batch", "1024")
+def test_second_signal_exits_at_once(tmp_path: Path) -> None:
+    """During a step that takes a minute and is not finished."""
+    process = start(
+        tmp_path, "train", "digits", "--model.options.widths", "[4096, 4096]", "--train.global_batch", "1024"
+    )
     deadline = time.monotonic() + HANG
-    while not _catches(process.pid, signal.SIGTERM):  # caught only inside the loop
+    while not _catches(process.pid, signal.SIGTERM):  # caught only within the training loop
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    while process.poll() is None:  # signals that arrive within one call into torch are seen as one
+    while process.poll() is None:  # signals during one call into torch are seen as one
         assert time.monotonic() < deadline
         process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
@@ -156,11 +157,20 @@ def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
 
 
 @PRECISIONS
-def test_two_ranks_then_one_then_two_repeat_and_skip_no_sample(
+def test_changing_the_number_of_ranks_repeats_and_skips_no_sample(
     tmp_path: Path, precision: str, distance: float
 ) -> None:
-    """Without batch norm the losses are those of a run on one rank, step by step, over two epochs."""
-    words = ("--log.every", "1ba", "--train.global_batch", "96", "--optim.schedule", "{name: constant}", "--optim.lr", "0.05")
+    """Without batch norm all losses over two epochs equal those of a run on one rank."""
+    words = (
+        "--log.every",
+        "1ba",
+        "--train.global_batch",
+        "96",
+        "--optim.schedule",
+        "{name: constant, warmup: 0ba}",
+        "--optim.lr",
+        "0.05",
+    )
     words += ("--precision", precision, "--model.options.widths", "[32, 64]")
     run_ranks(tmp_path, 1, "train", "digits", *words, "--name", "alone", "--train.duration", "28ba")
     run_ranks(tmp_path, 2, "train", "digits", *words, "--name", "moved", "--train.duration", "9ba")
@@ -174,18 +184,28 @@ def test_two_ranks_then_one_then_two_repeat_and_skip_no_sample(
     assert max(abs(alone[step] - moved[step]) for step in alone) < distance
 
 
-def test_how_data_is_read_may_change_and_what_is_seen_may_not(here, tmp_path: Path) -> None:
+def test_loading_options_may_change_but_augmentation_may_not(here, tmp_path: Path) -> None:
     assert here("train", "digits", *TINY, "--train.duration", "10ba").returncode == 0
     longer = ("train", "--resume", "runs/digits", "--train.duration", "20ba")
     answer = here(*longer, "--data.augment.cutout", "3")
-    assert "data cannot change in a resumed run" in answer.stderr
-    answer = here(*longer, "--data.threads", "1", "--data.max_damaged", "0.5")
+    assert "data cannot change" in answer.stderr
+    assert "[resume-changes-experiment]" in answer.stderr
+    answer = here(*longer, "--data.decode_threads", "1", "--data.max_corrupt", "0.5")
     assert answer.returncode == 0, answer.stderr
 
 
-def test_fields_that_may_change_are_taken_over_and_the_precision_is_one(here, tmp_path: Path) -> None:
+def test_overrides_of_optimizer_and_precision_are_used_when_resuming(here, tmp_path: Path) -> None:
     assert here("train", "digits", *TINY, "--train.duration", "20ba").returncode == 0
-    words = ("--train.duration", "30ba", "--optim.weight_decay", "0.5", "--optim.momentum", "0.5", "--precision", "fp16")
+    words = (
+        "--train.duration",
+        "30ba",
+        "--optim.weight_decay",
+        "0.5",
+        "--optim.momentum",
+        "0.5",
+        "--precision",
+        "fp16",
+    )
     answer = here("train", "--resume", "runs/digits", *words)
     assert answer.returncode == 0, answer.stderr
     _, parts = store.read(tmp_path / "runs" / "digits" / "checkpoints" / "step-00000030")
@@ -195,18 +215,18 @@ def test_fields_that_may_change_are_taken_over_and_the_precision_is_one(here, tm
     assert ["loss_scale" in record for record in records] == [False] * 20 + [True] * 10
 
 
-def test_the_unfinished_run_of_the_same_recipe_is_found_behind_others(here, tmp_path: Path) -> None:
+def test_unfinished_run_of_the_same_recipe_is_found_among_others(here, tmp_path: Path) -> None:
     first = ("train", "digits", *TINY, "--train.duration", "20ba")
     assert here(*first).returncode == 0
     assert here(*first, "--seed", 1).returncode == 0
     summary = tmp_path / "runs" / "digits" / "summary.json"
-    summary.write_text(summary.read_text().replace("finished", "running"))  # as a kill right at the end leaves it
+    summary.write_text(summary.read_text().replace("finished", "running"))  # as after a kill at the very end
     answer = here(*first)
-    assert "runs/digits is not finished; going on with it" in answer.stderr
+    assert "runs/digits is not finished; resuming it" in answer.stderr
     assert RunFolder(tmp_path / "runs" / "digits").finished
 
 
-def test_other_images_are_evaluated_with_the_training_data_s_normalisation(here, tmp_path: Path) -> None:
+def test_other_data_is_evaluated_with_the_normalization_of_the_training_data(here, tmp_path: Path) -> None:
     shape = "{train_samples: 96, val_samples: 10, channels: 1, size: 8}"
     words = (*TINY, "--train.duration", "20ba", "--data.name", "synthetic", "--data.synthetic", shape)
     assert here("train", "digits", *words).returncode == 0
@@ -227,7 +247,7 @@ def test_other_images_are_evaluated_with_the_training_data_s_normalisation(here,
 
 @pytest.mark.parametrize(("kept", "begin", "missing"), [(25, 20, None), (5, 30, 25)])
 def test_records_that_end_before_a_checkpoint(here, tmp_path: Path, kept: int, begin: int, missing: int | None) -> None:
-    """A run resumes from a checkpoint that they reach; without one, what is missing is said and marked."""
+    """A run resumes from a checkpoint that they cover; without one, the gap is logged and recorded."""
     assert here("train", "digits", *TINY, "--train.duration", "30ba").returncode == 0
     run = RunFolder(tmp_path / "runs" / "digits")
     lines = run.metrics.read_bytes().splitlines(keepends=True)

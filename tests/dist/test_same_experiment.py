@@ -1,4 +1,4 @@
-"""More ranks change the speed, not the experiment. Every test starts real processes."""
+"""The number of ranks changes the speed, not the results. Every test starts real processes."""
 
 import json
 import re
@@ -18,17 +18,27 @@ def _losses(folder: Path) -> list[float]:
 
 @PRECISIONS
 def test_losses_agree_on_1_2_and_4_ranks(tmp_path: Path, precision: str, distance: float) -> None:
-    """A model without batch norm, augmentation on: the whole curve."""
-    words = ("--train.duration", "2ep", "--log.every", "1ba", "--evaluate.per_rank_batch", "50", "--data.augment.cutout", "2")
+    """The whole loss curve of a model without batch norm, with augmentation."""
+    words = (
+        "--train.duration",
+        "2ep",
+        "--log.every",
+        "1ba",
+        "--evaluate.per_rank_batch",
+        "50",
+        "--data.augment.cutout",
+        "2",
+    )
     words += ("--precision", precision, "--model.options.widths", "[32, 64]")
     curves = {}
     for procs, accumulation in ((1, 1), (2, 1), (4, 1), (2, 4)):
         name = f"r{procs}a{accumulation}"
         answer = run_ranks(
-            tmp_path, procs, "train", "digits", *words, "--name", name, "--train.accumulation", accumulation
+            tmp_path, procs, "train", "digits", *words, "--name", name, "--train.grad_accumulation", accumulation
         )
         per_rank = 128 // procs // accumulation
-        layout = f"per-rank batch {per_rank} x {procs} rank{'s' * (procs > 1)} x accumulation {accumulation} = global batch 128"
+        ranks = f"{procs} rank{'s' * (procs > 1)}"
+        layout = f"per-rank batch {per_rank} x {ranks} x accumulation {accumulation} = global batch 128"
         assert layout in answer.stderr
         curves[name] = _losses(tmp_path / "runs" / name)
     alone = curves.pop("r1a1")
@@ -47,11 +57,11 @@ def test_losses_agree_on_1_2_and_4_ranks(tmp_path: Path, precision: str, distanc
 
 
 def test_evaluation_counts_are_identical_on_1_2_3_and_7_ranks(tmp_path: Path) -> None:
-    """360 samples in batches of 17: nothing divides."""
+    """360 samples in batches of 17, which do not divide evenly."""
     run_ranks(tmp_path, 1, "train", "digits", "--train.duration", "1ep")
     results = set()
     for procs in (1, 2, 3, 7):
-        words = ("--evaluate.per_rank_batch", 17, "--evaluate.views", "flip-translate")
+        words = ("--evaluate.per_rank_batch", 17, "--evaluate.tta", "flip-translate")
         answer = run_ranks(tmp_path, procs, "evaluate", "runs/digits", *words)
         results.add(answer.stdout.partition(": ")[2])
     assert len(results) == 1, results

@@ -1,4 +1,4 @@
-/* Damages records and JPEGs and reads them anew; built with the address and undefined-behaviour sanitizers.
+/* Damages records and JPEGs and reads them anew; built with the address and undefined-behavior sanitizers.
  * usage: fuzz ROUNDS FILE.jpg ... */
 #include <stdio.h>
 #include <stdlib.h>

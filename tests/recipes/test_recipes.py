@@ -1,11 +1,13 @@
-"""Every shipped recipe loads, says where it comes from, round-trips and runs."""
+"""Every shipped recipe loads, names its source, round-trips, trains and matches its publication."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from photographs import tree
+from sample_images import tree
 
+from paceline.cli.main import main
 from paceline.config.io import dump_recipe, load_recipe, shipped
 from paceline.config.timeline import Timeline
 from paceline.data.prepare.convert import Variant
@@ -18,7 +20,7 @@ NAMES = list(shipped())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_loads_and_round_trips(name: str, tmp_path: Path) -> None:
+def test_a_recipe_loads_and_round_trips(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)
     assert recipe.name == name
     assert recipe.about.source
@@ -27,10 +29,44 @@ def test_it_loads_and_round_trips(name: str, tmp_path: Path) -> None:
     assert load_recipe(str(path)) == recipe
 
 
+def test_recipes_are_listed_with_their_accuracy(capsys) -> None:
+    assert main(["recipes"]) == 0
+    head, *lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert head.split() == ["name", "model", "data", "epochs", "published", "measured"]
+    assert [line.split()[0] for line in lines] == NAMES
+    for line in lines:
+        recipe = load_recipe(line.split()[0])
+        for figure, text in (("published", recipe.about.published), ("measured", recipe.about.measured)):
+            shown = re.split(r" {2,}", line[head.index(figure) :])[0]
+            assert (shown == "-") == (not text or text.startswith("none")), line
+            assert shown == "-" or (text.startswith(shown) and "%" in shown), line
+    rows = {line.split()[0]: line for line in lines}
+    assert re.split(r" {2,}", rows["cifar10-airbench94"]) == [
+        *("cifar10-airbench94", "airbench", "cifar10", "9.9", "94.01%", "-")
+    ]
+    assert "93.05% top-5" in rows["imagenet-rn50-dawnbench-4"]
+
+
+def test_a_recipe_is_shown_with_its_source_and_commands(capsys, tmp_path: Path) -> None:
+    for name in NAMES:
+        assert main(["recipes", name]) == 0
+        shown = capsys.readouterr().out
+        about = load_recipe(name).about
+        for text in (about.source, about.published or "-", about.measured or "not measured", f"paceline train {name}"):
+            assert text in shown
+        if name == "imagenet-rn50-dawnbench-4":
+            assert "paceline prepare imagenet --train TAR --val TAR --devkit TAR --short-side 160 352\n" in shown
+    (tmp_path / "mine.yaml").write_text("name: mine\nbase: digits\nabout: {published: ''}\n")
+    assert main(["recipes", str(tmp_path / "mine.yaml")]) == 0
+    assert re.search("^published +-$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["recipes", "digit"]) == 1
+    assert "[recipe-not-found]" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory) -> Path:
-    """Every size that shipped recipes name; generated images are smaller than any of them, and stay as they are."""
-    folder = tmp_path_factory.mktemp("photographs")
+def images(tmp_path_factory) -> Path:
+    """Prepared images with every variant of the shipped recipes; they are small, so no variant resizes them."""
+    folder = tmp_path_factory.mktemp("images")
     variants = [
         Variant(),
         *(Variant(max_side=side) for side in (400, 500)),
@@ -41,11 +77,11 @@ def photographs(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs_two_tiny_steps(name: str, here, tmp_path: Path, photographs: Path) -> None:
-    """On generated images of the data's shape, from random weights: nothing is downloaded."""
+def test_a_recipe_trains_two_steps(name: str, here, tmp_path: Path, images: Path) -> None:
+    """On generated images of the same shape and from random weights, so that nothing is downloaded."""
     recipe = load_recipe(name)
     if recipe.data.name == "imagenet":
-        words = ["--data.path", str(photographs), "--model.name", "resnet10t", "--evaluate.size", "64"]
+        words = ["--data.path", str(images), "--model.name", "resnet10t", "--evaluate.size", "64"]
         samples = 12
     else:
         channels, size = {"cifar10": (3, 32), "digits": (1, 8)}[recipe.data.name]
@@ -56,7 +92,7 @@ def test_it_runs_two_tiny_steps(name: str, here, tmp_path: Path, photographs: Pa
         words += ["--model.options", "{depth: 2, embed_dim: 96, num_heads: 3}"]
     for number, phase in enumerate(recipe.phases):
         words += [f"--phases.{number}.global_batch", "4"] if phase.global_batch else []
-    words += ["--train.global_batch", "4", "--train.accumulation", "1", "--train.duration", "2ba"]
+    words += ["--train.global_batch", "4", "--train.grad_accumulation", "1", "--train.duration", "2ba"]
     words += [
         "--ramp.sizes",
         "[0, 0]",
@@ -74,7 +110,7 @@ def test_it_runs_two_tiny_steps(name: str, here, tmp_path: Path, photographs: Pa
 
 
 IMAGENET = 1_281_167
-# from the entries' own code and the tables of their papers: first step, side, global batch, learning rates at the edges
+# from the published code and papers, for each phase: first step, image size, global batch, first and last learning rate
 PUBLISHED = {
     "imagenet-rn50-dawnbench-1": [
         (0, 128, 4096, 1.0, 2.0),
@@ -123,31 +159,31 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_phases_are_the_published_ones(name: str) -> None:
+def test_phases_match_the_published_ones(name: str) -> None:
     recipe = load_recipe(name)
     timeline = Timeline.of(recipe, IMAGENET)
     plan = LrPlan.of(recipe.optim, timeline)
-    found = [(stage.begin, stage.size, stage.global_batch, *(stage.lr or ())) for stage in timeline.stages]
+    found = [(phase.begin, phase.size, phase.global_batch, *(phase.lr or ())) for phase in timeline.phases]
     assert found == PUBLISHED[name]
-    for stage in timeline.stages:
-        assert lr_at(stage.begin, plan) == stage.lr[0]
-        assert lr_at(stage.end - 1, plan) == pytest.approx(stage.lr[1], rel=0.05)
+    for phase in timeline.phases:
+        assert lr_at(phase.begin, plan) == phase.lr[0]
+        assert lr_at(phase.end - 1, plan) == pytest.approx(phase.lr[1], rel=0.05)
 
 
 @pytest.mark.parametrize("epochs", [16, 24, 32, 40, 56, 88])
-def test_ffcv_s_resolutions_and_learning_rates(epochs: int) -> None:
-    """FFCV: np.interp between the ramp's ends, rounded to multiples of 32; triangle of learning rates."""
+def test_ffcv_resolutions_and_learning_rates(epochs: int) -> None:
+    """FFCV interpolates sizes with np.interp, rounded to multiples of 32, and uses a triangular learning rate."""
     recipe = load_recipe(f"imagenet-rn50-ffcv-{epochs}ep")
     timeline = Timeline.of(recipe, IMAGENET)
     plan = LrPlan.of(recipe.optim, timeline)
     for epoch in range(epochs):
-        theirs = int(np.round(np.interp(epoch, recipe.ramp.epochs, recipe.ramp.sizes) / 32)) * 32
-        assert timeline.stage_at(epoch * 312).size == theirs
+        published = int(np.round(np.interp(epoch, recipe.ramp.epochs, recipe.ramp.sizes) / 32)) * 32
+        assert timeline.phase_at(epoch * 312).size == published
         assert lr_at(epoch * 312, plan) == pytest.approx(np.interp(epoch, [0, 2, epochs], [1.7e-4, 1.7, 0]))
     assert timeline.total == epochs * 312
 
 
-# epochs and learning rate there; steps an epoch come from the batch
+# steps per epoch, and (epoch, learning rate) pairs
 EDGES = {
     "imagenet-rn50-torchvision-v1": (5004, [(0, 0.1), (29.9, 0.1), (30, 0.01), (60, 0.001), (89.9, 0.001)]),
     "imagenet-rn50-torchvision-v2": (1251, [(0, 0.005), (5, 0.5), (302.5, 0.25), (600, 0.0)]),
@@ -163,21 +199,21 @@ def test_learning_rates_at_the_published_edges(name: str) -> None:
     recipe = load_recipe(name)
     timeline = Timeline.of(recipe, IMAGENET)
     plan = LrPlan.of(recipe.optim, timeline)
-    assert timeline.stages[0].steps_per_epoch == per_epoch
+    assert timeline.phases[0].steps_per_epoch == per_epoch
     for epoch, lr in edges:
         assert lr_at(round(epoch * per_epoch), plan) == pytest.approx(lr, rel=1e-3, abs=1e-9)
 
 
-def test_the_list_shows_all_of_them(paceline) -> None:
+def test_the_list_shows_all_recipes(paceline) -> None:
     answer = paceline("recipes", env={"COLUMNS": "200", "PATH": "/usr/bin"})
     assert answer.returncode == 0, answer.stderr
     assert [name for name in NAMES if name not in answer.stdout] == []
     assert "published" in answer.stdout
 
 
-def test_help_shows_the_recipe_s_own_values(paceline) -> None:
+def test_help_shows_the_values_of_the_recipe(paceline) -> None:
     answer = paceline("train", "digits", "--help", env={"COLUMNS": "200", "PATH": "/usr/bin"})
     assert answer.returncode == 0, answer.stderr
-    line = next(line for line in answer.stdout.splitlines() if line.startswith(" --train.global_batch"))
+    line = next(line for line in answer.stdout.splitlines() if line.lstrip().startswith("--train.global_batch"))
     assert "128" in line
     assert "Images per optimizer step over all ranks together" in line

@@ -1,16 +1,17 @@
+"""Augmentation and loaders of datasets in memory."""
+
 import numpy as np
 import pytest
 import torch
-from conftest import one_epoch
+from conftest import one_epoch, raises
 
 from paceline.config.data import Augment, Data, Synthetic
 from paceline.config.phases import Phase
 from paceline.config.recipe import Recipe, Train
 from paceline.data.load.augment import cut_out_, gather
+from paceline.data.load.in_memory import ResidentEvaluator, ResidentLoader, statistics
 from paceline.data.load.order import Plan
-from paceline.data.load.resident import ResidentEvaluator, ResidentLoader, statistics
 from paceline.data.sets import ImageSet, load
-from paceline.errors import UserError
 
 IMAGES = torch.randint(0, 256, (40, 9, 7, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 PIXELS = IMAGES.reshape(-1, 3)
@@ -21,7 +22,7 @@ def _gather(augment: Augment, epoch: int = 0, ids: torch.Tensor = IDS) -> torch.
     return gather(PIXELS, (9, 7, 3), ids, ids, augment, seed=1, epoch=epoch)
 
 
-def test_without_augmentation_images_are_as_they_are() -> None:
+def test_images_are_unchanged_without_augmentation() -> None:
     assert torch.equal(_gather(Augment()), IMAGES[IDS])
 
 
@@ -38,7 +39,7 @@ def test_translation_is_a_crop_of_the_reflected_image() -> None:
     assert len(seen) > 15  # of 25 places, with 40 images
 
 
-def test_alternating_flips_mirror_half_the_images_and_the_other_half_next_time() -> None:
+def test_alternating_flips_mirror_half_the_images_and_then_the_other_half() -> None:
     everything = torch.arange(40)
     first, second, third = (_gather(Augment(flip="alternating"), epoch, everything) for epoch in range(3))
     mirrored = (first != IMAGES).flatten(1).any(1)
@@ -48,7 +49,7 @@ def test_alternating_flips_mirror_half_the_images_and_the_other_half_next_time()
     assert torch.equal(third, first)
 
 
-def test_random_flips_are_drawn_anew_each_epoch() -> None:
+def test_random_flips_differ_between_epochs() -> None:
     everything = torch.arange(40)
     epochs = torch.stack([_gather(Augment(flip="random"), epoch, everything) for epoch in range(8)])
     mirrored = (epochs != IMAGES).flatten(2).any(2)
@@ -62,7 +63,7 @@ def test_cutout_clears_one_square_per_image() -> None:
     cleared = (cut == 0).sum((2, 3))
     assert (cleared[:, 0] == cleared[:, 1]).all()
     assert cleared.max() == 16
-    assert cleared.min() >= 4  # a quarter of the square, when its centre is a corner
+    assert cleared.min() >= 4  # a quarter of the square, when its center is a corner
 
 
 def _loader(data: Data, images: ImageSet, batch: int, phases: tuple[Phase, ...] = ()) -> ResidentLoader:
@@ -70,7 +71,7 @@ def _loader(data: Data, images: ImageSet, batch: int, phases: tuple[Phase, ...] 
     return ResidentLoader(data, images, Plan.of(recipe, len(images.train)), torch.device("cpu"))
 
 
-def test_batches_are_normalised_with_the_training_set_s_statistics() -> None:
+def test_batches_are_normalized_with_statistics_of_the_training_set() -> None:
     data = Data(name="synthetic", synthetic=Synthetic(train_samples=512, channels=2, size=8))
     images = load(data)
     mean, std = statistics(data, images)
@@ -83,20 +84,24 @@ def test_batches_are_normalised_with_the_training_set_s_statistics() -> None:
     assert torch.allclose(batch.var((0, 2, 3), correction=0), torch.ones(2), atol=1e-4)
 
 
-def test_resizing_and_odd_requests() -> None:
+def test_images_are_resized_and_invalid_options_are_rejected() -> None:
     data = Data(name="digits", size=16)
     images = load(data)
     loader = _loader(data, images, 8)
     assert next(loader.steps())[0].images.shape == (8, 1, 16, 16)
-    with pytest.raises(UserError, match=r"a global batch of 2000 is more than the 1437 training images"):
+    with raises("batch-too-large") as caught:
         _loader(data, images, 2000)
-    with pytest.raises(UserError, match=r"data.augment.translate=8"):
+    assert (caught.value.fields["batch"], caught.value.fields["samples"]) == (2000, 1437)
+    with raises("translate-too-large") as caught:
         _loader(Data(augment=Augment(translate=8)), images, 8)
-    with pytest.raises(UserError, match=r"data.mean has 3 values"):
+    assert "data.augment.translate=8" in str(caught.value)
+    with raises("channels-mismatch") as caught:
         statistics(Data(mean=(0.5,) * 3, std=(0.5,) * 3), images)
+    assert caught.value.fields["channels"] == 1
+    assert "data.mean has 3 values" in str(caught.value)
 
 
-def test_the_size_grows_as_the_recipe_says_also_from_the_middle() -> None:
+def test_size_follows_the_phases_also_after_resuming() -> None:
     data = Data(name="digits", size=8)
     phases = Phase((0, 2.5), size=4), Phase((2.5, 4), size=6), Phase((4, 10), size=12)
     loader = _loader(data, load(data), 479, phases)
@@ -106,11 +111,11 @@ def test_the_size_grows_as_the_recipe_says_also_from_the_middle() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-def test_evaluation_deals_out_every_sample_once_in_the_same_batches(ranks: int) -> None:
+def test_evaluation_has_every_sample_once_in_the_same_batches(ranks: int) -> None:
     data = Data(name="digits")
     images = load(data)
     device = torch.device("cpu")
     evaluators = [ResidentEvaluator(data, images, 0, 50, rank, ranks, device) for rank in range(ranks)]
-    dealt = [batch.ids for evaluator in evaluators for batch in evaluator]
-    assert sorted(torch.cat(dealt).tolist()) == list(range(360))
-    assert {tuple(ids.tolist()) for ids in dealt} == {tuple(range(at, min(at + 50, 360))) for at in range(0, 360, 50)}
+    batches = [batch.ids for evaluator in evaluators for batch in evaluator]
+    assert sorted(torch.cat(batches).tolist()) == list(range(360))
+    assert {tuple(ids.tolist()) for ids in batches} == {tuple(range(at, min(at + 50, 360))) for at in range(0, 360, 50)}

@@ -1,4 +1,4 @@
-"""What progress bars show on terminals of different widths."""
+"""Progress bars on terminals of different widths."""
 
 import io
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from rich.progress import Task, TaskID
 from rich.table import Table
 from rich.text import Text
 
-from paceline.base import logs
-from paceline.base.bars import _Line
-from paceline.base.files import say
 from paceline.data.prepare import pack
+from paceline.system import logs
+from paceline.system.files import say
+from paceline.system.progress_bar import _ProgressLine
 from paceline.track import progress
 from paceline.track.progress import Bar
 
@@ -23,7 +23,7 @@ WIDTHS = (200, 120, 80, 60, 40, 24)
 
 @dataclass
 class Screen:
-    """A terminal with a clock of its own."""
+    """A terminal with a fake clock."""
 
     now: float = 0.0
     file: io.StringIO = field(default_factory=io.StringIO)
@@ -47,10 +47,10 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
 
 
 def _trained(screen: Screen, total: int, step: int, seconds: float, **figures: float) -> Any:
-    """The bar of a training that has made `step` steps, the last one in `seconds`."""
+    """Return the bar of a training after `step` steps, of which the last took `seconds`."""
     bar = Bar(total, step - 1)
     shown = bar._progress
-    shown.stop()  # no thread that refreshes it
+    shown.stop()  # stops the refresh thread
     screen.now += seconds
     shown.update(shown.tasks[0].id, completed=step - 0.5)
     screen.now += seconds
@@ -67,7 +67,7 @@ def _extreme(screen: Screen) -> Any:
     return _trained(screen, 5_000_000, 1_234_567, 0.0475, loss=1234.5678, top1=0.456, images_per_second=123_456.0)
 
 
-def test_a_line_never_wraps_and_tells_count_and_time_left(screen: Screen) -> None:
+def test_line_never_wraps_and_shows_count_and_time_left(screen: Screen) -> None:
     for made in (_realistic, _extreme):
         shown = made(screen)._progress
         for width in WIDTHS:
@@ -80,7 +80,7 @@ def test_a_line_never_wraps_and_tells_count_and_time_left(screen: Screen) -> Non
                 assert "━" in lines[0], (width, lines)
 
 
-def test_what_is_dropped_first_on_a_narrow_terminal(screen: Screen) -> None:
+def test_least_important_parts_are_dropped_on_a_narrow_terminal(screen: Screen) -> None:
     shown = _realistic(screen)._progress
     (widest,) = screen.lines(shown, 200)
     parts = ["images/s", "train top-1", "loss", "epoch", "elapsed", "training", "━", "1,234/5,000", "left"]
@@ -89,7 +89,7 @@ def test_what_is_dropped_first_on_a_narrow_terminal(screen: Screen) -> None:
     for width in range(199, 30, -1):
         (line,) = screen.lines(shown, width)
         present = [part for part in parts if part in line]
-        assert present == parts[len(parts) - len(present) :], (width, line)  # always those that matter most
+        assert present == parts[len(parts) - len(present) :], (width, line)  # the most important parts remain
         assert len(present) <= len(before), (width, line)
         before = present
     (narrow,) = screen.lines(shown, 80)
@@ -97,17 +97,17 @@ def test_what_is_dropped_first_on_a_narrow_terminal(screen: Screen) -> None:
     assert "1,234/5,000  0:00:02 elapsed  2:05:32 left" in narrow
 
 
-def test_a_count_too_long_for_the_terminal_is_shortened(screen: Screen) -> None:
+def test_count_too_long_for_the_terminal_is_shortened(screen: Screen) -> None:
     shown = _extreme(screen)._progress
     assert "1,234,567/5,000,000  99:" in screen.lines(shown, 40)[0]
     assert screen.lines(shown, 24)[0].startswith("1.2M/5.0M  99:")
 
 
-def test_an_evaluation_has_a_line_of_its_own(screen: Screen) -> None:
+def test_evaluation_has_its_own_line(screen: Screen) -> None:
     bar = _realistic(screen)
 
     class Work:
-        num_samples, own_samples = 50_000, 25_000
+        num_samples, rank_samples = 50_000, 25_000
 
     with bar.evaluating(Work()) as advance:
         advance(500)
@@ -123,13 +123,13 @@ def test_an_evaluation_has_a_line_of_its_own(screen: Screen) -> None:
     assert len(screen.lines(bar._progress, 80)) == 1
 
 
-def test_a_time_left_that_nobody_knows_yet(screen: Screen) -> None:
+def test_unknown_time_left(screen: Screen) -> None:
     bar = Bar(100)
     bar._progress.stop()
     assert screen.lines(bar._progress, 80)[0].endswith("-:--:-- left")
 
 
-def test_preparing_fits_as_well(screen: Screen) -> None:
+def test_bar_of_prepare_fits(screen: Screen) -> None:
     shown = pack._bar()
     task = shown.add_task("train", total=10**11, images=0, rate="")
     shown.update(task, completed=10**9)
@@ -143,8 +143,8 @@ def test_preparing_fits_as_well(screen: Screen) -> None:
     assert screen.lines(shown, 24)[0].startswith("1.3M  ")
 
 
-def test_control_characters_of_strangers_are_made_visible(capsys: pytest.CaptureFixture[str]) -> None:
-    """In tables, log lines, messages and bars alike: none of them reaches the terminal."""
+def test_control_characters_in_untrusted_text_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """In tables, log lines, messages and bars: none of them reaches the terminal."""
     hostile = "a\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\rb\bc"
     file = io.StringIO()
     shown = logs.Screen(file=file, width=200, color_system=None)
@@ -157,7 +157,7 @@ def test_control_characters_of_strangers_are_made_visible(capsys: pytest.Capture
     say(hostile)
     printed = capsys.readouterr()
     task = Task(TaskID(0), hostile, 10, 1, _get_time=lambda: 0.0)
-    line = next(_Line(task, ("1/10", "1/10"), [])._forms())[0]
+    line = next(_ProgressLine(task, ("1/10", "1/10"), [])._forms())[0]
     for text in (file.getvalue(), printed.err, printed.out, line):
         assert r"\x1b[2J\x9b31m\u202egnp.exe" in text
         assert not {*text} & {*"\x1b\x07\x9b\u202e\r\b"}

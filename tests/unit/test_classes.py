@@ -1,4 +1,4 @@
-"""A model's classes keep their names: in checkpoints, exports and evaluation on other data."""
+"""Class names in checkpoints, exports and evaluation on other data."""
 
 import json
 import re
@@ -6,13 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import complaint
-from photographs import tree
+from conftest import complaint, raises
 from safetensors import safe_open
+from sample_images import tree
 
 from paceline.checkpoint import store
 from paceline.data.classes import Class, match
-from paceline.errors import UserError
 
 WORDS = (
     *(
@@ -21,7 +20,7 @@ WORDS = (
         "--data.size",
         24,
         "--data.augment",
-        "{}",
+        "null",
         "--train.global_batch",
         6,
         "--log.tensorboard",
@@ -39,9 +38,10 @@ def test_classes_are_matched_by_id_then_by_name() -> None:
     model = [Class("n1", "crane"), Class("n2", "crane"), Class("n3", "dog")]
     assert match(model, [Class("n3", "hound"), Class("n2", "crane")], "run", "data") == [2, 1]
     assert match(model, [Class("x", "dog")], "run", "data") == [2]
-    with pytest.raises(UserError, match="1 classes of data are unknown to it; the model knows 3"):
-        match(model, [Class("x", "crane")], "run", "data")  # two of the model's have that name
-    with pytest.raises(UserError, match="data has a class twice"):
+    with raises("unknown-classes") as caught:
+        match(model, [Class("x", "crane")], "run", "data")  # two classes of the model have that name
+    assert caught.value.fields["classes"] == ["x"]
+    with raises("duplicate-classes"):
         match(_classes("a", "b"), [Class("a", "x"), Class("c", "a")], "run", "data")
 
 
@@ -53,7 +53,7 @@ def trained(here, tmp_path: Path) -> Path:
 
 
 def _rename(root: Path, names: dict[str, str]) -> None:
-    """In two steps, since names may be exchanged."""
+    """Rename in two steps, since names may be swapped."""
     for split in ("train", "val"):
         for old in names:
             (root / split / old).rename(root / split / f"was-{old}")
@@ -65,7 +65,7 @@ def _counts(text: str) -> str:
     return text.partition("top-1 ")[2]
 
 
-def test_another_order_a_part_and_other_classes(here, tmp_path: Path, trained: Path) -> None:
+def test_evaluation_on_reordered_partial_and_unknown_classes(here, tmp_path: Path, trained: Path) -> None:
     whole = here("evaluate", trained)
     assert whole.returncode == 0, whole.stderr
     shutil.copytree(tmp_path / "photos", tmp_path / "other")
@@ -79,46 +79,49 @@ def test_another_order_a_part_and_other_classes(here, tmp_path: Path, trained: P
     assert "2 of the model's 3 classes" in part.stdout, part.stderr
     assert "of 8)" in part.stdout
     _rename(tmp_path / "other", {"n00000001": "cat"})
-    text = complaint(here("evaluate", trained, "--data.path", "other"))
-    assert "the model knows 3 (n00000000, n00000001, n00000002); the data has 2 (cat, n00000002)" in text
+    message = complaint(here("evaluate", trained, "--data.path", "other"))
+    assert "[unknown-classes]" in message
+    assert "3 (n00000000, n00000001, n00000002)" in message
+    assert "2 (cat, n00000002)" in message
 
 
 def _figures(text: str) -> tuple[int, float]:
-    """How many were right, and the loss."""
+    """Return the number of correct predictions and the loss."""
     found = re.search(r"\((\d+) of \d+\), .* loss ([\d.]+)", text)
     assert found, text
     return int(found[1]), float(found[2])
 
 
 def test_labels_follow_their_names(here, tmp_path: Path, trained: Path) -> None:
-    """Every class is in two of three parts, under other numbers: together they give the figures of the whole twice."""
+    """Every class is in two of three subsets, with other label numbers: together they count every image twice."""
     correct, loss = _figures(here("evaluate", trained).stdout)
     parts = []
     for left_out in range(3):
         root = shutil.copytree(tmp_path / "photos" / "val", tmp_path / f"part-{left_out}")
         shutil.rmtree(root / f"n{left_out:08d}")
         parts.append(_figures(here("evaluate", trained, "--data.path", root).stdout))
-    assert sum(right for right, _ in parts) == 2 * correct
-    assert abs(sum(own for _, own in parts) / 3 - loss) < 2e-4  # as printed
+    assert sum(part_correct for part_correct, _ in parts) == 2 * correct
+    assert abs(sum(part_loss for _, part_loss in parts) / 3 - loss) < 2e-4  # of rounding
 
 
-def test_one_class_and_images_without_a_training_split(here, tmp_path: Path, trained: Path) -> None:
+def test_evaluation_on_one_class_without_a_training_split(here, tmp_path: Path, trained: Path) -> None:
     (tmp_path / "test").mkdir()
     (tmp_path / "photos" / "val" / "n00000001").rename(tmp_path / "test" / "n00000001")
     answer = here("evaluate", trained, "--data.path", "test")
     assert "test, 1 of the model's 3 classes" in answer.stdout, answer.stderr
     assert "of 4)" in answer.stdout
+    assert "prepare folder" not in answer.stderr  # it needs both splits
 
 
-def test_checkpoints_and_exports_say_how_they_are_used(here, tmp_path: Path, trained: Path) -> None:
+def test_checkpoints_and_exports_describe_classes_and_preprocessing(here, tmp_path: Path, trained: Path) -> None:
     _, parts = store.read(next(store.committed(trained / "checkpoints")))
     assert here("export", trained, "--to", "weights.safetensors").returncode == 0
     with safe_open(tmp_path / "weights.safetensors", "pt") as file:
-        told = json.loads(file.metadata()["paceline"])
-    assert told == {name: parts["progress"][name] for name in told}
-    assert told["classes"] == [[name, name] for name in ("n00000000", "n00000001", "n00000002")]
-    preprocessing = told["preprocessing"]
+        metadata = json.loads(file.metadata()["paceline"])
+    assert metadata == {name: parts["progress"][name] for name in metadata}
+    assert metadata["classes"] == [[name, name] for name in ("n00000000", "n00000001", "n00000002")]
+    preprocessing = metadata["preprocessing"]
     assert (preprocessing["size"], preprocessing["crop_pct"]) == ([24, 24], 0.875)
     assert (len(preprocessing["mean"]), preprocessing["interpolation"]) == (3, "bilinear")
     model = {"name": "airbench", "num_classes": 3, "in_chans": 3, "options": {"widths": [8, 16], "norm": "group"}}
-    assert told["model"] == model
+    assert metadata["model"] == model

@@ -1,4 +1,4 @@
-"""The native codec against libjpeg-turbo (through Pillow), its two paths against each other, and damaged input."""
+"""Compares the native codec with libjpeg-turbo (through Pillow) and its paths with each other; corrupt input."""
 
 import io
 import random
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from photographs import jpeg, photograph
 from PIL import Image
+from sample_images import jpeg, sample_image
 
 from paceline.data import codec
 
@@ -46,11 +46,11 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(map(str, kind.values())))
-def test_luma_is_libjpeg_s_to_the_bit_and_export_is_exact(kind: dict[str, object]) -> None:
+def test_luma_equals_libjpeg_and_export_is_exact(kind: dict[str, object]) -> None:
     options = dict(kind)
     mode = str(options.pop("mode", "RGB"))
     for number, (width, height) in enumerate(SHAPES):
-        content = jpeg(photograph(width, height, number, mode), **options)
+        content = jpeg(sample_image(width, height, number, mode), **options)
         record = codec.pack(content)
         assert codec.describe(record) == (width, height, 1 if mode == "L" else 3)
         image = Image.open(io.BytesIO(content))
@@ -64,15 +64,15 @@ def test_luma_is_libjpeg_s_to_the_bit_and_export_is_exact(kind: dict[str, object
 
 
 @pytest.mark.parametrize(("subsampling", "limit"), [("4:4:4", 0.28), ("4:2:0", 0.33), ("4:2:2", 0.33)])
-def test_crops_are_pillow_s_antialiased_ones(subsampling: str, limit: float) -> None:
-    chance = random.Random(0)
+def test_crops_match_antialiased_resizing_of_pillow(subsampling: str, limit: float) -> None:
+    rng = random.Random(0)
     distances = []
     for number in range(12):
-        content = jpeg(photograph(500, 375, number), subsampling=subsampling)
+        content = jpeg(sample_image(500, 375, number), subsampling=subsampling)
         record, image = codec.pack(content), Image.open(io.BytesIO(content))
         for _ in range(4):
-            width, height = chance.randint(60, 500), chance.randint(60, 375)
-            x, y = chance.randint(0, 500 - width), chance.randint(0, 375 - height)
+            width, height = rng.randint(60, 500), rng.randint(60, 375)
+            x, y = rng.randint(0, 500 - width), rng.randint(0, 375 - height)
             expected = image.crop((x, y, x + width, y + height)).resize((224, 160), Image.BILINEAR)
             ours = crop(record, (x, y, width, height, 0), 224, 160).transpose(1, 2, 0).astype(int)
             distances.append(np.abs(ours - np.asarray(expected)).mean())
@@ -81,48 +81,48 @@ def test_crops_are_pillow_s_antialiased_ones(subsampling: str, limit: float) -> 
     assert np.mean(distances) < limit
 
 
-@pytest.mark.skipif(len(codec.paths()) < 2, reason="one path only; a processor with AVX2 has two to compare")
-def test_all_paths_give_the_same_bytes() -> None:
-    chance = random.Random(1)
+@pytest.mark.skipif(len(codec.paths()) < 2, reason="this CPU has one path only; one with AVX2 has two")
+def test_all_paths_return_the_same_bytes() -> None:
+    rng = random.Random(1)
     for number in range(60):
-        width, height = chance.randint(1, 300), chance.randint(1, 300)
+        width, height = rng.randint(1, 300), rng.randint(1, 300)
         options = {
-            "subsampling": chance.choice(["4:4:4", "4:2:2", "4:2:0"]),
-            "quality": chance.choice([5, 50, 90, 100]),
+            "subsampling": rng.choice(["4:4:4", "4:2:2", "4:2:0"]),
+            "quality": rng.choice([5, 50, 90, 100]),
         }
-        record = codec.pack(jpeg(photograph(width, height, number, chance.choice(["RGB", "RGB", "L"])), **options))
+        record = codec.pack(jpeg(sample_image(width, height, number, rng.choice(["RGB", "RGB", "L"])), **options))
         for _ in range(10):
-            w, h = chance.randint(1, width), chance.randint(1, height)
-            box = (chance.randint(0, width - w), chance.randint(0, height - h), w, h, chance.randint(0, 1))
-            size = (chance.randint(1, 260), chance.randint(1, 260))
+            w, h = rng.randint(1, width), rng.randint(1, height)
+            box = (rng.randint(0, width - w), rng.randint(0, height - h), w, h, rng.randint(0, 1))
+            size = (rng.randint(1, 260), rng.randint(1, 260))
             first, *others = (crop(record, box, *size, path) for path in codec.paths())
             assert all(np.array_equal(first, other) for other in others), (number, box, size)
 
 
-def test_a_flipped_bit_in_a_record_is_noticed_200_of_200() -> None:
-    record = codec.pack(jpeg(photograph(120, 90)))
-    chance = random.Random(2)
+def test_flipped_bit_in_a_record_is_detected_200_of_200() -> None:
+    record = codec.pack(jpeg(sample_image(120, 90)))
+    rng = random.Random(2)
     for path in codec.paths():
         codec.describe(record, path)
         for _ in range(200):
             changed = bytearray(record)
-            place = chance.randrange(len(record) * 8)
+            place = rng.randrange(len(record) * 8)
             changed[place // 8] ^= 1 << place % 8
             with pytest.raises(codec.CodecError):
                 codec.describe(bytes(changed), path)
 
 
-def test_a_damaged_record_is_named_and_its_neighbours_are_decoded() -> None:
-    records = [codec.pack(jpeg(photograph(64, 64, number))) for number in range(3)]
+def test_corrupt_record_is_reported_and_its_neighbors_are_decoded() -> None:
+    records = [codec.pack(jpeg(sample_image(64, 64, number))) for number in range(3)]
     records[1] = records[1][:-1] + bytes([records[1][-1] ^ 1])
     shards, places = shard(*records)
     out = np.zeros((3, 3, 32, 32), np.uint8)
     boxes = np.array([[0, 0, 64, 64, 0]] * 3, np.int32)
     statuses = codec.Decoder(shards).crop(places, boxes, out)
     assert [codec.reason(int(status)) for status in statuses] == [
-        "sound",
+        "valid",
         "the record does not match its checksum",
-        "sound",
+        "valid",
     ]
     assert out[0].any()
     assert out[2].any()
@@ -133,7 +133,7 @@ def test_a_damaged_record_is_named_and_its_neighbours_are_decoded() -> None:
     assert set(statuses.tolist()) == {int(statuses[0])} != {0}
     outside = np.array([[60, 0, 5, 5, 0], [0, 0, 0, 5, 0], [-1, 0, 5, 5, 0]], np.int32)
     statuses = codec.Decoder(shards).crop(places[[0, 0, 0]], outside, np.zeros((3, 3, 8, 8), np.uint8))
-    assert "does not lie inside" in codec.reason(int(statuses[0]))
+    assert "not inside the image" in codec.reason(int(statuses[0]))
     assert statuses.all()
 
 
@@ -142,19 +142,19 @@ def test_a_damaged_record_is_named_and_its_neighbours_are_decoded() -> None:
     [
         (b"", "not a JPEG"),
         (b"\x89PNG\r\n\x1a\n", "not a JPEG"),
-        (jpeg(photograph(64, 64))[:-300], "the JPEG ends early"),
-        (jpeg(photograph(64, 64), progressive=True), "progressive"),
-        (jpeg(photograph(64, 64).convert("CMYK")), "neither grey nor three"),
-        (jpeg(photograph(64, 64), keep_rgb=True), "RGB instead of YCbCr"),
+        (jpeg(sample_image(64, 64))[:-300], "the JPEG ends early"),
+        (jpeg(sample_image(64, 64), progressive=True), "progressive"),
+        (jpeg(sample_image(64, 64).convert("CMYK")), "neither gray nor three"),
+        (jpeg(sample_image(64, 64), keep_rgb=True), "RGB instead of YCbCr"),
     ],
 )
-def test_what_is_no_baseline_jpeg_is_named(content: bytes, reason: str) -> None:
+def test_other_files_than_baseline_jpegs_are_rejected(content: bytes, reason: str) -> None:
     with pytest.raises(codec.CodecError, match=reason):
         codec.pack(content)
 
 
-def test_damaged_input_never_reads_or_writes_out_of_bounds(tmp_path: Path) -> None:
-    """Twenty thousand damaged records and as many JPEGs, under the sanitizers."""
+def test_corrupt_input_never_reads_or_writes_out_of_bounds(tmp_path: Path) -> None:
+    """Twenty thousand corrupt records and as many JPEGs, under the sanitizers."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     sources = [str(path) for path in NATIVE.glob("*.c") if path.name != "api.c"]
     flags = ["-std=c11", "-O1", "-g", "-D_GNU_SOURCE", "-ffp-contract=off", "-fsanitize=address,undefined"]
@@ -168,10 +168,10 @@ def test_damaged_input_never_reads_or_writes_out_of_bounds(tmp_path: Path) -> No
     for number, options in enumerate(KINDS):
         choice = dict(options)
         path = tmp_path / f"{number}.jpg"
-        path.write_bytes(jpeg(photograph(90 + 10 * number, 60, number, str(choice.pop("mode", "RGB"))), **choice))
+        path.write_bytes(jpeg(sample_image(90 + 10 * number, 60, number, str(choice.pop("mode", "RGB"))), **choice))
         files.append(str(path))
     rounds = 20_000 // len(files) + 1
     answer = subprocess.run([str(tmp_path / "fuzz"), str(rounds), *files], capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr[-3000:]
     bad_records, bad_jpegs = map(int, answer.stdout.split())
-    assert min(bad_records, bad_jpegs) > 1000  # the damage is real
+    assert min(bad_records, bad_jpegs) > 1000  # enough of them were indeed corrupt

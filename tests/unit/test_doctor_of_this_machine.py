@@ -1,4 +1,4 @@
-"""The doctor of this machine and its installation."""
+"""`doctor` on this machine and its installation."""
 
 import re
 import socket
@@ -33,11 +33,11 @@ def _only(findings: Any) -> Finding:
     return found
 
 
-def test_this_machine_is_told_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_each_check_prints_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     status = main(["doctor", "--quick"])
     *lines, last = capsys.readouterr().out.splitlines()
-    found = [re.fullmatch(r"(ok|note|problem) +(\S.{13}) (\S.*)", line) for line in lines]
+    found = [re.fullmatch(r"(ok|note|problem) +(\S.{13})  (\S.*)", line) for line in lines]
     assert all(found), lines
     subjects = {match[2].strip() for match in found if match}
     wanted = {"Python", "torch", "torchvision", "timm", "native codec", "processor", "memory", "GPUs", "bf16"}
@@ -49,52 +49,52 @@ def test_this_machine_is_told_line_by_line(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_processes_sum_tensors() -> None:
+def test_two_processes_run_an_all_reduce() -> None:
     found = _only(installation.all_reduce(CPU_BUILD))
     assert (found.level, found.subject) == ("ok", "all-reduce"), found
     assert "GB/s" in found.text
 
 
-def test_processes_that_cannot_meet_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_all_reduce_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert _only(installation.all_reduce(CPU_BUILD)).level == "problem"
 
 
-def test_a_cpu_build_of_torch_beside_gpus_is_a_problem() -> None:
+def test_cpu_build_of_torch_with_gpus_is_a_problem() -> None:
     found = _only(installation.gpus(CPU_BUILD, TWO_GPUS))
     assert found.level == "problem"
-    assert "2 x A100, but torch 2.13.0+cpu is a CPU build" in found.text
-    assert "install a CUDA build" in found.text
+    assert "2 x A100" in found.text
+    assert "2.13.0+cpu" in found.text
 
 
-def test_gpus_that_torch_sees_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_torch_detects_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert _only(installation.gpus(_cuda(2), TWO_GPUS)).level == "ok"
-    blind = _only(installation.gpus(_cuda(0), TWO_GPUS))
-    assert (blind.level, "driver 570" in blind.text) == ("problem", True)
-    assert [own.level for own in installation.gpus(_cuda(2), TWO_GPUS | {"gpu_processes": [7]})] == ["ok", "note"]
+    undetected = _only(installation.gpus(_cuda(0), TWO_GPUS))
+    assert (undetected.level, "driver 570" in undetected.text) == ("problem", True)
+    assert [one.level for one in installation.gpus(_cuda(2), TWO_GPUS | {"gpu_processes": [7]})] == ["ok", "note"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     hidden = _only(installation.gpus(_cuda(1), TWO_GPUS))
     assert (hidden.level, "CUDA_VISIBLE_DEVICES=0" in hidden.text) == ("note", True)
 
 
-def test_an_import_that_kills_the_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_that_crashes_the_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "python"
     program.write_text('#!/bin/sh\necho \'{"part": "torch", "version": "2.13.0"}\'\nkill -SEGV $$\n')
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    told = installation.ask_installation()
-    assert told["torch"]["version"] == "2.13.0"
-    assert "status -11" in told["torchvision"]["error"]
-    found = {own.subject: own for own in installation.packages(told)}
+    parts = installation.import_all()
+    assert parts["torch"]["version"] == "2.13.0"
+    assert "status -11" in parts["torchvision"]["error"]
+    found = {one.subject: one for one in installation.packages(parts)}
     assert (found["torch"].level, found["torchvision"].level) == ("ok", "problem")
     assert "pip install --upgrade torchvision" in found["torchvision"].text
     assert found["native codec"].level == "problem"
 
 
-def test_versions_that_are_too_old_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_that_do_not_match_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        metadata, "requires", lambda _: ["torch>=2.13", "timm>=1.0.9", "rich>=13", "x>=1; extra == 's3'"]
+        metadata, "requires", lambda _: ["torch<2.14,>=2.13", "timm<1.0.20,>=1.0.9", "rich>=13", "x>=1; extra == 's3'"]
     )
     versions = {"torch": "2.9.1+cpu", "timm": "1.0.30"}
 
@@ -104,17 +104,19 @@ def test_versions_that_are_too_old_are_a_problem(monkeypatch: pytest.MonkeyPatch
         return versions[name]
 
     monkeypatch.setattr(metadata, "version", version)
-    found = {own.subject: own for own in installation.packages(CPU_BUILD)}
-    assert (found["torch"].level, found["timm"].level) == ("problem", "ok")
-    assert "torch>=2.13 is needed" in found["torch"].text
-    assert (found["rich"].level, "x" in found) == ("problem", False)
-    assert [own.level for own in installation.extras()] == ["note"] * 4
+    found = {one.subject: one for one in installation.packages(CPU_BUILD)}
+    assert "torch<2.14,>=2.13 is required" in found["torch"].text
+    assert "pip install --upgrade 'timm<1.0.20,>=1.0.9'" in found["timm"].text
+    assert {found[name].level for name in ("torch", "timm", "rich")} == {"problem"}
+    assert found["torchvision"].level == "ok"
+    assert "x" not in found
+    assert [one.level for one in installation.extras()] == ["note"] * 4
     assert "pip install 'paceline[s3]'" in next(installation.extras()).text
 
 
-def test_a_codec_without_avx2_is_worth_a_note() -> None:
-    told = CPU_BUILD | {"codec": {"paths": ["portable"]}}
-    (found,) = [own for own in installation.packages(told) if own.subject == "native codec"]
+def test_codec_without_avx2_is_noted() -> None:
+    parts = CPU_BUILD | {"codec": {"paths": ["portable"]}}
+    (found,) = [one for one in installation.packages(parts) if one.subject == "native codec"]
     assert (found.level, "portable path" in found.text) == ("note", True)
 
 
@@ -123,15 +125,15 @@ class _Usage(NamedTuple):
 
 
 @pytest.mark.parametrize(("free", "level"), [(10**8, "problem"), (5 * 10**9, "note"), (10**12, "ok")])
-def test_room_for_runs(free: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_space_for_runs(free: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: _Usage(free))
     assert _only(machine.folder("runs folder", tmp_path / "not" / "yet", 1e10, "")).level == level
 
 
-def test_a_folder_that_cannot_be_written_to_is_a_problem() -> None:
+def test_folder_that_is_not_writable_is_a_problem() -> None:
     found = _only(machine.folder("runs folder", Path("/proc/runs"), 1e10, "choose another"))
     assert found.level == "problem"
-    assert "/proc/runs cannot be written to" in found.text
+    assert "/proc/runs" in found.text
     assert "choose another" in found.text
 
 
@@ -149,34 +151,34 @@ def test_limits(tmp_path: Path) -> None:
     assert "4 of 8 cores (affinity)" in _only(machine.processor(4, 8, None)).text
 
 
-def test_shared_memory_matters_most_to_several_gpus(tmp_path: Path) -> None:
+def test_little_shared_memory_is_a_problem_for_several_gpus(tmp_path: Path) -> None:
     levels = [
         list(machine.folders(tmp_path, shared, gpus))[-1].level for shared, gpus in ((64e6, 0), (64e6, 2), (2e9, 2))
     ]
     assert levels == ["note", "problem", "ok"]
 
 
-def test_other_work_is_named() -> None:
+def test_busy_processes_are_named() -> None:
     busy = [(1.5, 77, "compiler"), (0.01, 78, "shell")]
-    found = _only(machine.other_work(busy, 2))
+    found = _only(machine.other_processes(busy, 2))
     assert found.level == "note"
     assert "compiler (77, 1.5 cores)" in found.text
     assert "shell" not in found.text
-    assert _only(machine.other_work(busy, 64)).level == "ok"
+    assert _only(machine.other_processes(busy, 64)).level == "ok"
 
 
-def test_a_host_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(*_: object) -> None:
+def test_host_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unresolved(*_: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "gethostname", lambda: "odd")
-    monkeypatch.setattr(machine.socket, "getaddrinfo", nobody)
-    found = {own.subject: own for own in machine.network()}
+    monkeypatch.setattr(machine.socket, "getaddrinfo", unresolved)
+    found = {one.subject: one for one in machine.network()}
     assert found["host name"].level == "note"
     assert "`ADDRESS odd` to /etc/hosts" in found["host name"].text
 
 
-def test_a_problem_sets_the_exit_status(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_problem_sets_the_exit_status(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(
         machine, "check", lambda runs, quick: iter([Finding("ok", "a", "b"), Finding("problem", "c", "d")])
     )
@@ -184,11 +186,11 @@ def test_a_problem_sets_the_exit_status(monkeypatch: pytest.MonkeyPatch, capsys)
     assert capsys.readouterr().out.splitlines()[-1] == "1 problem found"
 
 
-def test_the_three_doctors_are_not_mixed(capsys) -> None:
+def test_doctor_checks_one_kind_at_a_time(capsys) -> None:
     assert main(["doctor", "runs/x", "--quick"]) == 1
-    assert "choose one of them" in capsys.readouterr().err
+    assert "[conflicting-options]" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["doctor", "--help"])
-    told = capsys.readouterr().out
-    for way in ("paceline doctor    ", "paceline doctor --hosts A,B", "paceline doctor RUN"):
-        assert way in told
+    printed = capsys.readouterr().out
+    for usage in ("paceline doctor    ", "paceline doctor --hosts A,B", "paceline doctor RUN"):
+        assert usage in printed

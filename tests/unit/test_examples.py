@@ -1,9 +1,9 @@
-"""The picture of training images in TensorBoard."""
+"""The contact sheet of training images in TensorBoard."""
 
 import numpy as np
 import torch
 
-from paceline.base.chart import contact_sheet
+from paceline.data.sheets import contact_sheet
 from paceline.engine.examples import chosen
 
 
@@ -14,7 +14,7 @@ def test_every_class_is_shown() -> None:
     assert ids.tolist()[:3] == [1, 3, 4]
 
 
-def test_of_many_classes_some_are_shown_and_empty_ones_are_left_out() -> None:
+def test_some_of_many_classes_are_shown_without_empty_ones() -> None:
     labels = torch.arange(999).repeat(2)  # the last of 1000 has no image
     found = labels[chosen(labels, 1000)]
     assert len(found) == len(found.unique()) == 127

@@ -1,4 +1,4 @@
-"""A shard that shrinks while it is mapped is an error of its samples; any other SIGBUS ends the process as before."""
+"""Truncating a mapped shard is an error of its samples; any other SIGBUS still kills the process."""
 
 import signal
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import HANG, environment
-from photographs import jpeg, photograph
+from sample_images import jpeg, sample_image
 
 _BEGIN = """
 import faulthandler, mmap, sys, threading
@@ -30,7 +30,7 @@ def crop():
     return codec.Decoder(shards).crop(places, boxes, np.zeros((200, 3, 24, 24), np.uint8))
 """
 
-_SHRINK = """
+_TRUNCATE = """
 assert not crop().any()
 with open(path, "r+b") as file:
     file.truncate(len(record) * 10)
@@ -54,28 +54,28 @@ crop()
 print(view.sum())
 """
 
-_WATCHES = {"nobody": "", "faulthandler first": "before", "faulthandler later": "after"}
+_HANDLERS = {"no handler": "", "faulthandler first": "before", "faulthandler later": "after"}
 
 
-def _run(tmp_path: Path, watch: str, script: str) -> subprocess.CompletedProcess[str]:
+def _run(tmp_path: Path, handler: str, script: str) -> subprocess.CompletedProcess[str]:
     enable = "\nfaulthandler.enable()\n"
-    code = (enable if watch == "before" else "").join(["import faulthandler\n", _BEGIN])
-    code += (f"\ncrop(){enable}" if watch == "after" else "") + script
-    (tmp_path / "shard").write_bytes(jpeg(photograph(90, 60)))
+    code = (enable if handler == "before" else "").join(["import faulthandler\n", _BEGIN])
+    code += (f"\ncrop(){enable}" if handler == "after" else "") + script
+    (tmp_path / "shard").write_bytes(jpeg(sample_image(90, 60)))
     (tmp_path / "other").write_bytes(bytes(10_000))
     words = [sys.executable, "-c", code, str(tmp_path / "shard"), str(tmp_path / "other")]
     return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=HANG, check=False)
 
 
-@pytest.mark.parametrize("watch", _WATCHES.values(), ids=_WATCHES.keys())
-def test_records_of_a_shard_that_shrank_are_refused_in_every_thread(tmp_path: Path, watch: str) -> None:
-    answer = _run(tmp_path, watch, _SHRINK)
+@pytest.mark.parametrize("handler", _HANDLERS.values(), ids=_HANDLERS.keys())
+def test_records_of_a_truncated_shard_fail_in_every_thread(tmp_path: Path, handler: str) -> None:
+    answer = _run(tmp_path, handler, _TRUNCATE)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout == "the shard was truncated, or its disk failed, while it was read\n"
 
 
-@pytest.mark.parametrize("watch", _WATCHES.values(), ids=_WATCHES.keys())
-def test_any_other_bus_error_is_left_to_those_who_handled_it_before(tmp_path: Path, watch: str) -> None:
-    answer = _run(tmp_path, watch, _ELSEWHERE)
+@pytest.mark.parametrize("handler", _HANDLERS.values(), ids=_HANDLERS.keys())
+def test_other_bus_errors_go_to_the_previous_handler(tmp_path: Path, handler: str) -> None:
+    answer = _run(tmp_path, handler, _ELSEWHERE)
     assert answer.returncode == -signal.SIGBUS, answer.stdout
-    assert answer.stderr.count("Fatal Python error: Bus error") == (1 if watch else 0)
+    assert answer.stderr.count("Fatal Python error: Bus error") == (1 if handler else 0)

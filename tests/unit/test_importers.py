@@ -1,17 +1,19 @@
-"""Logs of other programs beside our runs."""
+"""Import logs of other programs."""
 
 from pathlib import Path
 
 import pytest
+from conftest import raises
 from made_runs import make_run
 
-from paceline.errors import UserError
-from paceline.logbook.compare import compare
-from paceline.logbook.read import read
-from paceline.logbook.verdict import verdict
+from paceline.analysis.compare import compare
+from paceline.analysis.page import report
+from paceline.analysis.read import read
+from paceline.analysis.tables import markdown, table
+from paceline.analysis.verdict import verdict
 
 ONE_VM = """# global_batch: 1024
-# data.threads: 1
+# data.decode_threads: 1
 Epoch: [0][1200/1252]\tTime  6.123 ( 6.500)\tData  5.50 ( 5.930)\tLoss 4.1e+00 (5.2e+00)\tAcc@1  20.00 ( 12.00)
 Test: [ 10/49]\tTime  1.0 ( 1.0)\tLoss 3.0 (3.0)\tAcc@1 30.0 (30.0)\tAcc@5 55.0 (55.0)
  * Acc@1 35.120 Acc@5 60.500
@@ -24,7 +26,7 @@ TWO_VMS = ONE_VM.replace("1024", "512").replace("threads: 1", "threads: 2").repl
 TWO_VMS = TWO_VMS.replace("46.854", "51.552").replace("72.586", "77.380").replace("4:42:47", "1:16:49")
 
 
-def test_published_logs_of_one_and_two_machines_are_not_the_same_experiment(tmp_path: Path) -> None:
+def test_published_logs_of_one_and_two_nodes_are_not_the_same_experiment(tmp_path: Path) -> None:
     for name, text in (("one.log", ONE_VM), ("two.log", TWO_VMS)):
         (tmp_path / name).write_text(text)
     runs = [read(tmp_path / name) for name in ("one.log", "two.log")]
@@ -32,17 +34,20 @@ def test_published_logs_of_one_and_two_machines_are_not_the_same_experiment(tmp_
     assert runs[0].facts["seconds"] == 4 * 3600 + 42 * 60 + 47
     assert runs[0].seconds["data"] / runs[0].train_seconds == pytest.approx(5.93 / 6.5)
     comparison = compare(runs)
-    assert "not the same experiment: global batch" in comparison.fairness.sentence
-    assert not comparison.speedup_counts
-    assert "91% of training is waiting for data" in verdict(runs[0])[0].text
+    assert not comparison.fairness.same
+    assert "global batch" in comparison.fairness.summary
+    assert not comparison.is_comparable
+    bottleneck = verdict(runs[0])[0]
+    assert bottleneck.cause == "input-bound"
+    assert "91%" in bottleneck.text
 
 
-def test_other_programs_logs(tmp_path: Path) -> None:
+def test_logs_of_other_programs(tmp_path: Path) -> None:
     (tmp_path / "dawn.tsv").write_text(
         "epoch\thours\ttop1Accuracy\ttop5Accuracy\n1\t0.5\t40.5\t65.0\n2\t1.0\t50.0\t75.0\n3\t1."
     )
     dawn = read(tmp_path / "dawn.tsv")
-    assert dawn.curve("top5") == [(1.0, 0.65), (2.0, 0.75)]
+    assert dawn.points("top5") == [(1.0, 0.65), (2.0, 0.75)]
     assert dawn.seconds_to(0.5) == pytest.approx(3600)
     (tmp_path / "lightning").mkdir()
     (tmp_path / "lightning" / "metrics.csv").write_text(
@@ -55,17 +60,45 @@ def test_other_programs_logs(tmp_path: Path) -> None:
     (tmp_path / "odd.log").write_text(
         "# ranks: two\nEpoch: [0][0/0]\tTime 1.0 (1.0)\nEpoch: [0][1/2]\tTime 0.5.3 (0.5)\n * Acc@1 5.0\n"
     )
-    assert any("# ranks: two is not a number" in note for note in read(tmp_path / "odd.log").notes)
+    assert any("# ranks: two" in note for note in read(tmp_path / "odd.log").notes)
     (tmp_path / "other.csv").write_text("name,stepmother,loss\na,b,1\n")
-    with pytest.raises(UserError, match="neither a run folder nor a log"):
+    with raises("not-a-run"):
         read(tmp_path / "other.csv")
     make_run(tmp_path / "many", "one")
-    with pytest.raises(UserError, match=r"many holds runs \(one\); give them by name"):
+    with raises("folder-of-runs") as caught:
         read(tmp_path / "many")
+    assert "many contains runs (one)" in str(caught.value)
     (tmp_path / "both.log").write_text(
         "Epoch: [0][9/10]\tTime 1.0 (1.0)\n * Acc@1 90.0 Acc@5 99.0\n * Val Acc@1 60.0 Acc@5 80.0\n"
     )
     assert [record["top1"] for record in read(tmp_path / "both.log").evaluated] == [0.6]
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("# seconds: 100\n * Acc@1 60.0 Acc@5 80.0\n", "no times in the log"),
+        (" * Acc@1 60.0 Acc@5 80.0\n", "no times in the log"),
+        (" * Acc@1 40.0 Acc@5 80.0\n", "no times in the log"),
+        ("# seconds: 100\n * Acc@1 40.0 Acc@5 80.0\n", "not reached"),
+        ("Epoch: [0][9/10]\tTime 2.0 (2.0)\n * Acc@1 40.0 Acc@5 80.0\n", "not reached"),
+        ("Epoch: [0][9/10]\tTime 2.0 (2.0)\n * Acc@1 60.0 Acc@5 80.0\n", "20.0 s"),
+    ],
+)
+def test_time_to_accuracy_is_unknown_without_times(tmp_path: Path, text: str, cell: str) -> None:
+    (tmp_path / "run.log").write_text(text)
+    comparison = compare([read(tmp_path / "run.log")], target=0.5)
+    assert ["time to 50% top-1", cell] in table(comparison)
+    assert f">{cell}<" in report(comparison, "title")
+
+
+def test_lightning_log_without_times_beside_a_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,step,val_acc\n0,1,0.3\n1,2,0.4\n")
+    runs = [read(make_run(tmp_path, "one")), read(tmp_path / "metrics.csv")]
+    cells = next(cells for label, *cells in table(compare(runs, target=0.8)) if label.startswith("time to"))
+    assert cells[0].endswith(" s")
+    assert cells[1] == "no times in the log"
+    assert "no times in the log" in markdown(compare(runs, target=0.8))
 
 
 def test_tensorboard_events(tmp_path: Path) -> None:
@@ -77,22 +110,22 @@ def test_tensorboard_events(tmp_path: Path) -> None:
             writer.add_scalar("Accuracy/val", 50.0 + step, step)
             writer.add_scalar("something/else", 1.0, step)
     run = read(tmp_path / "tb")
-    assert run.curve("loss", "train", "step") == [(0, 2.0), (1, 1.0), (2, 0.0)]
+    assert run.points("loss", "train", "step") == [(0, 2.0), (1, 1.0), (2, 0.0)]
     assert run.final["top1"] == pytest.approx(0.52)
     assert any("something/else" in note for note in run.notes)
 
 
-def test_every_epoch_counts_and_to_its_end(tmp_path: Path) -> None:
+def test_every_epoch_counts_to_its_end(tmp_path: Path) -> None:
     lines = [f"Epoch: [{epoch}][{batch}/110]\tTime 1.0 (1.0)\n" for epoch in (1, 2, 3) for batch in (0, 50, 100)]
     (tmp_path / "sparse.log").write_text("# global_batch: 10\n" + "".join(lines) + " * Acc@1 50.0 Acc@5 70.0\n")
     run = read(tmp_path / "sparse.log")
     assert run.train_seconds == pytest.approx(330)
     assert run.images_per_second == pytest.approx(10)
     assert [record["epoch"] for record in run.records] == [1, 2, 3, 3]
-    assert compare([run, run]).rows[0]["whole"] is False  # nobody measured evaluation
+    assert compare([run, run]).rows[0]["has_total_time"] is False  # evaluation was not measured
 
 
-def test_torchvisions_lines(tmp_path: Path) -> None:
+def test_torchvision_log(tmp_path: Path) -> None:
     (tmp_path / "tv.log").write_text(
         "Epoch: [0]  [ 10/100]  eta: 0:01:00  lr: 0.5  img/s: 300.0  loss: 6.9536 (6.9611)  acc1: 0.0000 (0.2137)  "
         "acc5: 0.7812 (0.9000)  time: 0.5000  data: 0.1000  max mem: 7000\n"
@@ -103,17 +136,17 @@ def test_torchvisions_lines(tmp_path: Path) -> None:
     assert run.seconds == pytest.approx({"data": 10.0, "compute": 45.0})
 
 
-def test_little_told_is_not_the_same_experiment(tmp_path: Path) -> None:
-    told = "# global_batch: 10\n# data: d\n# precision: fp32\n# code: 1\n# seed: 0\n"
+def test_unknown_settings_are_not_the_same_experiment(tmp_path: Path) -> None:
+    facts = "# global_batch: 10\n# data: d\n# precision: fp32\n# code: 1\n# seed: 0\n"
     for name, more in (("one", "Namespace(arch='resnet18', lr=0.1, momentum=0.9)\n"), ("two", "")):
-        (tmp_path / f"{name}.log").write_text(f"{told}{more}Epoch: [0][9/10]\tTime 1.0 (1.0)\n * Acc@1 5.0\n")
+        (tmp_path / f"{name}.log").write_text(f"{facts}{more}Epoch: [0][9/10]\tTime 1.0 (1.0)\n * Acc@1 5.0\n")
     found = compare([read(tmp_path / "one.log"), read(tmp_path / "two.log")])
-    assert not found.speedup_counts
-    assert "model, learning rate, optim.momentum not known of every run" in found.sentence
-    assert all(row["cost"] is None for row in compare(found.runs, price=3.0).rows)  # on how many hosts?
+    assert not found.is_comparable
+    assert found.fairness.unknown == ("model", "learning rate", "optim.momentum")
+    assert all(row["cost"] is None for row in compare(found.runs, price=3.0).rows)  # the number of hosts is unknown
 
 
-def test_a_log_with_a_restart_in_it(tmp_path: Path) -> None:
+def test_log_with_a_restart(tmp_path: Path) -> None:
     def epoch(number: int, accuracy: float, batches: tuple[int, ...] = (0, 5, 9)) -> str:
         steps = [f"Epoch: [{number}][{batch}/10]\tTime 1.0 (1.0)\tData 0.5 (0.5)\n" for batch in batches]
         return "".join(steps) + (f" * Acc@1 {accuracy} Acc@5 90.0\n" if accuracy else "")
@@ -127,6 +160,8 @@ def test_a_log_with_a_restart_in_it(tmp_path: Path) -> None:
     assert run.images_per_second is None
     assert not run.complete
     assert any("restarted at epoch 1" in note for note in run.notes)
-    ranks = "".join(line + "\n" for line in epoch(0, 0.0, (0, 1, 2)).splitlines() for _ in range(2))  # both print
+    ranks = "".join(
+        line + "\n" for line in epoch(0, 0.0, (0, 1, 2)).splitlines() for _ in range(2)
+    )  # two ranks print the same log
     log.write_text(ranks + " * Acc@1 10.0 Acc@5 20.0\n")
     assert read(log).complete

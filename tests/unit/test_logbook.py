@@ -1,4 +1,4 @@
-"""Reading runs, comparing them, finding what limits them, writing them down. All from made-up run folders."""
+"""Compare runs, find their bottlenecks, write the logbook and the report: all from generated run folders."""
 
 import json
 import os
@@ -6,22 +6,22 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import raises
 from made_runs import make_run
 
 import paceline
+from paceline.analysis.book import write_logbook
+from paceline.analysis.charts import Chart, Line, svg, thinned, ticks
+from paceline.analysis.compare import compare, fairness
+from paceline.analysis.page import report
+from paceline.analysis.read import read
+from paceline.analysis.tables import as_csv, as_json, markdown, table
+from paceline.analysis.verdict import verdict
 from paceline.cli.main import main
-from paceline.errors import UserError
-from paceline.logbook.book import write_logbook
-from paceline.logbook.charts import Chart, Line, svg, thinned, ticks
-from paceline.logbook.compare import compare, fairness
-from paceline.logbook.live import snapshot
-from paceline.logbook.page import report
-from paceline.logbook.read import read
-from paceline.logbook.tables import as_csv, as_json, markdown, table
-from paceline.logbook.verdict import verdict
+from paceline.system import tables as terminal
 
 
-def test_a_killed_run_is_marked_partial_and_cut_lines_are_left_out(tmp_path: Path) -> None:
+def test_killed_run_is_partial_and_truncated_lines_are_left_out(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "killed", status="running")
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 50, "lo')
@@ -43,14 +43,14 @@ def _make_old(folder: Path) -> None:
         os.utime(path, (0, 0))
 
 
-def test_the_same_experiment_on_more_ranks_is_a_speed_up(tmp_path: Path) -> None:
+def test_same_experiment_on_more_ranks_is_a_speedup(tmp_path: Path) -> None:
     one = read(make_run(tmp_path, "one", seconds={"compute": 0.1}))
     two = read(make_run(tmp_path, "two", ranks=2, seconds={"compute": 0.05}))
     comparison = compare([one, two], price=3.6)
-    assert comparison.fairness.sentence == "the same experiment"
-    assert comparison.speedup_counts
+    assert comparison.fairness.summary == "the same experiment"
+    assert comparison.is_comparable
     row = comparison.rows[1]
-    assert (row["ratio"], row["ratio_of"]) == (pytest.approx(0.103 / 0.058, rel=1e-6), "times")
+    assert (row["ratio"], row["ratio_of"]) == (pytest.approx(0.103 / 0.058, rel=1e-6), "training time")
     assert row["efficiency"] == pytest.approx(row["ratio"] / 2)
     assert row["top1_difference"] == 0
     assert row["cost"] == pytest.approx(0.001 * two.total_seconds)
@@ -61,11 +61,11 @@ def test_the_same_experiment_on_more_ranks_is_a_speed_up(tmp_path: Path) -> None
     assert "| speed-up | - | 1.78x |" in markdown(comparison)
     two.status = "killed"
     half = compare([one, two])
-    assert not half.speedup_counts  # half a run proves nothing
-    assert half.sentence == "the same experiment, but two not whole from end to end: no speed-up can be told"
+    assert not half.is_comparable
+    assert half.summary == "the same experiment, but two is incomplete, so there is no speed-up"
 
 
-def test_what_matters_makes_another_experiment_of_it(tmp_path: Path) -> None:
+def test_deciding_differences_make_another_experiment(tmp_path: Path) -> None:
     runs = [
         read(make_run(tmp_path, "a")),
         read(make_run(tmp_path, "b", "--optim.lr", "0.2", "--seed", "3", "--strategy", "ddp")),
@@ -77,34 +77,50 @@ def test_what_matters_makes_another_experiment_of_it(tmp_path: Path) -> None:
         "seed": True,
         "strategy": False,
     }
-    assert "a ratio of their times is not a speed-up" in found.sentence
-    assert any("no speed-up" in line[0] for line in table(compare(runs)))
+    assert not compare(runs).is_comparable
+    assert any("not a speed-up" in line[0] for line in table(compare(runs)))
 
 
-def test_what_is_no_run_is_named_and_the_rest_is_shown(tmp_path: Path, capsys) -> None:
+def test_summary_counts_many_differences(tmp_path: Path) -> None:
+    words = ("--optim.lr", "0.2", "--seed", "3", "--optim.weight_decay", "0.1", "--train.label_smoothing", "0.3")
+    one = make_run(tmp_path, "one")
+    other = make_run(tmp_path, "other_run", *words, "--optim.momentum", "0.5", "--optim.schedule.end_factor", "0.1")
+    comparison = paceline.compare(one, other)
+    assert comparison.summary.startswith("not the same experiment: 6 settings differ,")
+    shown = repr(comparison)
+    assert "other_run" in shown
+    assert "\\" not in shown
+    assert "- optim.schedule.end_factor: " in shown
+
+
+def test_other_paths_are_named_and_the_runs_are_compared(tmp_path: Path, capsys) -> None:
     (tmp_path / "poem.txt").write_text("roses are red\n")
-    with pytest.raises(UserError, match=r"poem.txt is neither a run folder nor a log that can be imported; known are"):
+    with raises("not-a-run") as caught:
         read(tmp_path / "poem.txt")
+    assert caught.value.fields["path"] == tmp_path / "poem.txt"
     good = make_run(tmp_path, "good")
     assert main(["compare", str(good), str(tmp_path / "nothing"), str(tmp_path / "poem.txt")]) == 1
     printed = capsys.readouterr()
-    assert "left out: " in printed.err
-    assert "there is no such run" in printed.err
-    assert f"skipped: {tmp_path / 'poem.txt'} (neither a run" in printed.err
+    assert f"left out: {tmp_path / 'nothing'} " in printed.err
+    assert "[run-not-found]" in printed.err
+    assert f"skipped: {tmp_path / 'poem.txt'} (" in printed.err
     assert "good" in printed.out
-    assert main(["compare", str(tmp_path / "nothing"), str(good)]) == 1  # nothing to compare with
+    assert main(["compare", str(tmp_path / "nothing"), str(good)]) == 1  # the first run is the reference
+    assert "[run-not-found]" in capsys.readouterr().err
     assert main(["compare", str(good)]) == 1
-    assert "compare needs two runs or more" in capsys.readouterr().err
+    assert "[too-few-runs]" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="0"):
         main(["compare", "--help"])
 
 
-def test_many_runs_stay_readable(tmp_path: Path, capsys) -> None:
+def test_tables_of_many_runs_fit_the_terminal(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
     runs = [str(make_run(tmp_path, f"run-{number:02d}-with-a-name", "--seed", str(number))) for number in range(12)]
     assert main(["compare", *runs, "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert max(len(line) for line in printed.splitlines() if " s " in line) <= 80
-    assert all(f"run-{number:02d}-with-a-name" in printed for number in range(12))  # not one is folded
+    assert all(f"run-{number:02d}-with-a-name" in printed for number in range(12))  # no name is folded
     page = (tmp_path / "out" / "comparison.md").read_text()
     assert "| run-11-with-a-name | 90.00% of 360 | 90.00% (epoch 3.636) |" in page
     drawn = (tmp_path / "out" / "loss.svg").read_text()
@@ -113,7 +129,7 @@ def test_many_runs_stay_readable(tmp_path: Path, capsys) -> None:
     assert all(float(level) <= height for level in re.findall(r' y="([\d.]+)"', drawn))
 
 
-def test_chance_and_targets_are_told_as_they_are(tmp_path: Path) -> None:
+def test_standard_errors_and_targets(tmp_path: Path) -> None:
     runs = [read(make_run(tmp_path, name)) for name in ("one", "two")]
     for run in runs:
         run.final["top1"] = 1.0
@@ -123,24 +139,25 @@ def test_chance_and_targets_are_told_as_they_are(tmp_path: Path) -> None:
     for run in runs:
         run.summary, run.recipe = {}, {}
     assert fairness(runs).unknown.count("global batch") == 1
-    with pytest.raises(UserError, match="compare needs runs"):
+    with raises("missing-run"):
         paceline.compare()
-    with pytest.raises(UserError, match=r"'93' is no accuracy; write e\.g\. 0\.93 or 93%"):
+    with raises("invalid-accuracy") as caught:
         paceline.compare(tmp_path / "one", to="93")
+    assert caught.value.fields["value"] == "93"
     assert paceline.compare(tmp_path / "one", to="70%").target == pytest.approx(0.7)
 
 
-def test_all_that_costs_time_is_named(tmp_path: Path) -> None:
+def test_several_bottlenecks_are_reported_most_expensive_first(tmp_path: Path) -> None:
     both = read(make_run(tmp_path, "both", ranks=2, seconds={"data": [0.01, 0.2], "compute": [0.1, 1.0], "sync": 0.0}))
-    assert [found.cause for found in verdict(both)][:2] == ["compute on one rank", "data on one rank"]
+    assert [found.cause for found in verdict(both)][:2] == ["compute-straggler", "input-straggler"]
     all_wait = {"data": [0.5, 0.5, 0.5, 0.65], "sync": [0.15, 0.15, 0.15, 0.0]}
     causes = [found.cause for found in verdict(read(make_run(tmp_path, "all", ranks=4, seconds=all_wait)))]
-    assert causes[0] == "data"
+    assert causes[0] == "input-bound"
     one_fast = {"compute": [0.01, 0.4, 0.4, 0.4], "sync": [0.4, 0.01, 0.01, 0.01]}
-    assert verdict(read(make_run(tmp_path, "fast", ranks=4, seconds=one_fast)))[0].cause == "compute"
+    assert verdict(read(make_run(tmp_path, "fast", ranks=4, seconds=one_fast)))[0].cause == "compute-bound"
 
 
-def test_nothing_in_a_run_reaches_a_page_as_it_is(tmp_path: Path) -> None:
+def test_texts_of_a_run_are_escaped_on_pages(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "evil")
     evil = "<script>alert(1)</script>|x\x1b[31m"
     (folder / "summary.json").write_text(json.dumps({"status": "failed", "message": evil, "global_batch": 128}))
@@ -154,12 +171,13 @@ def test_nothing_in_a_run_reaches_a_page_as_it_is(tmp_path: Path) -> None:
     assert "\x1b" not in svg(Chart(evil, [Line(evil, [(0, 1), (1, 2)])], note=evil))
 
 
-def test_a_logbook_overwrites_nobodys_files(tmp_path: Path) -> None:
+def test_logbook_does_not_overwrite_other_files(tmp_path: Path) -> None:
     book, run = tmp_path / "docs", read(make_run(tmp_path, "one"))
     book.mkdir()
     (book / "index.md").write_text("# My own\n")
-    with pytest.raises(UserError, match=r"index.md is not a page of a logbook"):
+    with raises("not-a-logbook-page") as caught:
         write_logbook([run], book)
+    assert caught.value.fields["path"] == book / "index.md"
     assert (book / "index.md").read_text() == "# My own\n"
     (book / "index.md").unlink()
     page = write_logbook([run], book)[0]
@@ -172,11 +190,11 @@ def test_a_logbook_overwrites_nobodys_files(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_two_runs_of_one_name_have_pages_of_their_own(tmp_path: Path) -> None:
+def test_runs_with_the_same_name_have_separate_pages(tmp_path: Path) -> None:
     book = tmp_path / "book"
     first, second = make_run(tmp_path / "a", "same"), make_run(tmp_path / "b", "same")
     page = write_logbook([read(first)], book)[0]
-    page.write_text(page.read_text().replace("again -->\n", "again --> \nMine: <!-- end of notes --> and more.\n"))
+    page.write_text(page.read_text().replace("page -->\n", "page --> \nMine: <!-- end of notes --> and more.\n"))
     other = write_logbook([read(second)], book)[0]
     write_logbook([read(first)], book)
     assert other != page
@@ -185,54 +203,51 @@ def test_two_runs_of_one_name_have_pages_of_their_own(tmp_path: Path) -> None:
     assert (book / "index.md").read_text().count("README.md") == 2
 
 
+STRAGGLER = {"data": [0.02, 0.02, 0.02, 1.4], "sync": [1.4, 1.4, 1.4, 0.02]}
+SLOW_RANK = {"compute": [0.1, 0.3], "sync": [0.2, 0.01]}
+# ranks, seconds per step, other arguments of make_run; the cause, and values that the text must name
 CASES = {
-    "slow loader": (2, {"data": 0.9}, {}, "data", r"8\d% of training is waiting for data; without that"),
-    "slow loader on one rank": (
-        4,
-        {"data": [0.02, 0.02, 0.02, 1.4], "sync": [1.4, 1.4, 1.4, 0.02]},
-        {},
-        "data on one rank",
-        r"rank 3 on host-1 waits for data 1\.4 s a step, the others 20 ms",
-    ),
-    "slow rank": (
-        2,
-        {"compute": [0.1, 0.3], "sync": [0.2, 0.01]},
-        {},
-        "compute on one rank",
-        r"rank 1 on host-0 computes 0\.3 s a step, the others 0\.1 s",
-    ),
-    "limited link": (
-        2,
-        {"sync": 0.9},
-        {},
-        "exchange",
-        r"gradient exchange is 90% of a step at 0\.89 Gbit/s or less; accumulate",
-    ),
-    "tiny batch": (1, {"compute": 0.04, "optimizer": 0.04}, {}, "tiny batch", "the optimizer is 49% of a step"),
-    "evaluation too often": (1, {}, {"eval_seconds": 2.0}, "evaluation", "66% of the run is evaluation: 4 of 2 s"),
-    "blocking saves": (
-        1,
-        {},
-        {"save_seconds": 1.0},
-        "checkpoints",
-        "saves held training up for 47% of the run: 4 of 1 s",
-    ),
-    "nothing but computing": (2, {}, {}, "compute", "limited by computing: 84% of the time is forward and backward"),
+    "slow loader": (2, {"data": 0.9}, {}, "input-bound", [r"8\d%", r"\d images/s", "data.decode_threads"]),
+    "slow loader on one rank": (4, STRAGGLER, {}, "input-straggler", ["rank 3 on host-1", "1.4 s", "20 ms"]),
+    "slow rank": (2, SLOW_RANK, {}, "compute-straggler", ["rank 1 on host-0", "0.3 s", "0.1 s"]),
+    "slow link": (2, {"sync": 0.9}, {}, "communication-bound", ["90%", "0.89 Gbit/s", "train.grad_accumulation"]),
+    "small batch": (1, {"compute": 0.04, "optimizer": 0.04}, {}, "small-batch", ["49%", "128 images per rank"]),
+    "frequent evaluation": (1, {}, {"eval_seconds": 2.0}, "frequent-evaluation", ["66%", "4 evaluations of 2 s"]),
+    "slow checkpoints": (1, {}, {"checkpoint_seconds": 1.0}, "blocking-checkpoints", ["47%", "4 checkpoints of 1 s"]),
+    "compute only": (2, {}, {}, "compute-bound", ["84%", r"\d images/s"]),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_verdict_names_the_cause(tmp_path: Path, case: str) -> None:
-    ranks, seconds, more, cause, text = CASES[case]
+def test_verdict_names_the_cause(tmp_path: Path, case: str) -> None:
+    ranks, seconds, more, cause, values = CASES[case]
     found = verdict(read(make_run(tmp_path, "run", ranks=ranks, seconds=seconds, **more)))
     assert found[0].cause == cause, found
-    assert re.search(text, found[0].text), found[0].text
+    for value in values:
+        assert re.search(value, found[0].text), found[0].text
 
 
-def test_notes_in_the_logbook_survive_and_the_index_grows(tmp_path: Path) -> None:
+def test_advice_for_registered_datasets(tmp_path: Path) -> None:
+    run = read(make_run(tmp_path, "run", seconds={"data": 0.9}))
+    run.recipe["data"]["name"] = "mine"
+    (found,) = verdict(run)
+    assert "__getitem__ of the registered dataset 'mine'" in found.text
+    assert "Prepare the data" not in found.text
+
+
+def test_verdict_is_that_of_the_last_number_of_ranks(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "run", ranks=2, seconds={"sync": 0.9})
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    alone = (make_run(tmp_path, "alone") / "metrics.jsonl").read_text().splitlines()
+    resume = json.dumps({"kind": "resume", "step": 20, "epoch": 20 / 11, "phase": 0, "ranks": 1})
+    (run / "metrics.jsonl").write_text("\n".join([*lines[:6], resume, *alone[6:]]) + "\n")
+    assert [found.cause for found in verdict(read(run))] == ["compute-bound"]
+
+
+def test_notes_in_the_logbook_are_kept_and_the_index_grows(tmp_path: Path) -> None:
     book = tmp_path / "book"
     page = write_logbook([read(make_run(tmp_path, "first"))], book)[0]
-    page.write_text(page.read_text().replace("again -->\n", "again -->\nThe fan was broken.\n"))
+    page.write_text(page.read_text().replace("page -->\n", "page -->\nThe fan was broken.\n"))
     write_logbook([read(tmp_path / "first"), read(make_run(tmp_path, "second", "--optim.lr", "0.2"))], book)
     assert "The fan was broken." in page.read_text()
     index = (book / "index.md").read_text()
@@ -246,7 +261,7 @@ def test_notes_in_the_logbook_survive_and_the_index_grows(tmp_path: Path) -> Non
     assert len(tsv) == 5
 
 
-def test_the_report_is_one_page_without_a_network(tmp_path: Path) -> None:
+def test_report_is_one_self_contained_page(tmp_path: Path) -> None:
     evil = make_run(tmp_path, "evil</script>".replace("/", "_"))
     runs = [read(evil), read(make_run(tmp_path, "two", ranks=2))]
     runs[0].name = "</script><b>evil"
@@ -280,22 +295,3 @@ def test_ticks_are_round_numbers() -> None:
     assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert ticks(3, 3) == [3]
     assert svg(Chart("empty", [Line("nothing", [])])) == ""
-
-
-def test_a_run_is_watched_from_the_ends_of_its_files(tmp_path: Path, capsys) -> None:
-    folder = make_run(tmp_path, "two", ranks=2, every=5, steps=2000, status="running")
-    (folder / "summary.json").write_text(json.dumps({"status": "running", "total_steps": 4000}))
-    now = snapshot(folder)  # host-0 is another machine, and has just written
-    assert (now.status, now.step, now.ranks) == ("running", 2000, 2)
-    assert now.seconds_left == pytest.approx(2000 * 0.108)
-    assert main(["watch", str(folder), "--once"]) == 0
-    text = capsys.readouterr().out
-    assert "step 2,000 of 4,000 (50%)" in text
-    assert "time left about 0:03:36" in text
-    assert "host-0  50 %  1.0 GB" in text
-    assert "rank 1: data 1.0 ms, compute 100.0 ms, sync 5.0 ms, optimizer 2.0 ms" in text
-    assert main(["watch", str(tmp_path)]) == 1
-    assert "is no run folder" in capsys.readouterr().err
-    _make_old(folder)
-    assert snapshot(folder).status == "killed"
-    assert main(["watch", str(folder)]) == 0  # it ends with the run

@@ -1,7 +1,11 @@
-"""Files for other engines, checked by those projects' own validators where these are light enough to install."""
+"""Manifests for other schedulers, checked with their own validators where these are small enough to install."""
+
+import random
+from pathlib import Path
 
 import pytest
 import yaml
+from conftest import complaint
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="needs kubernetes-validate: pip install 'paceline[dev]'"
@@ -15,7 +19,7 @@ def _manifest(here, engine: str, *words: object) -> list[dict]:
     return list(yaml.safe_load_all(answer.stdout))
 
 
-def test_kubernetes_takes_it(here) -> None:
+def test_kubernetes_manifest_is_valid(here) -> None:
     documents = _manifest(here, "kubernetes")
     assert [document["kind"] for document in documents] == ["Secret", "ConfigMap", "Service", "Job"]
     for document in documents:
@@ -29,7 +33,7 @@ def test_kubernetes_takes_it(here) -> None:
     assert secret["stringData"]["token"] not in str(documents[1:])
 
 
-def test_kubeflow_takes_it(here) -> None:
+def test_kubeflow_manifest_is_valid(here) -> None:
     from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
     secret, document = _manifest(here, "kubeflow")
@@ -41,8 +45,27 @@ def test_kubeflow_takes_it(here) -> None:
     assert '--rendezvous "$$PET_MASTER_ADDR:$$PET_MASTER_PORT"' in document["spec"]["trainer"]["command"][2]
 
 
+@pytest.mark.parametrize("engine", ["kubernetes", "kubeflow", "skypilot"])
+def test_imported_packages_have_to_fit_into_a_variable(here, monkeypatch, tmp_path: Path, engine: str) -> None:
+    (package := tmp_path / "code" / f"packed_{engine}").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "id_rsa").write_text("canary")
+    monkeypatch.syspath_prepend(package.parent)
+    words = ("--image", "i", "--procs-per-node", 1, "digits", "--import", package.name)
+    answer = here("launch", "manifest", "--for", engine, *words)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith(f"# PACELINE_EXTENSIONS contains {package.name}/__init__.py\n")
+    assert "id_rsa" not in answer.stdout
+    list(yaml.safe_load_all(answer.stdout))
+    numbers = random.Random(0)
+    (package / "table.txt").write_text("".join(chr(numbers.randrange(33, 127)) for _ in range(130_000)))
+    message = complaint(here("launch", "manifest", "--for", engine, *words))
+    assert "[extensions-too-large]" in message
+    assert "Install them in the image" in message
+
+
 def _refers_to(secret: dict, env: list[dict]) -> bool:
-    """Whether the nodes get the token, and not by its value."""
+    """Whether the nodes get the token by reference, not by value."""
     reference = {"secretKeyRef": {"name": secret["metadata"]["name"], "key": "token"}}
     return {"name": "PACELINE_TOKEN", "valueFrom": reference} in env and len(secret["stringData"]["token"]) == 32
 
@@ -51,8 +74,8 @@ def test_one_node_needs_no_token(here) -> None:
     assert "TOKEN" not in str(_manifest(here, "kubernetes", "--nodes", 1))
 
 
-def test_skypilot_gets_its_words(here) -> None:
-    """Its own validator is asked in tests/cluster, since it takes half a gigabyte."""
+def test_skypilot_task_has_nodes_and_gpus(here) -> None:
+    """Its validator runs in tests/cluster, because it takes half a gigabyte."""
     (task,) = _manifest(here, "skypilot", "--gpu-type", "A100")
     assert task["num_nodes"] == 2
     assert task["resources"]["accelerators"] == "A100:4"
@@ -60,19 +83,25 @@ def test_skypilot_gets_its_words(here) -> None:
     assert list(task["secrets"]) == ["PACELINE_TOKEN"]
 
 
-def test_no_secret_of_the_environment_is_in_them(here, monkeypatch) -> None:
+def test_manifests_contain_no_secret_of_the_environment(here, monkeypatch) -> None:
     for name in ("AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"):
         monkeypatch.setenv(name, "canary")
     for engine in ("kubernetes", "kubeflow", "skypilot"):
-        words = ("--gpu-type", "A100", "--results", "s3://bucket/prefix", "--pass", "AWS_SECRET_ACCESS_KEY")
-        assert "canary" not in str(_manifest(here, engine, *words))
+        gpus = ("--gpu-type", "A100") if engine == "skypilot" else ()
+        assert "canary" not in str(_manifest(here, engine, *gpus, "--results", "s3://bucket/prefix"))
 
 
-def test_what_is_missing_is_said(here) -> None:
-    for words, complaint in (
-        (("--for", "nomad"), "--for nomad: known are skypilot, kubeflow, kubernetes"),
-        (("--for", "kubernetes"), "--image IMAGE is needed"),
-    ):
-        answer = here("launch", "manifest", *words, "digits")
-        assert answer.returncode == 1
-        assert complaint in answer.stderr
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        (("--for", "nomad"), "unknown-engine", "nomad"),
+        (("--for", "kubernetes"), "missing-option", "--image"),
+        (("--for", "skypilot", "--gpus-per-node", 1), "missing-option", "--gpu-type"),
+        (("--for", "skypilot", "--gpu-type", "A100"), "conflicting-options", "--gpus-per-node"),
+        (("--for", "kubeflow", "--gpu-type", "A100", "--gpus-per-node", 1), "conflicting-options", "skypilot"),
+    ],
+)
+def test_missing_options_are_named(here, words: tuple[object, ...], code: str, named: str) -> None:
+    message = complaint(here("launch", "manifest", *words, "digits"))
+    assert f"[{code}]" in message
+    assert named in message

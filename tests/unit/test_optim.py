@@ -2,10 +2,16 @@ import math
 
 import pytest
 import torch
+from conftest import raises
 from torch import nn
 
-from paceline.config.recipe import Ema, Optim, Point, Recipe, Schedule, Train
+from paceline import extensions
+from paceline.config.io import load_recipe
+from paceline.config.phases import Phase
+from paceline.config.recipe import Ema, Optim, Recipe, Schedule, SchedulePoint, Train
+from paceline.config.scaling import scaled
 from paceline.config.timeline import Timeline
+from paceline.errors import ConfigError
 from paceline.optim.ema import AveragedModel
 from paceline.optim.groups import create, groups, set_lr
 from paceline.optim.schedules import LrPlan, lr_at
@@ -17,43 +23,105 @@ def plan(total: int = 100, **schedule: object) -> LrPlan:
     return LrPlan.of(optim, Timeline.of(recipe, 100))
 
 
-def test_one_cycle_is_torch_s_own() -> None:
+def test_one_cycle_matches_torch() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
     reference = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2.0, total_steps=101, pct_start=31 / 101)
-    ours = plan(name="one-cycle", warmup="3ep", start=1 / 25, end=1 / 25e4)
+    ours = plan(name="one-cycle", warmup="3ep", start_factor=1 / 25, end_factor=1 / 25e4)
     for step in range(100):
         assert lr_at(step, ours) == pytest.approx(reference.get_last_lr()[0], rel=1e-9)
         optimizer.step()
         reference.step()
 
 
-def test_cosine_and_linear_with_warm_up() -> None:
-    cosine = plan(name="cosine", warmup="1ep", start=0.1)
+def test_cosine_and_linear_with_warmup() -> None:
+    cosine = plan(name="cosine", warmup="1ep", start_factor=0.1)
     assert lr_at(0, cosine) == pytest.approx(0.2)
     assert lr_at(5, cosine) == pytest.approx(0.2 + 1.8 / 2)
     assert lr_at(10, cosine) == 2.0
     assert lr_at(55, cosine) == pytest.approx(1 + math.cos(math.pi / 2))
-    linear = plan(name="linear", warmup="20ba", end=0.5)
+    linear = plan(name="linear", warmup="20ba", end_factor=0.5)
     assert [lr_at(step, linear) for step in (0, 10, 20, 60)] == pytest.approx([0.0, 1.0, 2.0, 1.5])
     assert lr_at(99, plan(name="constant")) == 2.0
 
 
-def test_piecewise_is_linear_between_its_corners() -> None:
-    points = (Point("1ep", 0.5), Point("3ep", 1.0), Point("3ep", 0.1), Point("5ep", 0.0))
-    corners = plan(name="piecewise", points=points)
-    at = {0: 1.0, 10: 1.0, 20: 1.5, 29: 1.95, 30: 0.2, 40: 0.1, 50: 0.0, 99: 0.0}
-    assert {step: lr_at(step, corners) for step in at} == pytest.approx(at)
+def test_piecewise_is_linear_between_points() -> None:
+    points = (
+        SchedulePoint("1ep", 0.5),
+        SchedulePoint("3ep", 1.0),
+        SchedulePoint("3ep", 0.1),
+        SchedulePoint("5ep", 0.0),
+    )
+    piecewise = plan(name="piecewise", points=points)
+    expected = {0: 1.0, 10: 1.0, 20: 1.5, 29: 1.95, 30: 0.2, 40: 0.1, 50: 0.0, 99: 0.0}
+    assert {step: lr_at(step, piecewise) for step in expected} == pytest.approx(expected)
+
+
+@pytest.fixture
+def registered(monkeypatch) -> None:
+    """Schedules of a user, for the time of a test."""
+    monkeypatch.setattr(extensions, "_registered", {})
+    extensions.register_schedule("root")(lambda step, total_steps, power=0.5: (step / total_steps) ** power)
+    for name, value in (("text", "1"), ("infinite", math.inf), ("negative", -1.0), ("nan", math.nan), ("flag", True)):
+        extensions.register_schedule(name)(lambda step, total_steps, value=value: value)
+    extensions.register_schedule("broken")(lambda step, total_steps: 1 / 0)
+
+
+def test_registered_schedule_is_the_whole_curve(registered: None) -> None:
+    root = plan(name="root")
+    assert [lr_at(step, root) for step in (0, 25, 81)] == [0.0, 1.0, pytest.approx(1.8)]
+    assert root.highest == lr_at(99, root)
+    assert lr_at(50, plan(name="root", options={"power": 2.0})) == 0.5
+    phases = (Phase((0.0, 5.0), lr=(0.25,)), Phase((5.0, 10.0), lr=(0.5,)))
+    optim = Optim(schedule=Schedule(name="root"))
+    recipe = Recipe("any", optim=optim, phases=phases, train=Train(duration="10ep", global_batch=10))
+    assert lr_at(60, LrPlan.of(optim, Timeline.of(recipe, 100))) == 0.5
+    assert scaled(recipe, 2, "linear").optim.schedule == optim.schedule
+
+
+@pytest.mark.parametrize("name", ["text", "infinite", "negative", "nan", "flag", "broken"])
+def test_results_of_registered_schedules_are_checked(registered: None, name: str) -> None:
+    with raises("extension-failed") as caught:
+        lr_at(7, plan(name=name))
+    assert caught.value.fields["name"] == name
+
+
+@pytest.mark.parametrize(
+    "fields", [{"warmup": "1ep"}, {"start_factor": 0.1}, {"end_factor": 0.1}, {"gamma": 0.5}, {"step_size": "2ep"}]
+)
+def test_fields_that_a_registered_schedule_does_not_use_are_refused(
+    registered: None, fields: dict[str, object]
+) -> None:
+    with raises("schedule-field-unused") as caught:
+        plan(name="root", **fields)
+    assert caught.value.fields["field"] == f"optim.schedule.{next(iter(fields))}"
+
+
+@pytest.mark.parametrize("fields", [{"warmup": "0ep"}, {"warmup": "0.0ba"}, {"step_size": "30.0ep"}])
+def test_default_durations_in_other_words_are_allowed_with_a_registered_schedule(
+    registered: None, fields: dict[str, str]
+) -> None:
+    assert plan(name="root", **fields).registered
+
+
+def test_unknown_schedules_are_refused_with_a_suggestion(registered: None) -> None:
+    for name, close in (("cosin", "cosine"), ("onecycle", "one-cycle"), ("roto", "root")):
+        with raises("unknown-schedule") as caught:
+            plan(name=name)
+        assert close in caught.value.fields["close"]
+    with pytest.raises(ConfigError) as error:
+        load_recipe("digits", ["--optim.schedule.options", "{power: 2}"])
+    assert [problem.code for problem in error.value.problems] == ["schedule-options-unused"]
 
 
 def test_norms_and_biases_do_not_decay_and_frozen_weights_are_left_out() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))
     model[1].weight.requires_grad_(False)
-    decayed, plain, norm_biases = groups(model, Optim(weight_decay=0.1, norm_bias_lr=64.0))
+    decayed, plain, norm_biases = groups(model, Optim(weight_decay=0.1, norm_bias_lr_factor=64.0))
     assert {id(p) for p in decayed["params"]} == {id(model[0].weight), id(model[3].weight)}
     assert {id(p) for p in plain["params"]} == {id(model[0].bias), id(model[3].bias)}
     assert [id(p) for p in norm_biases["params"]] == [id(model[1].bias)]
     assert [group["weight_decay"] for group in (decayed, plain, norm_biases)] == [0.1, 0.0, 0.0]
-    optimizer = create(model, Optim(weight_decay=0.1, norm_bias_lr=64.0))
+    optimizer = create(model, Optim(weight_decay=0.1, norm_bias_lr_factor=64.0))
     set_lr(optimizer, 0.5)
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5, 32.0]
 
@@ -61,7 +129,7 @@ def test_norms_and_biases_do_not_decay_and_frozen_weights_are_left_out() -> None
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_optimizers_reduce_a_quadratic(name: str) -> None:
     layer = nn.Linear(4, 4)
-    optimizer = create(layer, Optim(name=name, lr=0.05))  # type: ignore[arg-type]
+    optimizer = create(layer, Optim(name=name, lr=0.05))
     inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
     losses = []
     for _ in range(100):
@@ -73,7 +141,7 @@ def test_optimizers_reduce_a_quadratic(name: str) -> None:
     assert losses[-1] < losses[0] / 10
 
 
-def test_a_first_step_that_the_loss_scaler_skips_leaves_no_trace() -> None:
+def test_first_step_skipped_by_the_loss_scaler_has_no_effect() -> None:
     layer = nn.Linear(2, 1, bias=False)
     before = layer.weight.detach().clone()
     optimizer = create(layer, Optim(lr=0.5, nesterov=False), fused=False)
@@ -86,7 +154,7 @@ def test_a_first_step_that_the_loss_scaler_skips_leaves_no_trace() -> None:
     assert torch.equal(layer.weight, before - 0.5)
 
 
-def test_the_average_trails_the_weights_and_copies_counters() -> None:
+def test_ema_averages_weights_and_copies_counters() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     average = AveragedModel(model, Ema(decay=0.9, every=2))
     before = model[0].weight.detach().clone()

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from paceline.config.batch import BatchLayout
 from paceline.config.data import Augment, Data
 from paceline.config.recipe import Recipe, Train
+from paceline.data.load.in_memory import ResidentLoader
 from paceline.data.load.order import Plan, epoch_order, micro_batches, uniform
-from paceline.data.load.resident import ResidentLoader
 from paceline.data.sets import ImageSet, load
 
 
@@ -19,7 +19,9 @@ from paceline.data.sets import ImageSet, load
     accumulation=st.integers(1, 3),
     per_rank=st.integers(1, 5),
 )
-def test_any_number_of_ranks_sees_the_same_global_batches(seed, epoch, samples, ranks, accumulation, per_rank) -> None:
+def test_global_batches_are_the_same_on_any_number_of_ranks(
+    seed, epoch, samples, ranks, accumulation, per_rank
+) -> None:
     batch = ranks * accumulation * per_rank
     order = epoch_order(seed, epoch, samples)
     assert sorted(order.tolist()) == list(range(samples))
@@ -34,7 +36,7 @@ def test_epochs_and_seeds_differ() -> None:
     assert len({tuple(order) for order in orders}) == 9
 
 
-def test_random_numbers_belong_to_the_sample_and_are_uniform() -> None:
+def test_random_numbers_depend_on_the_sample_id_and_are_uniform() -> None:
     ids = torch.arange(200_000)
     values = uniform(1, 2, ids, stream=3)
     shuffled = torch.randperm(len(ids))
@@ -42,13 +44,13 @@ def test_random_numbers_belong_to_the_sample_and_are_uniform() -> None:
     assert ((values >= 0) & (values < 1)).all()
     counts = torch.histc(values, bins=100, min=0, max=1)
     chi_squared = ((counts - 2000) ** 2 / 2000).sum()
-    assert chi_squared < 160  # 99 degrees of freedom: one in ten thousand beyond it
+    assert chi_squared < 160  # 99 degrees of freedom: exceeded with probability 1e-4
     other = uniform(1, 2, ids, stream=4)
     assert abs(torch.corrcoef(torch.stack([values, other]))[0, 1]) < 0.01
 
 
 def _loader(images: ImageSet, data: Data, ranks: int, rank: int, accumulation: int = 1) -> ResidentLoader:
-    recipe = Recipe("any", seed=3, data=data, train=Train(global_batch=48, accumulation=accumulation))
+    recipe = Recipe("any", seed=3, data=data, train=Train(global_batch=48, grad_accumulation=accumulation))
     return ResidentLoader(data, images, Plan.of(recipe, len(images.train), ranks, rank), torch.device("cpu"))
 
 
@@ -65,7 +67,7 @@ def test_ids_and_pixels_are_the_same_on_1_2_and_4_ranks() -> None:
             assert torch.equal(torch.cat([batch.images for batch in batches]), whole[0].images)
 
 
-def test_an_epoch_taken_up_in_the_middle_goes_on_as_it_would_have() -> None:
+def test_an_epoch_resumed_in_the_middle_continues_with_the_same_samples() -> None:
     data = Data(name="digits", augment=Augment(flip="random"))
     images = load(data)
     whole = [batch for step in one_epoch(_loader(images, data, 1, 0), 2) for batch in step]

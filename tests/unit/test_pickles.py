@@ -1,4 +1,4 @@
-"""Batches are read as data: what CIFAR's files hold comes back bit for bit, anything else is refused unread."""
+"""Pickles are read as data: those of CIFAR are read exactly, anything else is rejected without being executed."""
 
 import pickle
 from pathlib import Path
@@ -10,11 +10,11 @@ from hostile import exploits, python2_batch
 from paceline.data.prepare import cifar10
 from paceline.data.prepare.pickles import read_dictionary
 
-CHANCE = np.random.default_rng(0)
-IMAGES, LABELS = CHANCE.integers(0, 256, (300, 3072), dtype=np.uint8), [number * 7 % 10 for number in range(300)]
+RNG = np.random.default_rng(0)
+IMAGES, LABELS = RNG.integers(0, 256, (300, 3072), dtype=np.uint8), [number * 7 % 10 for number in range(300)]
 
 
-def test_a_batch_as_python_2_wrote_it_is_read_as_python_s_own_reader_reads_it() -> None:
+def test_batch_of_python_2_is_read_like_pickle_loads() -> None:
     content = python2_batch(IMAGES, LABELS)
     given, read = pickle.loads(content, encoding="bytes"), read_dictionary(content)
     assert read.keys() == {key.decode() for key in given} == {"batch_label", "labels", "data", "filenames"}
@@ -25,7 +25,7 @@ def test_a_batch_as_python_2_wrote_it_is_read_as_python_s_own_reader_reads_it() 
 
 
 @pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
-def test_batches_that_python_3_wrote_again(protocol: int) -> None:
+def test_batches_of_python_3_are_read(protocol: int) -> None:
     for data, labels in ((IMAGES, LABELS), (np.asfortranarray(IMAGES), np.array(LABELS))):
         batch = {b"labels": labels, b"data": data, b"filenames": [b"a.png"] * 300}
         for written in (batch, {key.decode(): value for key, value in batch.items()}):
@@ -34,7 +34,7 @@ def test_batches_that_python_3_wrote_again(protocol: int) -> None:
             assert numbers.tolist() == LABELS
 
 
-def test_what_a_pickle_names_is_never_called_or_followed(tmp_path: Path) -> None:
+def test_names_in_a_pickle_are_never_called_or_dereferenced(tmp_path: Path) -> None:
     for what, content in exploits(tmp_path / "canary").items():
         with pytest.raises((ValueError, KeyError)):
             print(what, cifar10._pickled(content))
@@ -42,7 +42,7 @@ def test_what_a_pickle_names_is_never_called_or_followed(tmp_path: Path) -> None
 
 
 def test_sizes_are_bounded() -> None:
-    with pytest.raises(ValueError, match="more than 250,000 parts"):
+    with pytest.raises(ValueError, match="more than 250,000 opcodes"):
         read_dictionary(b"\x80\x02" + b"]" * 300_000 + b".")
     with pytest.raises(ValueError, match="a corrupt pickle"):
         read_dictionary(b"\x80\x02h\x07.")

@@ -1,4 +1,4 @@
-"""Archives and prepared data behind https:// and s3:// addresses, served by servers that the tests start."""
+"""Prepared data at https:// and s3:// URLs, on servers that the tests start."""
 
 import json
 import shutil
@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import command, complaint, environment
-from photographs import tree
+from conftest import command, complaint, environment, raises
+from sample_images import tree
 from servers import FileServer
 
-from paceline.base import remote
 from paceline.data import cache
 from paceline.data.description import sealed
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
 from paceline.data.shards import Dataset
-from paceline.errors import UserError
+from paceline.system import remote
+
+_ODD_NAME = "100% of a+b #1? &ü 日本"
 
 
 @pytest.fixture(scope="module")
@@ -42,31 +43,33 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
-def test_a_copy_is_fetched_once_and_variant_by_variant(prepared: Path, server: FileServer) -> None:
-    place = f"{server.address}/out"
-    with pytest.raises(UserError, match="holds original, max-32-q90; choose one"):
-        cache.local(place)
-    folder = cache.local(place, "original")
+def test_each_variant_is_downloaded_once(prepared: Path, server: FileServer) -> None:
+    url = f"{server.address}/out"
+    with raises("variant-required") as caught:
+        cache.local(url)
+    assert caught.value.fields["variants"] == ["original", "max-32-q90"]
+    folder = cache.local(url, "original")
     assert not (folder / "max-32-q90").exists()
     assert _files(folder / "original") == _files(prepared / "out" / "original")
     server.asked.clear()
-    assert cache.local(place + "/", "original") == folder
+    assert cache.local(url + "/", "original") == folder
     assert server.asked == [("/out/dataset.json", 0)]
-    cache.local(place, "max-32-q90")
+    cache.local(url, "max-32-q90")
     assert _files(folder) == _files(prepared / "out")
-    with pytest.raises(UserError, match="'other' is not in"):
-        cache.local(place, "other")
+    with raises("unknown-variant") as caught:
+        cache.local(url, "other")
+    assert caught.value.fields["variant"] == "other"
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_broken_connections_are_taken_up_where_they_broke(prepared: Path, server: FileServer, ranges: bool) -> None:
+def test_downloads_resume_after_broken_connections(prepared: Path, server: FileServer, ranges: bool) -> None:
     server.break_after, server.ranges = 3, ranges
     folder = cache.local(f"{server.address}/out", "original")
     assert _files(folder / "original") == _files(prepared / "out" / "original")
     assert sum(begin > 0 for _, begin in server.asked) >= 2
 
 
-def test_what_an_interruption_left_is_used(prepared: Path, server: FileServer) -> None:
+def test_interrupted_downloads_resume(prepared: Path, server: FileServer) -> None:
     folder = cache.local(f"{server.address}/out", "original")
     shard = folder / "original" / "train" / "shard-00000.pcl"
     content = shard.read_bytes()
@@ -77,20 +80,21 @@ def test_what_an_interruption_left_is_used(prepared: Path, server: FileServer) -
     assert ("/out/original/train/shard-00000.pcl", 5000) in server.asked
     assert shard.read_bytes() == content
     shard.unlink()
-    shard.with_name(".shard-00000.pcl.part").write_bytes(bytes(5000))  # not what it should be: fetched anew
+    shard.with_name(".shard-00000.pcl.part").write_bytes(bytes(5000))  # corrupt: downloaded again
     cache.local(f"{server.address}/out", "original")
     assert shard.read_bytes() == content
 
 
-def test_data_that_does_not_match_its_checksums_is_refused(prepared: Path, server: FileServer, tmp_path: Path) -> None:
+def test_download_with_a_wrong_checksum_is_rejected(prepared: Path, server: FileServer, tmp_path: Path) -> None:
     shutil.copytree(prepared / "out", tmp_path / "served")
     server.root = tmp_path
-    damaged = tmp_path / "served" / "original" / "val" / "shard-00000.pcl"
-    content = bytearray(damaged.read_bytes())
+    corrupt = tmp_path / "served" / "original" / "val" / "shard-00000.pcl"
+    content = bytearray(corrupt.read_bytes())
     content[100] ^= 1
-    damaged.write_bytes(content)
-    with pytest.raises(UserError, match=r"val/shard-00000.pcl does not match its checksum"):
+    corrupt.write_bytes(content)
+    with raises("checksum-mismatch") as caught:
         cache.local(f"{server.address}/served", "original")
+    assert caught.value.fields["url"] == f"{server.address}/served/original/val/shard-00000.pcl"
     assert not list(cache.cache_folder().glob("*/dataset.json"))
 
 
@@ -106,7 +110,7 @@ def test_data_that_does_not_match_its_checksums_is_refused(prepared: Path, serve
         ("classes", None),
     ],
 )
-def test_a_description_cannot_lead_out_of_its_folder(
+def test_description_with_path_traversal_is_rejected(
     prepared: Path, server: FileServer, tmp_path: Path, path: str, value: object
 ) -> None:
     description = json.loads((prepared / "out" / "dataset.json").read_text())
@@ -117,14 +121,16 @@ def test_a_description_cannot_lead_out_of_its_folder(
     node[last] = value
     (tmp_path / "dataset.json").write_text(json.dumps(sealed(description)))
     server.root = tmp_path
-    with pytest.raises(UserError, match=r"dataset.json is corrupt \("):
+    with raises("dataset-corrupt") as caught:
         cache.local(server.address, "original")
+    assert caught.value.fields["path"] == f"{server.address}/dataset.json"
     assert not cache.cache_folder().exists()
-    with pytest.raises(UserError, match=r"dataset.json is corrupt \("):
+    with raises("dataset-corrupt") as caught:
         Dataset.open(tmp_path)
+    assert caught.value.fields["path"] == str(tmp_path / "dataset.json")
 
 
-def test_more_bytes_than_there_should_be_are_not_fetched(prepared: Path, server: FileServer, tmp_path: Path) -> None:
+def test_bytes_after_the_expected_size_are_not_downloaded(prepared: Path, server: FileServer, tmp_path: Path) -> None:
     shutil.copytree(prepared / "out", tmp_path / "served")
     server.root = tmp_path
     names = tmp_path / "served" / "original" / "val" / "names.txt"
@@ -133,35 +139,44 @@ def test_more_bytes_than_there_should_be_are_not_fetched(prepared: Path, server:
     assert _files(folder / "original") == _files(prepared / "out" / "original")
 
 
-def test_a_complete_copy_is_used_from_a_disk_that_cannot_be_written(server: FileServer, monkeypatch) -> None:
+def test_complete_copy_on_a_read_only_disk_is_used(server: FileServer, monkeypatch) -> None:
     folder = cache.local(f"{server.address}/out", "original")
     monkeypatch.setattr(cache, "FolderLock", None)
     assert cache.local(f"{server.address}/out", "original") == folder
 
 
-def test_secrets_in_addresses_are_not_shown() -> None:
-    place = "https://user:word@host/path/train.tar?X-Amz-Signature=secret"
-    assert remote.shown(place) == "https://host/path/train.tar"
+def test_secrets_in_urls_are_not_shown() -> None:
+    url = "https://user:word@host/path/train.tar?X-Amz-Signature=secret"
+    assert remote.redacted(url) == "https://host/path/train.tar"
+    assert remote.redacted("s3://user:word@bucket/a?b#c@d") == "s3://bucket/a?b#c@d"
 
 
-def test_addresses_that_lead_nowhere(server: FileServer, here: Callable, monkeypatch) -> None:
+def test_unreadable_urls_are_reported(server: FileServer, here: Callable, monkeypatch) -> None:
     monkeypatch.setattr(remote, "_PAUSE", 0.01)
     message = complaint(here("data", f"{server.address}/nothing"))
-    assert f"{server.address}/nothing/dataset.json cannot be read (HTTP Error 404: Not Found)" in message
-    assert "Connection refused" in complaint(here("data", "http://127.0.0.1:9/x"))
-    assert "https://[bad/dataset.json cannot be read" in complaint(here("data", "https://[bad"))
-    words = ("--data.name", "folder", "--data.path", f"{server.address}/out", "--data.augment", "{}")
-    assert "is prepared images, not an image folder (data.name=folder)" in complaint(here("train", "digits", *words))
+    assert "[url-unreadable]" in message
+    assert f"{server.address}/nothing/dataset.json" in message
+    assert "HTTP Error 404: Not Found" in message
+    message = complaint(here("data", "http://127.0.0.1:9/x"))
+    assert "[url-unreadable]" in message
+    assert "Connection refused" in message
+    message = complaint(here("data", "https://[bad"))
+    assert "[url-unreadable]" in message
+    assert "https://[bad/dataset.json" in message
+    words = ("--data.name", "folder", "--data.path", f"{server.address}/out", "--data.augment", "null")
+    message = complaint(here("train", "digits", *words))
+    assert "[data-kind-mismatch]" in message
+    assert "data.name=folder" in message
 
 
-def test_ranks_of_one_machine_fetch_once(server: FileServer, tmp_path: Path) -> None:
-    """Two processes train from an address; each file goes over the wire once."""
+def test_ranks_of_one_node_download_once(server: FileServer, tmp_path: Path) -> None:
+    """Two processes train from a URL; each file is downloaded once."""
     words = ("--data.name", "shards", "--data.path", f"{server.address}/out", "--data.variant", "original")
     more = (
         "--data.size",
         24,
         "--data.augment",
-        "{}",
+        "null",
         "--train.global_batch",
         6,
         "--train.duration",
@@ -183,7 +198,7 @@ def test_ranks_of_one_machine_fetch_once(server: FileServer, tmp_path: Path) -> 
 
 @pytest.fixture
 def bucket(prepared: Path, monkeypatch) -> Iterator[str]:
-    """A bucket of moto's server that holds the prepared data."""
+    """A bucket with the prepared data, on a server of moto."""
     import boto3
     from moto.server import ThreadedMotoServer
 
@@ -199,15 +214,15 @@ def bucket(prepared: Path, monkeypatch) -> Iterator[str]:
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     client = boto3.client("s3", region_name="us-east-1")
-    client.create_bucket(Bucket="photographs")
+    client.create_bucket(Bucket="images")
     for path in (prepared / "out").rglob("*"):
         if path.is_file():
-            client.upload_file(str(path), "photographs", str(path.relative_to(prepared)))
-    yield "s3://photographs"
+            client.upload_file(str(path), "images", str(path.relative_to(prepared)))
+    yield "s3://images"
     server.stop()
 
 
-def test_s3(bucket: str, prepared: Path, here: Callable, tmp_path: Path, monkeypatch) -> None:
+def test_data_is_read_from_s3(bucket: str, prepared: Path, here: Callable, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))  # `here` has cleared it
     folder = cache.local(f"{bucket}/out", "max-32-q90")
     assert _files(folder / "max-32-q90") == _files(prepared / "out" / "max-32-q90")
@@ -216,12 +231,53 @@ def test_s3(bucket: str, prepared: Path, here: Callable, tmp_path: Path, monkeyp
         assert stream.read() == description[10:]
     assert remote.size(f"{bucket}/out/dataset.json") == len(description)
     message = complaint(here("data", f"{bucket}/nowhere"))
-    assert "s3://photographs/nowhere/dataset.json cannot be read" in message
+    assert "[url-unreadable]" in message
+    assert "s3://images/nowhere/dataset.json" in message
     assert "AWS_*" in message
 
 
-def test_a_full_disk_is_known_before(server: FileServer, monkeypatch) -> None:
+def test_keys_of_s3_are_not_percent_encoded(bucket: str, prepared: Path, tmp_path: Path, monkeypatch) -> None:
+    """As in the AWS CLI: what is uploaded under a name is found under it."""
+    import boto3
+
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    client = boto3.client("s3", region_name="us-east-1")
+    for path in (path for path in (prepared / "out").rglob("*") if path.is_file()):
+        client.upload_file(str(path), "images", f"{_ODD_NAME}/{path.relative_to(prepared / 'out')}")
+    folder = cache.local(f"{bucket}/{_ODD_NAME}", "original")
+    assert _files(folder / "original") == _files(prepared / "out" / "original")
+    with raises("url-unreadable") as caught:
+        cache.local(f"{bucket}/{_ODD_NAME}/nowhere")
+    assert caught.value.fields["url"] == f"{bucket}/{_ODD_NAME}/nowhere/dataset.json"
+
+
+@pytest.mark.parametrize("place", ["s3://images/x", f"s3://images/x of {_ODD_NAME}"])
+def test_object_store_finds_every_name(bucket: str, tmp_path: Path, place: str) -> None:
+    names = {_ODD_NAME, f"{_ODD_NAME}/{_ODD_NAME}", "a%20b", "a b", "~[x]{y}|'\"*<>^`\\"}
+    store = remote.ObjectStore(place)
+    for name in names:
+        (tmp_path / "file").write_text(name)
+        store.upload(name, tmp_path / "file")
+    assert store.files() == {name: len(name.encode()) for name in names}
+    for name in names:
+        with store.opened(name) as stream, remote.opened(remote.join(place, name)) as same:
+            assert stream.read() == same.read() == name.encode()
+        assert remote.last_name(remote.join(place, name)) == name.rpartition("/")[2]
+        store.copy(name, "copy")
+        store.delete(name)
+    assert set(store.files()) == {"copy"}
+
+
+def test_names_in_https_urls_are_percent_encoded() -> None:
+    url = remote.join("https://host/images", "a b#1")
+    assert url == "https://host/images/a%20b%231"
+    assert remote.last_name(url) == "a b#1"
+
+
+def test_disk_space_is_checked_before_downloading(server: FileServer, monkeypatch) -> None:
     free = shutil.disk_usage("/")._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
-    with pytest.raises(UserError, match=r"0.1 kB free, but [\d.]+ kB are to be fetched; choose another disk"):
+    with raises("disk-full") as caught:
         cache.local(f"{server.address}/out", "original")
+    assert "0.1 kB free" in str(caught.value)
+    assert "PACELINE_CACHE" in str(caught.value)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from made_runs import make_run
 
-from paceline.logbook.compare import compare
-from paceline.logbook.page import report
-from paceline.logbook.read import read
+from paceline.analysis.compare import compare
+from paceline.analysis.page import report
+from paceline.analysis.read import read
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -39,13 +39,13 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, tmp_path: Path) -> Any:
-    """Of two runs."""
+    """A report of two runs."""
     return _opened(browser, tmp_path, [make_run(tmp_path, "one"), make_run(tmp_path, "two", ranks=2)])
 
 
 @pytest.fixture
 def many(browser: Any, tmp_path: Path) -> Iterator[Any]:
-    """Of twelve runs with long names; the window is 1000 pixels wide."""
+    """A report of twelve runs with long names, in a window 1000 pixels wide."""
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": 1000, "height": 700, "deviceScaleFactor": 1, "mobile": False}
     )
@@ -68,7 +68,7 @@ def _all(page: Any, selector: str) -> list[Any]:
     return page.find_elements("css selector", selector)
 
 
-def test_it_opens_without_errors_and_draws_every_chart(page: Any) -> None:
+def test_page_opens_without_errors_and_draws_every_chart(page: Any) -> None:
     assert page.get_log("browser") == []
     assert len(_all(page, "#charts figure:not([hidden])")) == 6
     assert len(_all(page, "#charts figure:first-child path")) == 4  # training and validation of both
@@ -76,7 +76,7 @@ def test_it_opens_without_errors_and_draws_every_chart(page: Any) -> None:
     assert len(_all(page, "#ranks .bar")) == 3
 
 
-def test_runs_can_be_left_out(page: Any) -> None:
+def test_runs_can_be_hidden(page: Any) -> None:
     button = _all(page, "#runs button")[1]
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
@@ -103,10 +103,10 @@ def test_keys_move_zoom_and_reset(page: Any) -> None:
     assert labels() == before
 
 
-def test_the_axis_and_the_theme_change(page: Any) -> None:
+def test_axis_and_theme_change(page: Any) -> None:
     from selenium.webdriver.support.select import Select
 
-    Select(page.find_element("id", "across")).select_by_visible_text("images")
+    Select(page.find_element("id", "x-axis")).select_by_visible_text("images")
     assert "images" in [text.text for text in _all(page, "#charts figure:first-child text.axis")]
     before = page.execute_script("return getComputedStyle(document.body).backgroundColor")
     page.find_element("id", "theme").click()
@@ -114,7 +114,7 @@ def test_the_axis_and_the_theme_change(page: Any) -> None:
     assert page.get_log("browser") == []
 
 
-def test_it_fits_a_phone(page: Any) -> None:
+def test_page_fits_a_phone(page: Any) -> None:
     page.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": 375, "height": 700, "deviceScaleFactor": 2, "mobile": True}
     )
@@ -124,14 +124,14 @@ def test_it_fits_a_phone(page: Any) -> None:
 
 
 def _marks(page: Any, selector: str) -> list[tuple[str, str]]:
-    """Color and dashes of lines, as they are drawn."""
+    """Return color and dashes of lines as drawn."""
     script = """return [...document.querySelectorAll(arguments[0])].map(line =>
         [getComputedStyle(line).stroke, getComputedStyle(line).strokeDasharray])"""
     return [tuple(mark) for mark in page.execute_script(script, selector)]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_each_of_many_runs_has_a_line_of_its_own_that_its_button_shows(many: Any, theme: str) -> None:
+def test_each_run_has_its_own_line_style_in_charts_buttons_and_table(many: Any, theme: str) -> None:
     many.execute_script("setTheme(arguments[0] === 'dark')", theme)
     legend = _marks(many, "#runs .mark line")
     assert len(set(legend)) == len(legend) == 12
@@ -140,7 +140,7 @@ def test_each_of_many_runs_has_a_line_of_its_own_that_its_button_shows(many: Any
     assert _marks(many, "#results tbody .mark line") == legend
 
 
-def test_top1_of_many_runs_is_on_the_page(many: Any) -> None:
+def test_top1_of_many_runs_is_visible(many: Any) -> None:
     script = """return [...document.querySelectorAll("#results tbody tr")].map(row => {
         const cell = row.querySelector("td"), box = cell.getBoundingClientRect();
         return [cell.textContent, box.left, box.right]; })"""
@@ -150,7 +150,7 @@ def test_top1_of_many_runs_is_on_the_page(many: Any) -> None:
     assert many.execute_script("return document.documentElement.scrollWidth") <= 1000
 
 
-def test_tips_of_many_lines_are_short_and_within_the_window(many: Any) -> None:
+def test_tooltips_of_many_lines_are_short_and_within_the_window(many: Any) -> None:
     script = """const plot = document.querySelectorAll("#charts svg.plot")[arguments[0]];
         plot.scrollIntoView({block: "end"});
         const box = plot.getBoundingClientRect(), clientX = box.left + arguments[1] * box.width;
@@ -159,8 +159,8 @@ def test_tips_of_many_lines_are_short_and_within_the_window(many: Any) -> None:
         const values = [...tip.querySelectorAll("b")].map(value => parseFloat(value.textContent));
         return [values, tip.textContent, area.left, area.top, area.right, area.bottom];"""
     for chart in range(6):
-        for share in (0.2, 0.6, 0.95):
-            values, text, left, top, right, bottom = many.execute_script(script, chart, share)
+        for position in (0.2, 0.6, 0.95):
+            values, text, left, top, right, bottom = many.execute_script(script, chart, position)
             assert len(values) == 10
             assert values == sorted(values, reverse=True)
             assert "more" in text
@@ -170,19 +170,19 @@ def test_tips_of_many_lines_are_short_and_within_the_window(many: Any) -> None:
             assert bottom <= 700
 
 
-def test_the_accuracy_axis_fits_the_curves(many: Any) -> None:
+def test_accuracy_axis_fits_the_curves(many: Any) -> None:
     labels = "#charts figure:first-child text[text-anchor=end]"
-    shares = [float(label.text.removesuffix(" %")) for label in _all(many, labels)]
-    assert len(shares) >= 3
-    assert 97 <= min(shares) < max(shares) <= 100
+    percents = [float(label.text.removesuffix("%")) for label in _all(many, labels)]
+    assert len(percents) >= 3
+    assert 97 <= min(percents) < max(percents) <= 100
     many.find_element("css selector", "#uncut input").click()
-    shares = [float(label.text.removesuffix(" %")) for label in _all(many, labels)]
-    assert min(shares) <= 60  # training curves, all at 50 %, are seen whole
+    percents = [float(label.text.removesuffix("%")) for label in _all(many, labels)]
+    assert min(percents) <= 60  # the training curves at 50% are visible
     many.find_element("css selector", "#thin input").click()
     assert _all(many, "#charts path.thin") == []
 
 
-def test_captions_stay_short_however_many_runs_there_are(many: Any) -> None:
+def test_captions_of_many_runs_are_short(many: Any) -> None:
     labels = [plot.get_attribute("aria-label") for plot in _all(many, "#charts svg.plot")]
     assert labels[0] == "top-1 by epoch: 12 runs"
     assert max(map(len, labels)) < 60

@@ -1,4 +1,4 @@
-"""The list of runs."""
+"""List runs."""
 
 import json
 import os
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from made_runs import make_run
 
-from paceline.base.files import FolderLock
-from paceline.cli import runs as verb
-from paceline.cli.columns import lines_of
 from paceline.cli.main import main
+from paceline.system import tables
+from paceline.system.files import FolderLock
+from paceline.system.logs import Screen
 
 Answer = Callable[..., tuple[int, str, str]]
 
@@ -28,7 +28,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
-def _begun(folder: Path, when: str) -> None:
+def _set_start(folder: Path, when: str) -> None:
     environment = json.loads((folder / "environment.json").read_text())
     environment["starts"][0]["started"] = when
     (folder / "environment.json").write_text(json.dumps(environment))
@@ -41,19 +41,19 @@ def _summarize(folder: Path, **more: object) -> None:
 
 @pytest.fixture
 def some(tmp_path: Path) -> Path:
-    """Runs in every state, and folders that are none."""
+    """Runs in every state, and folders that are not runs."""
     root = tmp_path / "runs"
     best = {"kind": "eval", "top1": 0.9917, "epoch": 15.0}
     done = make_run(root, "b-finished", "--train.duration", "20ep")
     _summarize(done, step=220, total_steps=220, epoch=20.0, train_seconds=9.1, best=best)
-    _begun(done, "2026-01-03T10:00:00+00:00")
-    _begun(make_run(root, "a-newest", status="failed"), "2026-01-04T10:00:00+00:00")
-    _begun(make_run(root, "z-oldest", status="interrupted"), "2026-01-01T10:00:00+00:00")
+    _set_start(done, "2026-01-03T10:00:00+00:00")
+    _set_start(make_run(root, "a-newest", status="failed"), "2026-01-04T10:00:00+00:00")
+    _set_start(make_run(root, "z-oldest", status="interrupted"), "2026-01-01T10:00:00+00:00")
     killed = make_run(root, "killed", "--train.duration", "400ba", status="running")
     _summarize(killed, total_steps=400)
     for path in (*killed.iterdir(), *(killed / "telemetry").iterdir()):
-        os.utime(path, (0, 0))  # long ago
-    _begun(killed, "2026-01-02T10:00:00+00:00")
+        os.utime(path, (0, 0))  # old enough not to be running
+    _set_start(killed, "2026-01-02T10:00:00+00:00")
     os.utime(killed / "environment.json", (0, 0))
     (root / "find-batch-1").mkdir()
     (root / "only-a-recipe").mkdir()
@@ -78,18 +78,18 @@ def test_one_line_per_run_newest_last(some: Path, ask: Answer) -> None:
     assert "9.1 s" in lines[2]
     assert "airbench" in lines[2]
     assert "digits" in lines[2]
-    # from the records, since its summary was never completed
+    # from the records: a killed run has no final summary
     assert "40/400 steps" in lines[1]
     assert "90.00% (epoch 3.636)" in lines[1]
 
 
-def test_a_run_that_somebody_works_on_is_running(some: Path, ask: Answer) -> None:
+def test_locked_run_is_running(some: Path, ask: Answer) -> None:
     lock = FolderLock(some / "killed")
     assert ask()[1].splitlines()[2].split()[:2] == ["killed", "running"]
     lock.release()
 
 
-def test_json_has_everything(some: Path, ask: Answer) -> None:
+def test_json_has_all_fields(some: Path, ask: Answer) -> None:
     rows = json.loads(ask("--json")[1])
     assert [row["status"] for row in rows] == ["interrupted", "killed", "finished", "failed"]
     assert rows[2]["best_top1"] == 0.9917
@@ -97,22 +97,23 @@ def test_json_has_everything(some: Path, ask: Answer) -> None:
     assert rows[1]["step"] == 40
 
 
-def test_a_folder_of_its_own_is_a_list_of_one(some: Path, ask: Answer) -> None:
+def test_run_folder_is_a_list_of_one(some: Path, ask: Answer) -> None:
     assert len(ask(str(some / "b-finished"))[1].splitlines()) == 2
 
 
-def test_nothing_there_is_said_with_a_way_on(tmp_path: Path, ask: Answer) -> None:
+def test_folder_without_runs(tmp_path: Path, ask: Answer) -> None:
     assert "paceline train digits" in ask()[1]
     assert ask("--json")[1].strip() == "[]"
-    status, _, told = ask("nowhere")
+    status, _, errors = ask("nowhere")
     assert status == 1
-    assert "nowhere is not a folder" in told
+    assert "nowhere is not a folder" in errors
+    assert "[folder-not-found]" in errors
 
 
-def test_damaged_files_do_not_stop_the_list(some: Path, ask: Answer) -> None:
+def test_corrupt_files_do_not_stop_the_list(some: Path, ask: Answer) -> None:
     (some / "a-newest" / "recipe.yaml").write_text("{")
     _summarize(some / "b-finished", best="x", train_seconds="y", epoch=[1])
-    _begun(some / "z-oldest", "yesterday")
+    _set_start(some / "z-oldest", "yesterday")
     status, out, _ = ask()
     assert status == 0
     assert len(out.splitlines()) == 5
@@ -121,16 +122,8 @@ def test_damaged_files_do_not_stop_the_list(some: Path, ask: Answer) -> None:
 @pytest.mark.parametrize("width", [120, 80, 60, 40])
 def test_lines_fit_the_terminal(some: Path, ask: Answer, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     (some / "b-finished").rename(some / ("b-finished-" + 100 * "x"))
-    monkeypatch.setattr(verb, "terminal_width", lambda: width)
+    monkeypatch.setattr(tables, "output", lambda: Screen(width=width))
     lines = ask()[1].splitlines()
     assert max(map(len, lines)) <= width
     assert "finished" in lines[3]
     assert "99.17%" in lines[3]
-
-
-def test_columns_go_in_the_order_given() -> None:
-    heads, rows = ("name", "a", "b"), [["n" * 10, "1" * 10, "2" * 10]]
-    assert lines_of(heads, rows, ("a", "b"))[0].split() == ["name", "a", "b"]
-    assert lines_of(heads, rows, ("a", "b"), 30)[0].split() == ["name", "b"]
-    assert lines_of(heads, rows, ("a", "b"), 15)[0].split() == ["name"]
-    assert lines_of(heads, rows, ("a", "b"), 9)[1] == "nnnnnnnn…"

@@ -1,4 +1,4 @@
-"""Many runs in one page, table or chart: told apart, named as what they are, and nothing else among them."""
+"""Many runs in one page, table or chart: distinct line styles, correct names and settings."""
 
 import json
 import re
@@ -9,27 +9,29 @@ import pytest
 import yaml
 from made_runs import make_run
 
+from paceline.analysis.book import write_logbook
+from paceline.analysis.charts import COLORS, COLORS_ON_DARK, Chart, Line, svg
+from paceline.analysis.compare import compare
+from paceline.analysis.curves import charts_of
+from paceline.analysis.page import report
+from paceline.analysis.read import read
+from paceline.analysis.run import LoggedRun
+from paceline.analysis.settings import settings, shared_and_differing
+from paceline.analysis.tables import page_table, table
 from paceline.cli.main import main
-from paceline.logbook.book import write_logbook
-from paceline.logbook.charts import COLORS, COLORS_ON_DARK, Chart, Line, svg
-from paceline.logbook.compare import compare
-from paceline.logbook.curves import charts_of
-from paceline.logbook.page import report
-from paceline.logbook.read import Run, read
-from paceline.logbook.settings import settings, shared_and_differing
-from paceline.logbook.tables import page_table, table
+from paceline.system import tables
 
 
 def _data(page: str) -> dict:
     return json.loads(page.partition('id="data">')[2].partition("</script>")[0])
 
 
-def _runs(root: Path, number: int) -> list[Run]:
+def _runs(root: Path, number: int) -> list[LoggedRun]:
     return [read(make_run(root, f"run-{place:02d}", "--seed", str(place))) for place in range(number)]
 
 
 @pytest.mark.parametrize("number", [10, 20, 45])
-def test_no_two_runs_are_drawn_alike(tmp_path: Path, number: int) -> None:
+def test_every_run_has_its_own_line_style(tmp_path: Path, number: int) -> None:
     runs = _runs(tmp_path, number)
     on_page = [(run["color"], run["dashes"]) for run in _data(report(compare(runs), "title"))["runs"]]
     assert len(set(on_page)) == number
@@ -50,10 +52,10 @@ def _stroke(line: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("colors", "ground"), [(COLORS, "#f8f9fa"), (COLORS_ON_DARK, "#1a2028")])
-def test_colors_are_seen_and_lie_apart(colors: tuple[str, ...], ground: str) -> None:
+def test_colors_are_visible_and_distinct(colors: tuple[str, ...], ground: str) -> None:
     for color in colors:
         light, dark = sorted((_luminance(color), _luminance(ground)), reverse=True)
-        assert (light + 0.05) / (dark + 0.05) >= 3  # what WCAG asks of graphics
+        assert (light + 0.05) / (dark + 0.05) >= 3  # WCAG's minimum for graphics
     for one, other in combinations(colors, 2):
         assert sum(abs(a - b) for a, b in zip(_channels(one), _channels(other), strict=True)) > 90
 
@@ -63,13 +65,13 @@ def _channels(color: str) -> list[int]:
 
 
 def _luminance(color: str) -> float:
-    shares = [channel / 255 for channel in _channels(color)]
-    red, green, blue = (share / 12.92 if share <= 0.04 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)
+    scaled = [channel / 255 for channel in _channels(color)]
+    red, green, blue = (value / 12.92 if value <= 0.04 else ((value + 0.055) / 1.055) ** 2.4 for value in scaled)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def _percents(drawn: str) -> list[float]:
-    return [float(label) for label in re.findall(r">([-\d.]+) %</text>", drawn)]
+    return [float(label) for label in re.findall(r">([-\d.]+)%</text>", drawn)]
 
 
 @pytest.mark.parametrize(
@@ -79,24 +81,24 @@ def _percents(drawn: str) -> list[float]:
         ([0.995, 0.999, 1.0, 1.0], 99, 100),
         ([1.0, 1.0], 90, 100),
         ([0.0, 0.001, 0.002, 0.001], 0, 1),
-        ([0.1, 0.5, 0.96, 0.97, 0.975, 0.98], 93, 100),  # the climb at the beginning leaves room for the rest
+        ([0.1, 0.5, 0.96, 0.97, 0.975, 0.98], 93, 100),  # the first epochs do not squeeze the rest
         ([0.1, 0.3, 0.5, 0.6, 0.7, 0.76], 0, 100),
     ],
 )
-def test_an_axis_of_accuracies_fits_the_values(values: list[float], low: float, high: float) -> None:
+def test_accuracy_axis_fits_the_values(values: list[float], low: float, high: float) -> None:
     drawn = svg(Chart("top-1", [Line("run", list(enumerate(values)))], percent=True))
     labels = _percents(drawn)
     assert len(labels) >= 2
     assert low <= min(labels) < max(labels) <= high
-    assert ("The axis begins at" in drawn) == (values[0] == 0.1 and values[-1] > 0.9)
+    assert ("The axis starts at" in drawn) == (values[0] == 0.1 and values[-1] > 0.9)
 
 
-def test_the_page_tells_model_data_and_hyperparameters_of_each_run(tmp_path: Path) -> None:
+def test_page_shows_model_data_and_hyperparameters_of_each_run(tmp_path: Path) -> None:
     other = ("--optim.lr", "0.2", "--ema.decay", "0.99", "--train.mixup", "0.8")
     other += ("--data.name", "cifar10", "--data.path", "/data/cifar10")
     runs = [read(make_run(tmp_path, "one")), read(make_run(tmp_path, "two", *other))]
-    own = settings(runs[1])
-    assert own.items() >= {
+    second = settings(runs[1])
+    assert second.items() >= {
         "model": "airbench", "parameters": "25 M", "weights": "random", "data": "cifar10", "data path": "/data/cifar10",
         "classes": "10", "training images": "1,437", "validation images": "360", "data fingerprint": "d1",
         "duration": "20 epochs", "global batch": "128", "optimizer": "sgd", "peak learning rate": "0.2",
@@ -109,15 +111,15 @@ def test_the_page_tells_model_data_and_hyperparameters_of_each_run(tmp_path: Pat
     page = report(compare(runs), "title")
     for name, value in shared.items():
         assert f"<dt>{name}</dt><dd>{value}</dd>" in page
-    for name, (first, second) in differing.items():
+    for name, (first_value, second_value) in differing.items():
         assert f'<th scope="col">{name}</th>' in page
-        assert name == "data path" or f"<td>{first}</td>" in page
-        assert f"<td><mark>{second}</mark></td>" in page
+        assert name == "data path" or f"<td>{first_value}</td>" in page
+        assert f"<td><mark>{second_value}</mark></td>" in page
     text = write_logbook(runs, tmp_path / "book")[1].read_text()
-    assert all(f"| {name} | {value} |" in text.replace("\\_", "_") for name, value in own.items())
+    assert all(f"| {name} | {value} |" in text.replace("\\_", "_") for name, value in second.items())
 
 
-def test_settings_of_phases_and_of_odd_recipes(tmp_path: Path) -> None:
+def test_settings_of_phases_and_of_invalid_recipes(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "run")
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
     phases = [{"size": 128, "lr": [0.5, 2.0], "global_batch": 64}, {"size": 224, "lr": [0.1]}]
@@ -125,28 +127,38 @@ def test_settings_of_phases_and_of_odd_recipes(tmp_path: Path) -> None:
     found = settings(read(folder))
     assert (found["image size"], found["peak learning rate"]) == ("128, then 224", "2")
     assert (found["schedule"], found["global batch"]) == ("by phase (2 phases)", "64, then 128")
-    odd = recipe | {"phases": [1, {"size": [], "global_batch": {}, "lr": ["x"]}], "optim": 5, "ema": [], "ramp": "no"}
-    odd["train"] = {"label_smoothing": "much", "mixup": [], "duration": 7, "loss": {}}
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(odd))
+    invalid = recipe | {
+        "phases": [1, {"size": [], "global_batch": {}, "lr": ["x"]}],
+        "optim": 5,
+        "ema": [],
+        "ramp": "no",
+    }
+    invalid["train"] = {"label_smoothing": "much", "mixup": [], "duration": 7, "loss": {}}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(invalid))
     (folder / "summary.json").write_text(json.dumps({"status": "finished", "data": ["x"]}))
     assert "airbench" in report(compare([read(folder)]), "title")
     write_logbook([read(folder)], tmp_path / "book")
 
 
-def test_the_best_epoch_stands_beside_the_last_one(tmp_path: Path) -> None:
+def test_best_epoch_is_shown_beside_the_last(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "run", top1=(0.95, 0.75))
     assert ["best top-1", "90.00% (epoch 0.9091)"] in table(compare([read(folder)]))
     index = write_logbook([read(folder)], tmp_path / "book")[-1].read_text()
     assert "| 75.00% | 90.00% (epoch 0.9091) |" in index
 
 
-def test_losses_are_named_as_what_they_are(tmp_path: Path) -> None:
+def test_names_of_losses_include_what_modifies_them(tmp_path: Path) -> None:
     soft = ("--train.label_smoothing", "0.2", "--train.mixup", "0.8")
     plain = ("--train.label_smoothing", "0")
     one, same, hard = (
         read(make_run(tmp_path, name, *words)) for name, words in (("one", soft), ("same", soft), ("hard", plain))
     )
     bce = read(make_run(tmp_path, "bce", "--train.loss", "bce", "--train.cutmix", "1"))
+    recipe = make_run(tmp_path, "own", *plain) / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("loss: cross-entropy", "loss: focal"))
+    own = read(recipe.parent)
+    assert "training loss (focal)" in [row[0] for row in table(compare([own]))]
+    assert settings(own)["loss"] == "focal"
     labels = [row[0] for row in table(compare([one, same]))]
     assert "training loss (label smoothing 0.2, mixup 0.8)" in labels
     assert "validation loss (cross entropy)" in labels
@@ -164,7 +176,7 @@ def test_losses_are_named_as_what_they_are(tmp_path: Path) -> None:
     assert "training loss (label smoothing 0.2, mixup 0.8)" in re.sub(r"</text>\s*<text[^>]*>", " ", drawn)
 
 
-def test_memory_is_that_of_ranks(tmp_path: Path) -> None:
+def test_memory_is_per_rank(tmp_path: Path) -> None:
     run = read(make_run(tmp_path, "run", ranks=2, memory=[2 * 10**9, 3 * 10**9]))
     data = _data(report(compare([run]), "title"))
     chart = next(chart for chart in data["charts"] if chart["title"] == "peak memory per rank, GB")
@@ -181,5 +193,10 @@ def test_ten_runs_in_a_terminal_show_top1_first(tmp_path: Path, capsys, monkeypa
     first = [line for line in lines if line.strip().startswith("digits-with-seed-")][:10]
     assert [line.split()[0] for line in first] == [folder.name for folder in folders]
     assert all(line.split()[1] == "90.00%" for line in first)
+    assert len(first) == sum("digits-with-seed-" in line for line in lines)  # not a terminal: one table of any width
+    monkeypatch.setattr(tables, "is_terminal", lambda: True)
+    assert main(["compare", *map(str, folders)]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
+    assert [line.split()[1] for line in lines if line.startswith("digits-with-seed-")][:10] == ["90.00%"] * 10
     assert page_table(compare([read(folder) for folder in folders]))[0][1:3] == ["top-1", "best top-1"]

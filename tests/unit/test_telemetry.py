@@ -1,4 +1,4 @@
-"""The sampler, with and without GPUs; NVIDIA's library is a stand-in behind the real bindings."""
+"""The sampler with and without GPUs. NVML is a fake library behind the real bindings."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def _lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in next(folder.glob("*.jsonl")).read_text().splitlines()]
 
 
-def test_a_host_without_gpus(tmp_path: Path) -> None:
+def test_host_without_gpus(tmp_path: Path) -> None:
     sampler = HostSampler(tmp_path, interval=0.01)
     deadline = time.monotonic() + HANG
     while len(_lines(tmp_path)) < 4:
@@ -39,7 +39,7 @@ def test_a_host_without_gpus(tmp_path: Path) -> None:
     assert (host["kind"], host["gpus"]) == ("host", [])
     assert all(sample["kind"] == "sample" and 0 <= sample["cpu_percent"] <= 100 for sample in samples)
     assert samples[-1]["time"] > samples[0]["time"]
-    assert "host  processor" in next(tmp_path.glob("*.txt")).read_text()
+    assert "host  CPU" in next(tmp_path.glob("*.txt")).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_gpus_are_sampled_through_nvml(tmp_path: Path, library: Path) -> None:
     assert "Stand-in 0" in text
     assert "250 / 250 W" in text
     assert "90 / 90 %" in text
-    assert len({len(line) for line in text.splitlines()[1:]}) == 1  # the table is straight
+    assert len({len(line) for line in text.splitlines()[1:]}) == 1  # all lines of the table have the same width
 
 
 def test_only_the_gpus_of_the_run_are_sampled(tmp_path: Path, library: Path) -> None:
@@ -72,7 +72,7 @@ def test_only_the_gpus_of_the_run_are_sampled(tmp_path: Path, library: Path) -> 
     host, first, *_ = _lines(tmp_path)
     assert [gpu["name"] for gpu in host["gpus"]] == ["Stand-in 1"]
     assert [gpu["use_percent"] for gpu in first["gpus"]] == [91]
-    # ranks on processors, whatever else the host has
+    # CPU ranks sample no GPUs
     none = SAMPLE.replace("sys.argv[2:] or None", "[]")
     subprocess.run([sys.executable, "-c", none, str(tmp_path / "cpu")], env=environment, check=True)
     assert _lines(tmp_path / "cpu")[0]["gpus"] == []

@@ -1,4 +1,4 @@
-"""What a checkpoint must hold to be used. Checksums show that files are whole, not that paceline has written them."""
+"""Validates the content of a checkpoint. Matching checksums do not prove that paceline wrote it."""
 
 from typing import Annotated, Any
 
@@ -6,27 +6,27 @@ import torch
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from paceline.untrusted import HUGE, is_plain
+from paceline.system.untrusted import HUGE, is_plain
 
-_MOST_BYTES = 1 << 36  # of a file
+_MAX_FILE_BYTES = 1 << 36
 _Count = Annotated[int, Field(ge=0, le=10**12)]
 _Positive = Annotated[int, Field(ge=1, le=10**9)]
-_Share = Annotated[float, Field(ge=0, le=1)]
+_Fraction = Annotated[float, Field(ge=0, le=1)]
 _Finite = Annotated[float, Field(ge=-HUGE, le=HUGE)]
 _AboveZero = Annotated[float, Field(gt=0, le=HUGE)]
 _EXACTLY, _AT_LEAST = with_config(ConfigDict(extra="forbid")), with_config(ConfigDict(extra="ignore"))
 
 
 @_EXACTLY
-class _Entry(TypedDict):
-    bytes: Annotated[int, Field(ge=0, le=_MOST_BYTES)]
+class _ManifestEntry(TypedDict):
+    bytes: Annotated[int, Field(ge=0, le=_MAX_FILE_BYTES)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 @_EXACTLY
 class _Metrics(TypedDict, total=False):
-    top1: _Share
-    top5: _Share
+    top1: _Fraction
+    top5: _Fraction
     loss: _Finite
 
 
@@ -39,7 +39,7 @@ class _Skeletons(TypedDict):
 
 
 @_EXACTLY
-class _State(TypedDict):
+class _StateFile(TypedDict):
     format: int
     step: _Count
     metrics: _Metrics
@@ -55,15 +55,15 @@ class _Scaler(TypedDict, total=False):
     _growth_tracker: _Count
 
 
-def _whole_or_empty(scaler: dict[str, Any]) -> dict[str, Any]:
+def _complete_or_empty(scaler: dict[str, Any]) -> dict[str, Any]:
     if scaler and len(scaler) < 5:
-        raise ValueError("it lacks some of its five values")
+        raise ValueError("some of its five values are missing")
     return scaler
 
 
 @_AT_LEAST
-class _Recipe(TypedDict):
-    """Its fields are checked where it is used."""
+class _SavedRecipe(TypedDict):
+    """Its fields are validated where it is used."""
 
     data: dict[str, Any]
     checkpoint: dict[str, Any]
@@ -76,7 +76,7 @@ class _Preprocessing(TypedDict):
 
 
 @_EXACTLY
-class _Model(TypedDict):
+class _ModelArguments(TypedDict):
     name: str
     num_classes: _Positive
     in_chans: _Positive
@@ -86,58 +86,63 @@ class _Model(TypedDict):
 @_EXACTLY
 class _Progress(TypedDict):
     step: _Count
-    scaler: Annotated[_Scaler, AfterValidator(_whole_or_empty)]
-    recipe: _Recipe
+    scaler: Annotated[_Scaler, AfterValidator(_complete_or_empty)]
+    recipe: _SavedRecipe
     data: str
     classes: list[Annotated[list[str], Field(min_length=2, max_length=2)]]
     preprocessing: _Preprocessing
-    model: _Model
+    model: _ModelArguments
 
 
-def _agreeing(progress: _Progress) -> _Progress:
+def _consistent(progress: _Progress) -> _Progress:
     channels = {len(progress["preprocessing"]["mean"]), len(progress["preprocessing"]["std"])}
     if channels != {progress["model"]["in_chans"]}:
-        raise ValueError("mean, std and model.in_chans are of different numbers of channels")
+        raise ValueError("mean, std and model.in_chans differ in their number of channels")
     if len(progress["classes"]) != progress["model"]["num_classes"]:
-        raise ValueError("classes and model.num_classes are of different numbers of classes")
+        raise ValueError("the number of classes differs from model.num_classes")
     return progress
 
 
 _MANIFEST: TypeAdapter[Any] = TypeAdapter(
-    dict[Annotated[str, Field(pattern=r"^(state\.json|(model|ema|optimizer)\.safetensors)$")], _Entry]
+    dict[Annotated[str, Field(pattern=r"^(state\.json|(model|ema|optimizer)\.safetensors)$")], _ManifestEntry]
 )
-_STATE, _PROGRESS = TypeAdapter(_State), TypeAdapter(Annotated[_Progress, AfterValidator(_agreeing)])
+_STATE, _PROGRESS = TypeAdapter(_StateFile), TypeAdapter(Annotated[_Progress, AfterValidator(_consistent)])
 
 
 def check_manifest(value: Any) -> None:
+    """Raise ValueError with the key, its value and the problem."""
     _check(_MANIFEST, value, "")
 
 
 def check_state(value: Any) -> None:
-    """Of state.json, before its parts are put together; ValueError names the key, its value and what is wrong."""
+    """Validate state.json before its parts are assembled. ValueError names the key, its value and the problem."""
     _check(_STATE, value, "")
 
 
 def check_progress(progress: Any, step: int) -> None:
+    """Validate the position in the training, the recipe and the inference metadata."""
     if not is_plain(progress):
-        raise ValueError("progress holds tensors, or numbers that are not finite or far too large")
+        raise ValueError("progress contains tensors, or numbers that are not finite or too large")
     _check(_PROGRESS, progress, "progress.")
     if progress["step"] != step:
-        raise ValueError(f"progress.step={progress['step']} is not the step of the checkpoint, which is {step}")
+        raise ValueError(f"progress.step={progress['step']} differs from the step of the checkpoint, {step}")
 
 
 def check_tensors(parts: dict[str, Any]) -> None:
-    """That weights are tensors by name, and the optimizer's state is one; see `optim.groups` for what fits a model."""
+    """Check that weights are named tensors and that the optimizer state has the right structure.
+
+    `optim.groups` checks that it matches the model.
+    """
     for part in ("model", "ema"):
         for name, value in parts[part].items():
             if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-                raise ValueError(f"{part}.{name} is not a tensor by name")
+                raise ValueError(f"{part}.{name} is not a named tensor")
     match parts["optimizer"]:
         case {"state": dict(states), "param_groups": list(groups), **more} if not more:
-            sound = all(isinstance(key, int) and isinstance(own, dict) for key, own in states.items())
-            if sound and all(isinstance(group, dict) for group in groups):
+            valid = all(isinstance(key, int) and isinstance(state, dict) for key, state in states.items())
+            if valid and all(isinstance(group, dict) for group in groups):
                 return
-    raise ValueError("optimizer is not the state of an optimizer")
+    raise ValueError("optimizer is not an optimizer state")
 
 
 def _check(adapter: TypeAdapter[Any], value: Any, prefix: str) -> None:

@@ -1,25 +1,25 @@
-"""Checkpoints that only rank 0 need see, on every rank."""
+"""Reads a checkpoint on rank 0 and broadcasts it, so that other ranks need not see the folder."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.checkpoint.verified import Save
+from paceline.checkpoint.verified import CheckpointInfo
 from paceline.distributed.world import World
 
-Read = TypeVar("Read", tuple[Save, dict[str, Any]], tuple[Save, dict[str, Any]] | None)
+Read = TypeVar("Read", tuple[CheckpointInfo, dict[str, Any]], tuple[CheckpointInfo, dict[str, Any]] | None)
 
 
-def read_on_leader(world: World, read: Callable[[], Read]) -> Read:
-    """What the leader reads."""
+def read_on_rank_zero(world: World, read: Callable[[], Read]) -> Read:
+    """Return what `read` returns on rank 0, on every rank."""
 
     def plain() -> list[Any] | None:
         if found := read():
-            save, parts = found
-            return [str(save.folder), save.step, save.metrics, save.recipe, parts]
+            checkpoint, parts = found
+            return [str(checkpoint.folder), checkpoint.step, checkpoint.metrics, checkpoint.recipe, parts]
         return None
 
-    if not (told := world.on_leader(plain)):
+    if not (received := world.on_rank_zero(plain)):
         return None  # type: ignore[return-value]
-    folder, step, metrics, recipe, parts = told
-    return Save(Path(folder), step, metrics, recipe), parts
+    folder, step, metrics, recipe, parts = received
+    return CheckpointInfo(Path(folder), step, metrics, recipe), parts

@@ -1,4 +1,4 @@
-"""What training changes, as a copy."""
+"""Copies of the training state."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 
 def snapshot(tree: Any) -> Any:
-    """A copy in host memory that training can no longer change."""
+    """Return a copy in host memory that training cannot change."""
     if isinstance(tree, torch.Tensor):
         return tree.detach().to("cpu", copy=True).contiguous()
     if isinstance(tree, dict):
@@ -17,7 +17,7 @@ def snapshot(tree: Any) -> Any:
 
 
 def num_bytes(tree: Any) -> int:
-    """Of all tensors."""
+    """Return the total size of all tensors."""
     if isinstance(tree, torch.Tensor):
         return tree.nbytes
     if isinstance(tree, dict | list | tuple):

@@ -1,12 +1,12 @@
-"""Saves on disk: a new folder each, a SHA-256 manifest, and a commit marker written last.
+"""Checkpoints on disk: a folder each, with a SHA-256 manifest and a commit marker that is written last.
 
     checkpoints/step-00000120/
         model.safetensors ema.safetensors optimizer.safetensors    tensors
         state.json       everything else: position, metrics, scaler, skeletons of the above
         manifest.json    size and SHA-256 of every file
-        COMMIT           SHA-256 of the manifest; without it the save does not exist
+        COMMIT           SHA-256 of the manifest; without it the checkpoint is incomplete
 
-`last` and `best` are found by reading committed saves, never by trusting a name.
+`last` and `best` are found by reading committed checkpoints, never by trusting a name.
 """
 
 import json
@@ -22,26 +22,26 @@ import safetensors
 import safetensors.torch
 import torch
 
-from paceline.base.files import make_folder, replacing, sha256, sync, write_json, write_text
-from paceline.base.logs import log
-from paceline.base.trees import flatten
 from paceline.checkpoint.verified import (
     COMMIT,
     FORMAT,
     MANIFEST,
     STATE,
-    DamagedCheckpoint,
-    Save,
+    CheckpointInfo,
+    CorruptCheckpoint,
     describe,
     digest,
     manifest_of,
     read,
 )
 from paceline.errors import UserError
+from paceline.system.files import make_folder, replacing, sha256, sync, write_json, write_text
+from paceline.system.logs import log
+from paceline.system.trees import flatten
 
 _NAME = re.compile(r"step-\d{8,12}")
-USE = ("classes", "preprocessing", "model")
-"""Parts of `progress` that say how the weights are used; an export has them as JSON in its header."""
+_INFERENCE_KEYS = ("classes", "preprocessing", "model")
+"""Parts of `progress` that are needed to use the weights; an export has them as JSON in its header."""
 
 
 def write(
@@ -51,9 +51,9 @@ def write(
     metrics: dict[str, float],
     before_commit: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a save; an existing one of the same step is replaced only after the new one is complete.
+    """Write a checkpoint. An existing one of the same step is replaced only after the new one is complete.
 
-    `before_commit` brings to disk what must survive a power cut if the checkpoint does.
+    `before_commit` writes to disk what must survive a power cut if the checkpoint does.
     """
     temporary = folder.with_name(f".writing-{folder.name}")
     _remove(temporary)
@@ -97,7 +97,7 @@ def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """What a kill left; never what a link leads to."""
+    """Remove what a killed process left, but nothing that a link points to."""
     if folder.is_symlink():
         folder.unlink()
     else:
@@ -105,7 +105,7 @@ def _remove(folder: Path) -> None:
 
 
 def _hide(folder: Path) -> Path | None:
-    """Take a save out of sight before its files go, so that being killed in between leaves no half of it."""
+    """Rename a checkpoint before its files are deleted, so that a kill leaves no partial checkpoint."""
     if not folder.exists():
         return None
     hidden = folder.with_name(f".deleting-{folder.name}")
@@ -113,102 +113,108 @@ def _hide(folder: Path) -> Path | None:
     return folder.rename(hidden)
 
 
-def delete(saves: Sequence[Path]) -> None:
-    """Delete saves of one folder; none that counts ever lacks some of its files, also after a power cut."""
-    hidden = [path for save in saves if (path := _hide(save))]
+def delete(checkpoints: Sequence[Path]) -> None:
+    """Delete checkpoints of one folder. Even a power cut leaves no committed checkpoint without some of its files."""
+    hidden = [path for checkpoint in checkpoints if (path := _hide(checkpoint))]
     if hidden:
         sync(hidden[0].parent)
     for path in hidden:
         shutil.rmtree(path)
 
 
-def clear_up(folder: Path) -> None:
-    """Deal with what a kill left: a save that lacked only its name gets it, halves go."""
+def clean_up(folder: Path) -> None:
+    """Clean up after a kill: rename complete checkpoints that were not renamed yet, delete partial ones."""
     for path in folder.glob(".writing-*"):
         place = path.with_name(path.name.removeprefix(".writing-"))
         if (path / COMMIT).exists() and not place.exists():
             path.rename(place)
             sync(folder)
-    for half in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
-        _remove(half)
+    for partial in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
+        _remove(partial)
 
 
-def _put_aside(folder: Path) -> None:
-    """Keep a save, but no longer among those that count."""
-    names = (f"damaged-{folder.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 10_000))))
+def _set_aside(folder: Path) -> None:
+    """Rename a checkpoint to corrupt-*, so that it is kept but not used."""
+    names = (f"corrupt-{folder.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 10_000))))
     folder.rename(next(path for name in names if not (path := folder.with_name(name)).exists()))
 
 
 def committed(folder: Path) -> Iterator[Path]:
-    """Folders of saves that claim to be complete, newest first; copies by other names do not count."""
+    """Yield the folders of committed checkpoints, newest first. Copies with other names are ignored."""
     if folder.is_dir():
         found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and not path.is_symlink()]
         yield from sorted((path for path in found if (path / COMMIT).exists()), key=step_of, reverse=True)
 
 
 def step_of(folder: Path) -> int:
-    """Of a committed save, by its name."""
+    """Return the step of a checkpoint from its folder name."""
     return int(folder.name.removeprefix("step-"))
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of a save, the marker last, without what file managers left there; none of a damaged one."""
+    """Return the files of a checkpoint, the commit marker last; none if it is corrupt. Stray files are ignored."""
     try:
         return [folder / name for name in (*manifest_of(folder), MANIFEST, COMMIT)]
-    except DamagedCheckpoint:
+    except CorruptCheckpoint:
         return []
 
 
 def export_weights(folder: Path, target: Path, raw: bool) -> str:
-    """Write the averaged weights of a save, or those that were trained, as one file; what was done, in a line."""
+    """Write the EMA weights of a checkpoint, or with `raw` the trained ones, to one file. Returns a summary line."""
     if not target.parent.is_dir():
-        raise UserError(f"{target}: there is no folder {target.parent}; make it first")
-    save, parts = read(folder)
+        message = f"{target} cannot be written: the folder {target.parent} does not exist. Create it first."
+        raise UserError("output-folder-not-found", message, path=target.parent)
+    checkpoint, parts = read(folder)
     averaged = bool(parts["ema"]) and not raw
     weights = parts["ema"] if averaged else parts["model"]
     with replacing(target) as file:
-        use = json.dumps({name: parts["progress"][name] for name in USE})
+        use = json.dumps({name: parts["progress"][name] for name in _INFERENCE_KEYS})
         file.write(safetensors.torch.save(weights, {"format": "pt", "paceline": use}))
-    kind = "averaged weights" if averaged else "weights"
-    return f"{target}: {kind} of step {save.step} ({len(weights)} tensors) from {folder}"
+    kind = "EMA weights" if averaged else "weights"
+    return f"{target}: {kind} of step {checkpoint.step} ({len(weights)} tensors) from {folder}"
 
 
-def last(folder: Path) -> tuple[Save, dict[str, Any]] | None:
-    """The newest sound save; damaged ones are named and passed over. None if nothing was ever saved."""
-    clear_up(folder)
-    damaged = 0
+def last(folder: Path) -> tuple[CheckpointInfo, dict[str, Any]] | None:
+    """Return the newest valid checkpoint, or None. Corrupt ones are skipped with a warning."""
+    clean_up(folder)
+    corrupt = 0
     for path in committed(folder):
         try:
             return read(path)
-        except DamagedCheckpoint as error:
-            log.warning("damaged checkpoint: %s; trying the one before it", error)
-            damaged += 1
-    if damaged:
-        raise UserError(f"{folder}: all {damaged} saves are damaged; start anew with another --name")
+        except CorruptCheckpoint as error:
+            log.warning("corrupt checkpoint: %s Trying the previous one.", error)
+            corrupt += 1
+    if corrupt:
+        raise UserError(
+            "all-checkpoints-corrupt",
+            f"{folder}: all {corrupt} checkpoints are corrupt (kept as corrupt-*). Start a new run with --name.",
+            path=folder,
+            count=corrupt,
+        )
     return None
 
 
-def put_aside_from(folder: Path, step: int) -> Path | None:
-    """Take saves of this step and later ones out of use; the newest of those that stay."""
+def set_aside_from(folder: Path, step: int) -> Path | None:
+    """Rename checkpoints of this step and later ones to corrupt-*. Returns the newest one that remains."""
     for path in committed(folder):
         try:
             if describe(path).step < step:
                 return path
-        except DamagedCheckpoint as error:
-            log.warning("damaged checkpoint: %s", error)
-        _put_aside(path)
+        except CorruptCheckpoint as error:
+            log.warning("corrupt checkpoint: %s", error)
+        _set_aside(path)
     return None
 
 
-def best(folder: Path, metric: str) -> Save | None:
-    """The sound save with the best metric, the earliest of equals."""
-    saves = []
+def best(folder: Path, metric: str) -> CheckpointInfo | None:
+    """Return the valid checkpoint with the best metric, the earliest one of equals."""
+    checkpoints = []
     for path in committed(folder):
         try:
-            save = describe(path)
-        except DamagedCheckpoint:
+            checkpoint = describe(path)
+        except CorruptCheckpoint:
             continue
-        if math.isfinite(save.metrics.get(metric, math.nan)):
-            saves.append(save)
+        if math.isfinite(checkpoint.metrics.get(metric, math.nan)):
+            checkpoints.append(checkpoint)
     sign = -1 if metric == "loss" else 1
-    return max(saves, key=lambda save: (sign * save.metrics[metric], -save.step), default=None)
+    return max(checkpoints, key=lambda checkpoint: (sign * checkpoint.metrics[metric], -checkpoint.step), default=None)

@@ -1,6 +1,6 @@
-"""Reading one save: files are compared with their checksums, then what they hold is checked.
+"""Reads one checkpoint: verifies the checksums of its files, then validates their content.
 
-Whoever made a save may have made its checksums too, so that neither a file's kind nor a value in it is trusted.
+An untrusted checkpoint may have matching checksums, so neither a file's type nor a value in it is trusted.
 """
 
 import hashlib
@@ -13,34 +13,34 @@ from typing import Any
 
 import safetensors.torch
 
-from paceline.base.files import sha256
-from paceline.base.trees import unflatten
 from paceline.checkpoint import schema
 from paceline.errors import UserError
-from paceline.untrusted import check_regular, read_regular
+from paceline.system.files import sha256
+from paceline.system.trees import unflatten
+from paceline.system.untrusted import check_regular, read_regular
 
 MANIFEST, COMMIT, STATE = "manifest.json", "COMMIT", "state.json"
 FORMAT = 2
-_MOST_MANIFEST, _MOST_STATE = 1 << 16, 1 << 26
+_MAX_MANIFEST, _MAX_STATE = 1 << 16, 1 << 26
 
 
-class DamagedCheckpoint(UserError):
-    """A save that does not match its own checksums."""
+class CorruptCheckpoint(UserError):
+    """A checkpoint that is incomplete, does not match its checksums, or has invalid content."""
 
 
 @dataclass(frozen=True)
-class Save:
-    """A committed save whose description has been verified; tensors are verified when they are read."""
+class CheckpointInfo:
+    """A committed checkpoint whose state.json has been verified. Tensors are verified when they are read."""
 
     folder: Path
     step: int
     metrics: dict[str, float]
     recipe: dict[str, Any]
-    """What was trained, as a tree; checked when it is used."""
+    """The recipe as a tree, validated where it is used."""
 
 
-def read(folder: Path) -> tuple[Save, dict[str, Any]]:
-    """Read and verify one save; DamagedCheckpoint names the file, and what is wrong with it."""
+def read(folder: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
+    """Read and verify one checkpoint. CorruptCheckpoint names the file and the problem."""
     manifest = manifest_of(folder)
     for name in manifest:
         _verify(folder / name, manifest)
@@ -50,20 +50,20 @@ def read(folder: Path) -> tuple[Save, dict[str, Any]]:
         path = folder / f"{name}.safetensors"
         try:
             tensors = safetensors.torch.load_file(path) if path.name in manifest else {}
-        except Exception as error:  # whatever safetensors and torch make of a stranger's header
-            raise DamagedCheckpoint(f"{path} does not hold tensors: {str(error)[:200]}") from None
+        except Exception as error:  # safetensors and torch raise many types for an untrusted header
+            raise _corrupt(path, f"is not a valid safetensors file ({str(error)[:200]})") from None
         with _named(folder / STATE):
             parts[name] = unflatten(state["parts"][name], tensors)
     with _named(folder / STATE):
         schema.check_tensors(parts)
-    return Save(folder, state["step"], state["metrics"], progress["recipe"]), parts
+    return CheckpointInfo(folder, state["step"], state["metrics"], progress["recipe"]), parts
 
 
-def describe(folder: Path) -> Save:
-    """Step, metrics and recipe of a save, without reading its tensors."""
+def describe(folder: Path) -> CheckpointInfo:
+    """Return step, metrics and recipe of a checkpoint without reading its tensors."""
     _verify(folder / STATE, manifest_of(folder))
     state, progress = _read_state(folder)
-    return Save(folder, state["step"], state["metrics"], progress["recipe"])
+    return CheckpointInfo(folder, state["step"], state["metrics"], progress["recipe"])
 
 
 def _verify(path: Path, manifest: dict[str, Any]) -> None:
@@ -71,23 +71,36 @@ def _verify(path: Path, manifest: dict[str, Any]) -> None:
         check_regular(path, path.parent)
         same = path.stat().st_size == manifest[path.name]["bytes"] and sha256(path) == manifest[path.name]["sha256"]
     except FileNotFoundError:
-        raise DamagedCheckpoint(f"{path} is missing") from None
+        raise _incomplete(path) from None
     except OSError as error:
-        raise DamagedCheckpoint(f"{path}: {error.strerror}") from None
+        raise _corrupt(path, f"cannot be read ({error.strerror})") from None
     if not same:
-        raise DamagedCheckpoint(f"{path} does not match its checksum")
+        raise _corrupt(path, "does not match its checksum")
+
+
+def _corrupt(path: Path, problem: str) -> CorruptCheckpoint:
+    message = f"{path} {problem}. Copy the checkpoint again, or use another one."
+    return CorruptCheckpoint("checkpoint-corrupt", message, path=path)
+
+
+def _incomplete(path: Path) -> CorruptCheckpoint:
+    message = f"{path} is missing, so the checkpoint is incomplete. Copy the checkpoint again, or use another one."
+    return CorruptCheckpoint("checkpoint-incomplete", message, path=path)
 
 
 def _read_state(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The verified state.json, and the part of it that says how far the training is."""
+    """Return state.json and its `progress` part, both validated."""
     path = folder / STATE
     with _named(path):
-        state = json.loads(read_regular(path, _MOST_STATE, folder))
+        state = json.loads(read_regular(path, _MAX_STATE, folder))
         found = state.get("format") if isinstance(state, dict) else None
         if isinstance(found, int) and found != FORMAT:
             raise UserError(
-                f"{folder} has checkpoint format {found}; this version of paceline reads format {FORMAT}: use the "
-                "version that wrote it"
+                "checkpoint-format-unsupported",
+                f"{folder} has checkpoint format {found}, but this version of paceline reads format {FORMAT}. Use the "
+                "version that wrote it.",
+                path=folder,
+                format=found,
             )
         schema.check_state(state)
         progress = unflatten(state["parts"]["progress"], {})
@@ -97,30 +110,32 @@ def _read_state(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """What is wrong within a file, with its name; strangers make files whose checksums match."""
+    """Turn errors about the content of a file into CorruptCheckpoint with its path."""
     try:
         yield
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise DamagedCheckpoint(f"{path}: {reason}; paceline has not written this: copy the checkpoint again") from None
+        raise _corrupt(path, f"is not a file written by paceline ({reason})") from None
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
+    """Return the validated manifest of a committed checkpoint: size and checksum by file name."""
     path = folder / MANIFEST
     try:
         if read_regular(folder / COMMIT, len(digest(path)), folder) != digest(path).encode():
-            raise DamagedCheckpoint(f"{path} does not match its commit marker")
+            raise _corrupt(path, f"does not match {COMMIT}")
     except FileNotFoundError as error:
-        raise DamagedCheckpoint(f"{folder} is not a complete save: {Path(error.filename).name} is missing") from None
+        raise _incomplete(folder / Path(error.filename).name) from None
     except OSError as error:
-        raise DamagedCheckpoint(f"{folder} cannot be read ({error})") from None
+        raise _corrupt(folder, f"cannot be read ({error})") from None
     with _named(path):
-        manifest: dict[str, Any] = json.loads(read_regular(path, _MOST_MANIFEST, folder))
+        manifest: dict[str, Any] = json.loads(read_regular(path, _MAX_MANIFEST, folder))
         schema.check_manifest(manifest)
         if STATE not in manifest:
-            raise ValueError(f"{STATE} is not named")
+            raise ValueError(f"{STATE} is not listed")
     return manifest
 
 
 def digest(path: Path) -> str:
-    return hashlib.sha256(read_regular(path, _MOST_MANIFEST, path.parent)).hexdigest() + "\n"
+    """Return the content of COMMIT for a manifest."""
+    return hashlib.sha256(read_regular(path, _MAX_MANIFEST, path.parent)).hexdigest() + "\n"

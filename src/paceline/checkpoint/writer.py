@@ -1,27 +1,27 @@
-"""Checkpoints are written in the background, while training continues."""
+"""Writes checkpoints in the background while training continues."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.base.files import disk_error
-from paceline.base.host import BackgroundThread
-from paceline.base.logs import log
 from paceline.checkpoint import store
 from paceline.checkpoint.state import num_bytes, snapshot
+from paceline.system.files import disk_error
+from paceline.system.host import BackgroundThread
+from paceline.system.logs import log
 
 
 class Writer:
-    """Writes one checkpoint at a time, and deletes old ones once a newer one is committed."""
+    """Writes one checkpoint at a time, and deletes old ones after a newer one is committed."""
 
     def __init__(self, folder: Path, keep: int, best_metric: str):
         self._folder, self._keep, self._metric = folder, keep, best_metric
         self._thread: BackgroundThread | None = None
         self.error: str | None = None
-        """Why the last checkpoint was not written."""
+        """Why the last checkpoint was not written, or None."""
 
     def snapshot(self, state: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A copy of the state in host memory, taken when the checkpoint before it is written."""
+        """Wait for the previous checkpoint, then return a copy of the state in host memory."""
         self.wait()
         copy: dict[str, Any] = snapshot(state())
         return copy
@@ -32,20 +32,29 @@ class Writer:
         parts: dict[str, Any],
         metrics: dict[str, float],
         before_commit: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Start writing a snapshot; `before_commit` is called in the background as well (see store.write)."""
-        self._thread = BackgroundThread(self._run, "checkpoint", (step, parts, metrics, before_commit))
+    ) -> Path:
+        """Start writing a snapshot and return its path. `before_commit` runs in the background (see store.write)."""
+        path = self._folder / f"step-{step:08d}"
+        self._thread = BackgroundThread(self._run, "checkpoint", (path, step, parts, metrics, before_commit))
         self._thread.start()
+        return path
+
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
 
     def _run(
-        self, step: int, parts: dict[str, Any], metrics: dict[str, float], before_commit: Callable[[], None]
+        self, path: Path, step: int, parts: dict[str, Any], metrics: dict[str, float], before_commit: Callable[[], None]
     ) -> None:
         try:
-            store.write(self._folder / f"step-{step:08d}", step, parts, metrics, before_commit)
+            store.write(path, step, parts, metrics, before_commit)
             self.error = None
-        except Exception as error:  # whatever it was, the run must not end as if it had been saved
+        except Exception as error:  # any error: the run must not end as if the checkpoint had been written
             self.error = disk_error(error, num_bytes(parts)) if isinstance(error, OSError) else str(error)
-            log.warning("the checkpoint of step %d was not written: %s. Earlier ones are untouched", step, self.error)
+            log.warning(
+                "the checkpoint of step %d was not written: %s. Earlier checkpoints are unaffected", step, self.error
+            )
             return
         try:
             self._delete_old()
@@ -64,9 +73,10 @@ class Writer:
 
 
 class NoWriter:
-    """For ranks that write no checkpoints."""
+    """The null object for ranks that write no checkpoints."""
 
     error: str | None = None
+    writing = False
 
     def snapshot(self, state: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {}

@@ -1,27 +1,26 @@
-"""The verb demo: one recipe, on one process and on two, then comparison, logbook and report."""
+"""The command demo: train one recipe in one process and in two, then write a comparison, a logbook and a report."""
 
 import shlex
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from rich.console import Console
 
-from paceline.base.lifetime import tied
 from paceline.cli.options import make_parser
 from paceline.errors import UserError
+from paceline.system.lifetime import child_env, own_command
 
-_HONEST = (
-    "What this shows: two processes see the same batches and reach the same result. What it cannot show: the speed of "
-    "two machines; here both processes share one machine's cores, which one process could use alone."
+_EXPLANATION = (
+    "Two processes see the same batches as one and reach the same result. "
+    "Both processes share this machine's cores, so no speed-up is expected here."
 )
 
 
 def demo(arguments: list[str]) -> int:
-    parser = make_parser("demo", "[--runs DIR]", "Train the embedded digits on one process, then on two, and compare.")
+    parser = make_parser("demo", "[--runs DIR]", "Train the built-in digits in one process, then in two, and compare.")
     parser.add_argument(
-        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go (default: runs)"
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder for run folders (default: runs)"
     )
     parser.add_argument("-h", "--help", action="help", help="show this help")
     return _run(parser.parse_args(arguments).runs)
@@ -33,33 +32,34 @@ def _run(runs: Path) -> int:
     from paceline.cli.evidence import compare, logbook, report
 
     names = [str(folder) for folder in folders]
-    for verb, words in (
+    for command, words in (
         (compare, names),
         (logbook, [*names, "--out", str(runs / "logbook")]),
-        (report, [*names, "--out", str(runs / "report.html"), "--title", "digits on one process and on two"]),
+        (report, [*names, "--out", str(runs / "report.html"), "--title", "digits in one process and in two"]),
     ):
-        print(f"$ paceline {verb.__name__} {shlex.join(words)}", flush=True)
-        verb(words)
+        print(f"$ paceline {command.__name__} {shlex.join(words)}", flush=True)
+        command(words)
     screen = Console()
-    screen.print(f"\n{_HONEST}", highlight=False)
+    screen.print(f"\n{_EXPLANATION}", highlight=False)
     for label, place in (
         ("Run folders", ", ".join(names)),
         ("Logbook", runs / "logbook" / "index.md"),
-        ("Report, for a browser", (runs / "report.html").resolve()),
+        ("Report (open in a browser)", (runs / "report.html").resolve()),
         ("Curves", f"tensorboard --logdir {runs}"),
     ):
         screen.print(f"{label}: {place}", highlight=False, soft_wrap=True)
-    screen.print(f"{time.perf_counter() - begin:.0f} s in all", highlight=False)
+    screen.print(f"{time.perf_counter() - begin:.0f} s in total", highlight=False)
     return 0
 
 
 def _train(runs: Path, procs: int) -> Path:
-    """Run the ordinary command, as a user would, always from the start."""
+    """Train from the start with the ordinary command; return the run folder."""
     name = f"demo-{procs}-process{'es' if procs > 1 else ''}-{time.strftime('%Y%m%d-%H%M%S')}"
     words = ["train", "digits", "--procs", str(procs), "--device", "cpu", "--precision", "fp32"]
     words += ["--runs", str(runs), "--name", name]
     print(f"$ paceline {shlex.join(words)}", flush=True)
-    status = subprocess.run([sys.executable, "-m", "paceline", *words], env=tied(), check=False).returncode
+    status = subprocess.run(own_command(*words), env=child_env(), check=False).returncode
     if status:
-        raise UserError(f"the demo's training ended with status {status}; see {runs / name / 'log.txt'}")
+        message = f"training ended with exit status {status}. See {runs / name / 'log.txt'}."
+        raise UserError("training-failed", message, status=status)
     return runs / name

@@ -1,25 +1,26 @@
-"""The verb doctor: this machine, other machines, or runs."""
+"""The command `doctor`: this machine, other hosts, or runs."""
 
-import textwrap
 from pathlib import Path
 
-from paceline.cli.columns import terminal_width
 from paceline.cli.evidence import doctor_of_runs
 from paceline.cli.hosts import add_host_options, doctor_of_hosts
 from paceline.cli.options import make_parser
 from paceline.errors import UserError
+from paceline.system.tables import print_row
 
 _DOCTOR = """Diagnose problems and suggest fixes.
 
-    paceline doctor                   this machine and its installation: packages, processor, GPUs, folders, limits,
-                                      other work, and an all-reduce of two processes
-    paceline doctor --hosts A,B       whether these machines can train together: reachable, same code, torch, driver
-                                      and data, clock, disk, shared memory, cores, other work on the GPUs, connections
-                                      both ways and their speed, three seconds of all-reduce
+    paceline doctor                   this machine and its installation: packages, CPU, GPUs, folders, limits, other
+                                      processes, and an all-reduce between two processes
+    paceline doctor --hosts A,B       whether these hosts can train together: reachable, same code, torch, driver and
+                                      data, clock, disk, shared memory, cores, other processes on the GPUs, bandwidth
+                                      in both directions, an all-reduce for three seconds
     paceline doctor RUN [RUN ...]     where the time of a run went, and what would make it faster
 
 RUN is a run folder, or a log of another program (PyTorch's ImageNet example, DAWNBench's TSV, Lightning's metrics.csv,
-TensorBoard's event files). The exit status is 1 if a problem was found."""
+TensorBoard's event files). The exit status is 1 if a problem is found."""
+
+_WIDTHS = (7, 14)  # of level and subject
 
 
 def doctor(arguments: list[str]) -> int:
@@ -29,34 +30,27 @@ def doctor(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path, nargs="*", metavar="RUN", help="run folders or logs")
     here = parser.add_argument_group("this machine")
     here.add_argument("--quick", action="store_true", help="skip the two-process all-reduce test")
-    here.add_argument("--runs", type=Path, metavar="DIR", help="where run folders will be (default: runs)")
-    add_host_options(parser.add_argument_group("other machines"))
+    here.add_argument("--runs", type=Path, metavar="DIR", help="folder for runs (default: runs)")
+    add_host_options(parser)
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
     if options.run and (options.hosts is not None or options.quick or options.runs):
-        raise UserError("doctor looks at runs, at --hosts, or at this machine (--quick, --runs); choose one of them")
+        message = "doctor checks either runs, or --hosts, or this machine (--quick, --runs). Choose one of them."
+        raise UserError("conflicting-options", message)
     if options.hosts is not None:
         return doctor_of_hosts(options)
     if options.run:
         return doctor_of_runs(options.run)
-    return _of_this_machine(options.runs or Path("runs"), options.quick)
+    return _check_this_machine(options.runs or Path("runs"), options.quick)
 
 
-def _of_this_machine(runs: Path, quick: bool) -> int:
+def _check_this_machine(runs: Path, quick: bool) -> int:
     from paceline.launch.machine import check, summarized
 
     findings = []
     for finding in check(runs, quick):
         findings.append(finding)
-        print(_line(f"{finding.level:<8} {finding.subject:<14} ", finding.text), flush=True)
+        print_row((finding.level, finding.subject, finding.text), _WIDTHS)
     last, status = summarized(findings)
     print(last)
     return status
-
-
-def _line(head: str, text: str) -> str:
-    """On a terminal, long texts continue below their beginning."""
-    width = terminal_width()
-    if not width or width < len(head) + 20:
-        return head + text
-    return textwrap.fill(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)

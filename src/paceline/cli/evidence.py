@@ -1,137 +1,153 @@
-"""The verbs that read runs: compare, logbook, report, and doctor RUN."""
+"""The commands that read runs: compare, logbook, report and doctor RUN."""
 
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.base.files import say
 from paceline.cli.options import make_parser, positive
 from paceline.errors import UserError
+from paceline.system.files import say
 
 if TYPE_CHECKING:
-    from paceline.logbook.compare import Comparison
-    from paceline.logbook.read import Run
+    from rich.table import Table
 
-_READS = """Runs are run folders, or logs of other programs: PyTorch's ImageNet example and its descendants, DAWNBench's
-TSV, Lightning's metrics.csv, TensorBoard's event files."""
+    from paceline.api.runs import Comparison, Run
 
-_COMPARE = f"""Compare runs: first whether they are the same experiment, then speed-up, accuracy, memory, use and cost.
+_READS = """A RUN is a run folder or a log of another program: PyTorch's ImageNet example and programs derived from it,
+DAWNBench's TSV, Lightning's metrics.csv or TensorBoard's event files."""
 
-{_READS} Everything is in relation to the first one."""
+_COMPARE = f"""Compare runs to the first one: same experiment or not, speed-up, accuracy, memory, utilization, cost.
+
+{_READS}"""
 
 _LOGBOOK = f"""Write a logbook: a Markdown page per run, an index, a comparison, DAWNBench's TSV and JSON.
 
-{_READS} Run it again after another run: the index has all of them, and your notes between the marked lines stay."""
+{_READS}
+Run it again after the next run: the index then lists all runs, and your notes between the markers are kept."""
 
-_REPORT = f"""Write one HTML page with curves, comparison and verdicts, that opens from disk without a network.
+_REPORT = f"""Write one self-contained HTML page with curves, comparison and bottlenecks.
 
 {_READS}"""
 
 
-def _runs_parser(verb: str, usage: str, description: str) -> argparse.ArgumentParser:
-    parser = make_parser(verb, usage, description)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders or logs")
+def _runs_parser(command: str, usage: str, description: str) -> argparse.ArgumentParser:
+    parser = make_parser(command, usage, description)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folder or log")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     return parser
 
 
 def _add_comparison(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--to", type=_share, metavar="ACCURACY", help="top-1 to compare times to: 0.93 or 93%%")
-    parser.add_argument("--price", type=positive, metavar="DOLLARS", help="of one host for an hour")
+    parser.add_argument(
+        "--to", type=_accuracy, metavar="ACCURACY", help="top-1 for time-to-accuracy, e.g. 0.93 or 93%%"
+    )
+    parser.add_argument("--price", type=positive, metavar="DOLLARS", help="price per host and hour")
 
 
-def _share(text: str) -> float:
-    from paceline.logbook.compare import share
+def _accuracy(text: str) -> float:
+    from paceline.analysis.compare import parse_accuracy
 
     try:
-        return share(text)
+        return parse_accuracy(text)
     except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(error.report) from None
 
 
 def _read(paths: Sequence[Path], relative: bool = False) -> "tuple[list[Run], int]":
-    """All runs among the paths, and the exit status.
+    """Return the runs among the paths and the exit status.
 
-    Paths that are not runs are skipped and listed, so that `runs/*` can be given. Unreadable runs are errors; they are
-    fatal if no run remains, or if the baseline run is unreadable.
+    Paths that are not runs are skipped and listed, so that `runs/*` works. Unreadable runs are errors; they are fatal
+    if no run remains, or if the first run is unreadable and the others are compared to it.
     """
-    from paceline.logbook.read import NotARun, named_apart, read
+    from paceline.analysis.run import NotARun, named_apart
+    from paceline.api.runs import Run
 
-    runs, skipped, complaints = [], [], []
+    runs, skipped, errors = [], [], []
     for path in paths:
         try:
-            runs.append(read(path))
+            runs.append(Run(path))
         except UserError as error:
             if len(paths) == 1:
                 raise
             if isinstance(error, NotARun):
-                skipped.append(f"{path} ({error.reason})")
+                skipped.append(f"{path} ({error.fields['reason']})")
             elif relative and not runs:
-                raise  # without the first run there is nothing to compare with
+                raise
             else:
-                complaints.append(str(error))
+                errors.append(error.report)
     if skipped:
         say(f"paceline: skipped: {', '.join(skipped)}", error=True)
     if not runs:
-        raise UserError("; ".join(complaints) or "none of these is a run; give run folders, or logs of other programs")
-    for complaint in complaints:
-        say(f"paceline: left out: {complaint}", error=True)
-    return named_apart(runs), 1 if complaints else 0
+        details = "; ".join(errors) or "Give run folders or other programs' logs."
+        raise UserError("no-runs", f"none of these paths is a readable run. {details}")
+    for message in errors:
+        say(f"paceline: left out: {message}", error=True)
+    return named_apart(runs), 1 if errors else 0
 
 
 def compare(arguments: list[str]) -> int:
     parser = _runs_parser("compare", "RUN RUN [RUN ...] [--to 0.93] [--price 3.06] [--out DIR]", _COMPARE)
     _add_comparison(parser)
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="also write comparison.md, .json, .csv and charts there"
+        "--out", type=Path, metavar="DIR", help="also write comparison.md, .json, .csv and charts to this folder"
     )
     options = parser.parse_args(arguments)
-    from paceline.logbook.compare import compare as compared
+    from paceline.api.runs import compare as compared
 
     if len(options.runs) < 2:
-        raise UserError("compare needs two runs or more; `paceline doctor RUN` looks at one")
+        raise UserError("too-few-runs", "compare needs two runs or more. For one run, use `paceline doctor RUN`.")
     runs, status = _read(options.runs, relative=True)
     if len(runs) < 2 and not status:
-        raise UserError(
-            f"compare needs two runs or more, and only {runs[0].origin} is a run; `paceline doctor` looks at one"
-        )
-    comparison = compared(runs, options.to, options.price)
+        message = f"compare needs two runs or more, but only {runs[0].origin} is a run. Add another run folder or log."
+        raise UserError("too-few-runs", message, path=runs[0].origin)
+    comparison = compared(*runs, to=options.to, price=options.price)
     _show(comparison)
     if options.out:
-        _write(comparison, options.out)
+        say(", ".join(map(str, comparison.write(options.out))))
     return status
 
 
 def _show(comparison: "Comparison") -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from paceline.analysis.tables import listing, page_table
+    from paceline.system.tables import fits, output, show
 
-    from paceline.base.logs import Screen
-    from paceline.logbook.tables import listing, page_table
-
-    screen = Screen()
+    screen = output()
     if len(comparison.runs) > 1:
-        screen.print(comparison.sentence, style="bold", highlight=False, soft_wrap=True, markup=False)
+        screen.print(comparison.summary, style="bold", soft_wrap=True)
         for line in listing(comparison.fairness):
-            screen.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
+            screen.print(f"  {line}", soft_wrap=True)
     labels, *columns = zip(*page_table(comparison), strict=True)
-    for some in _fitting(labels, columns, screen.width):
-        shown = Table(box=box.SIMPLE)
-        shown.add_column(Text(""), max_width=_label_width(labels), overflow="fold")
-        for head, *cells in some:
-            shown.add_column(Text(head), justify="right", max_width=_width(head, cells), overflow="fold")
-        for row in list(zip(labels, *some, strict=True))[1:]:
-            shown.add_row(*map(Text, row))
-        screen.print(shown)
+    tables = [_table([labels, *columns])]
+    if not fits(tables[0], screen):
+        tables = [_table([labels, *some], folded=True) for some in _fitting(labels, columns, screen.width)]
+    for table in tables:
+        print()
+        show(table, screen)
+    print()
     for run in comparison.runs:
         for note in run.notes:
-            screen.print(f"{run.name}: {note}", highlight=False, soft_wrap=True, markup=False)
+            if note == run.disturbance and len(comparison.runs) > 1:
+                continue  # the summary has it
+            screen.print(f"{run.name}: {note}", soft_wrap=True)
+
+
+def _table(columns: Sequence[Sequence[str]], folded: bool = False) -> "Table":
+    from paceline.system.tables import new_table
+
+    heads, *rows = zip(*columns, strict=True)
+    table = new_table(heads, rows)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    if folded:
+        table.columns[0].max_width = _label_width(columns[0])
+        for column, (head, *cells) in zip(table.columns[1:], columns[1:], strict=True):
+            column.max_width = _width(head, cells)
+    return table
 
 
 _LONG_NAME, _LONG_LABEL = 22, 26
-"""Heads and labels may be folded beyond that."""
+"""Longer headers and labels are folded."""
 
 
 def _label_width(labels: Sequence[str]) -> int:
@@ -139,49 +155,32 @@ def _label_width(labels: Sequence[str]) -> int:
 
 
 def _width(head: str, cells: Sequence[str]) -> int:
-    """Heads fold between words, cells do not fold."""
+    """Return the width of a column: headers fold between words, cells do not fold."""
     words = [min(len(word), _LONG_NAME) for word in head.split()]
     return max(*words, *map(len, cells))
 
 
 def _fitting(labels: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequence[str]]]:
-    """Columns in groups that fit beside their labels; with many, tables below each other."""
-    used = _label_width(labels) + 4
-    left, some = width - used, list[Sequence[str]]()
+    """Yield groups of columns that fit the terminal; each group becomes a table."""
+    room = width - _label_width(labels)
+    left, some = room, list[Sequence[str]]()
     for column in columns:
-        needed = _width(column[0], column[1:]) + 3
+        needed = _width(column[0], column[1:]) + 2
         if some and needed > left:
             yield some
-            left, some = width - used, []
+            left, some = room, []
         some.append(column)
         left -= needed
     yield some
 
 
-def _write(comparison: "Comparison", out: Path) -> None:
-    from paceline.base.files import make_folder, write_text
-    from paceline.logbook.charts import svg
-    from paceline.logbook.curves import charts_of
-    from paceline.logbook.tables import as_csv, as_json, markdown
-
-    make_folder(out)
-    texts = {"comparison.md": markdown(comparison), "comparison.json": as_json(comparison)}
-    texts["comparison.csv"] = as_csv(comparison)
-    texts |= {name: drawn for name, chart in charts_of(comparison.runs) if (drawn := svg(chart))}
-    for name, text in texts.items():
-        write_text(out / name, text)
-    say(", ".join(str(out / name) for name in texts))
-
-
 def doctor_of_runs(paths: Sequence[Path]) -> int:
-    """Of the verb doctor: where the time of runs went."""
-    from paceline.logbook.verdict import verdict
-
+    """Print the bottlenecks of runs, for `paceline doctor RUN`; return the exit status."""
     runs, status = _read(paths)
     for run in runs:
         if len(runs) > 1:
             say(f"{run.name}:")
-        for line in [*run.notes, *(finding.text for finding in verdict(run))]:
+        for line in [*run.notes, *run.bottlenecks]:
             say(f"- {line}")
     return status
 
@@ -190,10 +189,10 @@ def logbook(arguments: list[str]) -> int:
     parser = _runs_parser("logbook", "RUN [RUN ...] [--out logbook]", _LOGBOOK)
     parser.add_argument("--out", type=Path, default=Path("logbook"), metavar="DIR", help="default: logbook")
     options = parser.parse_args(arguments)
-    from paceline.logbook.book import write_logbook
+    from paceline.api.runs import logbook as write
 
     runs, status = _read(options.runs)
-    for path in write_logbook(runs, options.out):
+    for path in write(runs, options.out):
         say(str(path))
     return status
 
@@ -204,15 +203,9 @@ def report(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
     parser.add_argument("--title", default="", help="default: the names of the runs")
     options = parser.parse_args(arguments)
-    if options.out.is_dir():
-        raise UserError(f"--out {options.out} is a folder; give the file to write, e.g. {options.out / 'report.html'}")
-    from paceline.base.files import make_folder, write_text
-    from paceline.logbook.compare import compare as compared
-    from paceline.logbook.page import report as page
+    from paceline.api.runs import report as write
 
     runs, status = _read(options.runs)
-    title = options.title or " and ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else "")
-    make_folder(options.out.parent)
-    write_text(options.out, page(compared(runs, options.to, options.price), title))
+    write(runs, options.out, to=options.to, price=options.price, title=options.title)
     say(f"{options.out} ({options.out.stat().st_size / 1e6:.2f} MB)")
     return status

@@ -1,32 +1,57 @@
-"""The verb find-batch, and the trial that it starts."""
+"""The command find-batch, and the trials that it starts."""
 
 import argparse
 import os
 import re
 import signal
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
-
-from paceline.base.signals import interrupts_end
 from paceline.cli.options import count, make_parser, with_recipe
 from paceline.cli.ranks import start_ranks
-from paceline.config.launched import under_launcher
-from paceline.errors import UserError
-from paceline.launch.batch_finder import Trial, as_records, attempt, outcome, search
+from paceline.distributed.env import under_launcher
+from paceline.launch.batch_finder import Trial
+from paceline.system.signals import interrupts_end
+from paceline.system.tables import print_row
 
-_FIND = """Find the largest batch of a rank that trains, and the fastest one.
+_FIND = """Find the largest per-rank batch that fits in memory, and the fastest one.
 
-Real training steps (forward, backward, optimizer) on generated images, at the recipe's largest size, precision and
-strategy; each size in processes of its own. On GPUs the device is the limit; on CPUs --memory-limit, which counts
-addresses, as RLIMIT_AS does. Fields can be overridden as for `paceline train`: `--strategy fsdp --precision bf16`."""
+Runs real training steps (forward, backward, optimizer) on synthetic images with the recipe's largest image size,
+precision and strategy. Each batch size runs in new processes. On GPUs the limit is the device memory, on CPUs
+--memory-limit. Fields can be overridden as for `paceline train`:
+`--strategy fsdp --precision bf16`."""
 
+_HEADS = ("per-rank batch", "peak memory", "images/s")
+_WIDTHS = (14, 11)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def find_batch(arguments: list[str]) -> int:
+    """Run `paceline find-batch`; returns the exit status."""
+    options, recipe = with_recipe(_parser(), arguments)
+    from paceline.api.planning import find_batch as find
+
+    signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))  # an exit ends the trial first
+    print_row(_HEADS, _WIDTHS)
+    found = find(
+        recipe,
+        procs=options.procs,
+        memory_limits=options.memory_limit,
+        max_batch=options.max_batch,
+        steps=options.steps,
+        out=options.out or "",
+        on_trial=lambda trial: print_row(_cells(trial), _WIDTHS),
+    )
+    largest, fastest = found.largest.per_rank_batch, found.fastest
+    speed = f"{fastest.per_rank_batch} per rank, {fastest.images_per_second:,.0f} images/s"
+    print(f"largest batch: {largest} x {options.procs} = {largest * options.procs}; fastest: {speed}")
+    if largest == options.max_batch:
+        print(f"a larger batch may fit: sizes above --max-batch {options.max_batch} were not tried")
+    print(f"{found.folder / 'find-batch.json'}, {found.folder / 'find-batch.svg'}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = make_parser("find-batch", "RECIPE [--procs N] [--memory-limit 4GB] [--dotted.field VALUE ...]", _FIND)
     parser.add_argument("--procs", type=count, default=1, metavar="N", help="processes on this machine (default 1)")
     parser.add_argument(
@@ -34,85 +59,21 @@ def find_batch(arguments: list[str]) -> int:
         type=_sizes,
         default=[],
         metavar="SIZE[,SIZE]",
-        help="of a rank, or of each: 4GB,2GB (default: what is free)",
+        help="limit of every rank, or of each rank: 4GB,2GB (default: the free memory)",
     )
-    parser.add_argument("--most", type=count, default=65536, metavar="N", help="largest batch to try (default 65536)")
-    parser.add_argument("--steps", type=count, default=3, metavar="N", help="steps that are timed (default 3)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (default: runs/find-batch-RECIPE)")
+    parser.add_argument(
+        "--max-batch", type=count, default=65536, metavar="N", help="largest batch to try (default 65536)"
+    )
+    parser.add_argument("--steps", type=count, default=3, metavar="N", help="number of timed steps (default 3)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for results (default: runs/find-batch-RECIPE)")
     parser.add_argument("-h", "--help", action="help", help="show this help")
-    options, recipe = with_recipe(parser, arguments)
-    from paceline.base.files import make_folder, write_json, write_text
-    from paceline.config.batch import memory_key
-    from paceline.config.io import dump_recipe
-
-    # without a limit the search would end with the kernel killing whatever it likes
-    if len(options.memory_limit) > options.procs:
-        raise UserError(f"--memory-limit names {len(options.memory_limit)} ranks, but --procs is {options.procs}")
-    signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))  # and so end the trial first
-    limits = options.memory_limit or [psutil.virtual_memory().available // options.procs]
-    out = options.out or Path("runs") / f"find-batch-{recipe.name}"
-    make_folder(out)
-    path = out / "recipe.yaml"
-    for old in ("find-batch.json", "find-batch.png"):
-        (out / old).unlink(missing_ok=True)  # they would speak for another search
-    write_text(path, dump_recipe(recipe))
-
-    def reported(batch: int) -> Trial:
-        trial = attempt(path, options.procs, options.steps, limits, batch)
-        print(_line(trial), flush=True)
-        return trial
-
-    print(f"{'batch a rank':>12}  {'memory a rank':>14}  {'images/s':>10}", flush=True)
-    trials = search(reported, options.most)
-    largest, fastest = outcome(trials)
-    result = {
-        "recipe": recipe.name,
-        "key": memory_key(recipe, options.procs),
-        "searched": datetime.now(UTC).isoformat(timespec="seconds"),
-        "ranks": options.procs,
-        "memory_limit": limits,
-        "largest": largest.per_rank_batch,
-        "largest_global": largest.per_rank_batch * options.procs,
-        "fastest": fastest.per_rank_batch,
-        "trials": as_records(trials),
-    }
-    write_json(out / "find-batch.json", result)
-    _plot(trials, out / "find-batch.png", recipe.name)
-    whole = f"{largest.per_rank_batch} x {options.procs} = {largest.per_rank_batch * options.procs}"
-    print(
-        f"largest batch: {whole}; fastest: {fastest.per_rank_batch} a rank, {fastest.images_per_second:,.0f} images/s"
-    )
-    if largest.per_rank_batch == options.most:
-        print(f"the largest may be larger: nothing beyond --most {options.most} was tried")
-    print(f"{out / 'find-batch.json'}, {out / 'find-batch.png'}")
-    return 0
+    return parser
 
 
-def _line(trial: Trial) -> str:
+def _cells(trial: Trial) -> tuple[str, str, str]:
     if not trial.fits:
-        return f"{trial.per_rank_batch:>12}  {trial.reason}"
-    return f"{trial.per_rank_batch:>12}  {max(trial.memory) / 1e9:>11,.2f} GB  {trial.images_per_second:>10,.1f}"
-
-
-def _plot(trials: list[Trial], path: Path, name: str) -> None:
-    from paceline.base.chart import line_chart
-
-    fitting = [trial for trial in trials if trial.fits]
-    most_memory = max(max(trial.memory) for trial in fitting)
-    most_speed = max(trial.images_per_second for trial in fitting)
-    line_chart(
-        path,
-        f"{name}: share of the largest value",
-        "images a rank",
-        {
-            f"memory (1 = {most_memory / 1e9:,.2f} GB)": [
-                (trial.per_rank_batch, max(trial.memory) / most_memory) for trial in fitting
-            ],
-            f"images/s (1 = {most_speed:,.1f})": [
-                (trial.per_rank_batch, trial.images_per_second / most_speed) for trial in fitting
-            ],
-        },
-    )
+        return str(trial.per_rank_batch), "-", trial.reason
+    return str(trial.per_rank_batch), f"{max(trial.memory) / 1e9:,.2f} GB", f"{trial.images_per_second:,.1f}"
 
 
 def _sizes(text: str) -> list[int]:
@@ -120,13 +81,13 @@ def _sizes(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", part.strip(), re.IGNORECASE)
         if not match or not float(match[1]):
-            raise argparse.ArgumentTypeError(f"{part!r} is no size; write e.g. 4GB or 512MB")
+            raise argparse.ArgumentTypeError(f"{part!r} is not a size; write e.g. 4GB or 512MB")
         sizes.append(int(float(match[1]) * _UNITS[match[2].upper()]))
     return sizes
 
 
 def try_batch(arguments: list[str]) -> int:
-    """One trial: starts its ranks, or is one of them."""
+    """Run one trial of find-batch: start its ranks, or run as one of them; returns the exit status."""
     parser = make_parser("try-batch", "RECIPE.yaml --batch N --steps N --result FILE", "One trial of find-batch.")
     parser.add_argument("recipe")
     parser.add_argument("--batch", type=count, required=True)
@@ -134,17 +95,22 @@ def try_batch(arguments: list[str]) -> int:
     parser.add_argument("--procs", type=count, default=1)
     parser.add_argument("--limits", type=int, nargs="*", default=[])
     parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--import", action="append", default=[], dest="trusted")
     options = parser.parse_args(arguments)
     if options.procs > 1 and not under_launcher(os.environ):
         return start_ranks(["try-batch", *arguments], options.procs)
+    from paceline.config.imports import load_imports, trust
     from paceline.config.io import load_recipe
 
     with interrupts_end():
         from paceline.engine.trial import try_batch as trial
 
     try:
-        trial(load_recipe(options.recipe), options.batch, options.steps, options.limits, options.result)
+        recipe = load_recipe(options.recipe)
+        trust(options.trusted)
+        load_imports(recipe)
+        trial(recipe, options.batch, options.steps, options.limits, options.result)
     except (MemoryError, RuntimeError) as error:
         print(" ".join(str(error).split())[:500] or type(error).__name__, file=sys.stderr, flush=True)
-        os._exit(1)  # at once: there may be no memory left to end in order
+        os._exit(1)  # immediately, because there may be no memory left for a regular exit
     return 0

@@ -1,24 +1,16 @@
-"""What `--help` and `paceline recipes` show of recipes."""
+"""The fields of a recipe as shown by `--help`."""
 
 import json
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
-from paceline.base.logs import Screen
-from paceline.config.io import fields, load_recipe, shipped, to_tree
+from paceline.config.io import fields, to_tree
 from paceline.config.recipe import Recipe
+from paceline.system.tables import new_table, output, show
 
 
 def print_fields(recipe: Recipe, source: str, only: Sequence[str] = ()) -> None:
-    """Every field with this recipe's own value and a sentence; `only`: of these groups."""
-    tree = to_tree(recipe)
-    table = Table(box=box.SIMPLE, title=Text(f"fields of {source}"), title_justify="left", pad_edge=False)
-    table.add_column("option", no_wrap=True)
-    table.add_column("value", overflow="fold", max_width=28)
-    table.add_column("what it is", overflow="fold")
+    """Print every field with its value in this recipe and its description; `only`: limit to these groups."""
+    tree, rows = to_tree(recipe), []
     for row in fields():
         group = row.path.partition(".")[0]
         if group in ("about", "name") or (only and group not in only):
@@ -28,21 +20,9 @@ def print_fields(recipe: Recipe, source: str, only: Sequence[str] = ()) -> None:
             value = value[part]
         text = value if isinstance(value, str) else json.dumps(value)
         choices = f" [{row.kind}]" if "|" in row.kind else ""
-        table.add_row(f"--{row.path}", Text(text or '""'), Text(row.help + choices))
-    Screen().print(table)
-
-
-def print_recipes() -> None:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column()
-    for name in shipped():
-        recipe = load_recipe(name)
-        about = recipe.about
-        grid.add_row(Text(name, "bold"))
-        batch = f"global batch {recipe.train.global_batch}"
-        grid.add_row("  trains", Text(f"{recipe.model.name} on {recipe.data.name}, {recipe.train.duration}, {batch}"))
-        grid.add_row("  source", Text(about.source))
-        grid.add_row("  published", Text(about.published or "-"))
-        grid.add_row("  measured here", Text(about.measured or "not measured"))
-    Screen().print(grid)
+        rows.append((f"--{row.path}", text or '""', " ".join(f"{row.help}{choices}".split())))
+    table, screen = new_table(("option", "value", "description"), rows), output()
+    table.columns[0].no_wrap = True
+    table.columns[1].max_width = screen.width // 3
+    screen.print(f"\nfields of {source}\n", soft_wrap=True)
+    show(table, screen)

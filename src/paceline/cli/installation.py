@@ -1,4 +1,4 @@
-"""The internal verb installation: import everything that training needs, and tell what came of it."""
+"""The internal command `installation`: import everything that training needs, and print the results as JSON."""
 
 import json
 from collections.abc import Callable
@@ -10,26 +10,26 @@ from paceline.launch.installation import CODEC, DEVICES, PACKAGES
 
 
 def installation(arguments: list[str]) -> int:
-    """One line of JSON per part, at once: of parts that crash the process, the missing line tells."""
+    """Print one line of JSON per part immediately, so that a missing line shows which part crashed the process."""
     for name in PACKAGES:
-        _tell(name, partial(_imported, name))
-    _tell(DEVICES, _devices)
-    _tell(CODEC, _codec)
+        _report(name, partial(_imported, name))
+    _report(DEVICES, _devices)
+    _report(CODEC, _codec)
     return 0
 
 
-def _tell(part: str, question: Callable[[], dict[str, Any]]) -> None:
+def _report(part: str, check: Callable[[], dict[str, Any]]) -> None:
     try:
-        answer = question()
-    except Exception as error:  # whatever an import may raise
-        answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-    print(json.dumps({"part": part} | answer), flush=True)
+        result = check()
+    except Exception as error:  # an import may raise anything
+        result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    print(json.dumps({"part": part} | result), flush=True)
 
 
 def _imported(name: str) -> dict[str, Any]:
-    """As training does it."""
+    """Import a package as training does; return its version."""
     if name != "torch":
-        from paceline.base.compat import allow_torchvision
+        from paceline.system.torchvision_compat import allow_torchvision
 
         allow_torchvision()
     return {"version": str(import_module(name).__version__)}

@@ -1,4 +1,4 @@
-"""The command line: verbs, thin. Nothing heavy is imported before a verb needs it."""
+"""The command line. Nothing heavy is imported before a command needs it, so that --help is fast."""
 
 import argparse
 import difflib
@@ -9,19 +9,21 @@ from contextlib import suppress
 from importlib import import_module
 
 from paceline import __version__
-from paceline.base.files import disk_error, is_disk_error, say
-from paceline.base.lifetime import end_with_parent
-from paceline.config.launched import AGENT, under_launcher
+from paceline.distributed.env import AGENT, under_launcher
 from paceline.errors import Stopped, UserError
+from paceline.system.files import disk_error, disk_error_code, is_disk_error, say
+from paceline.system.lifetime import end_with_parent
+from paceline.system.outcome import report_outcome
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
     if argv is None:
         end_with_parent()
     arguments = list(sys.argv[1:] if argv is None else argv)
     status = _guarded(arguments)
     if under_launcher(os.environ):
-        # all work is done; torch's threads sometimes abort the process while the interpreter is taken down
+        # all work is done; torch's threads sometimes abort the process during interpreter shutdown
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -29,124 +31,138 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(arguments: list[str]) -> int:
-    """Run a verb; what the user can put right is a message, not a traceback."""
+    """Run a command; errors that the user can fix are printed as a message, not as a traceback."""
     try:
         status = _dispatch(arguments)
-        sys.stdout.flush()  # later nobody could say that it failed
+        sys.stdout.flush()  # here a failure can still be reported
         return status
     except Stopped as stopped:
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             return stopped.exit_status
-        # a stopped rank has done what it was asked to; torchrun would report another status as a crash
+        # the rank stopped as requested; torchrun would report any other status as a crash
         if AGENT in os.environ:
-            from paceline.distributed.agent import report_stop
+            from paceline.distributed.run import report_stop
 
             report_stop(stopped.signum)
         return 0
     except UserError as error:
-        _complain(str(error))
-        return 1
+        _complain(error)
+        return 2 if error.code in _USAGE_ERRORS else 1
     except KeyboardInterrupt:
-        _complain("interrupted")
+        _complain(UserError("command-interrupted", "interrupted"), "interrupted")
         return 130
     except BrokenPipeError:
-        _give_up_output()
+        _discard_output()
         return 141
-    except OSError as error:  # no room, no right to write, a file that vanished: the user's to mend
+    except OSError as error:  # disk full, no permission, a file that disappeared: the user can fix it
         if not error.filename and not is_disk_error(error):
             raise
-        _complain(disk_error(error))
-        _give_up_output()
+        _complain(UserError(disk_error_code(error), disk_error(error)))
+        _discard_output()
         return 1
 
 
-def _give_up_output() -> None:
-    """If standard output takes nothing more, the interpreter would fail with it once more when it ends."""
+def _discard_output() -> None:
+    """Redirect a broken standard output, because the interpreter would fail again when it flushes at exit."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(message: str) -> None:
+def _complain(error: UserError, printed: str = "") -> None:
+    """Print an error, and report it to the program that started this one. For a rank, its agent does both."""
     if AGENT in os.environ:
-        from paceline.distributed.agent import report
+        from paceline.distributed.run import report_error
 
-        if report(message):
+        if report_error(error):
             return
-    with suppress(OSError):  # the status still tells
-        say(f"paceline: {message}", error=True)
+    with suppress(OSError):  # the exit status still reports the failure
+        report_outcome(error=error.to_json())
+    with suppress(OSError):
+        say(f"paceline: {printed or f'error: {error.report}'}", error=True)
 
 
 def _dispatch(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="paceline",
-        usage="paceline VERB ...",
-        description="Train image classifiers on one machine or many with one command, and get the evidence.",
-        epilog="`paceline VERB --help` explains a verb. Start with `paceline demo`.",
+        usage="paceline COMMAND ...",
+        description="Train image classifiers on one node or many with one command, and compare the results.",
+        epilog="`paceline COMMAND --help` shows the options of a command. Start with `paceline demo`.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
-    verbs = parser.add_subparsers(metavar="VERB")
+    commands = parser.add_subparsers(metavar="COMMAND")
     for name, summary in _public().items():
-        verbs.add_parser(name, help=summary, add_help=False)
+        commands.add_parser(name, help=summary, add_help=False)
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        from paceline.cli.completion import words_to_complete
+
+        arguments = words_to_complete(parser)
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
-    verb = arguments[0]
-    if verb.startswith("-"):
+    if arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
+    command = arguments[0]
+    if command.startswith("-"):
         parser.parse_args(arguments[:1])
-    if verb not in _VERBS:
-        return _unknown(verb)
-    module = import_module(f"paceline.cli.{_VERBS[verb][1]}")
-    status: int = getattr(module, verb.replace("-", "_"))(arguments[1:])
+    if command not in _COMMANDS:
+        return _unknown(command)
+    module = import_module(f"paceline.cli.{_COMMANDS[command][1]}")
+    status: int = getattr(module, command.replace("-", "_"))(arguments[1:])
     return status
 
 
-def _unknown(verb: str) -> int:
+def _unknown(command: str) -> int:
     names = list(_public())
-    close = difflib.get_close_matches(verb, names, n=1, cutoff=0.5)
-    _complain(f"{verb!r} is not a verb{f'; did you mean {close[0]}?' if close else ''}")
-    print(f"verbs: {', '.join(names)}; `paceline --help` explains them", file=sys.stderr)
+    close = difflib.get_close_matches(command, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    _complain(UserError("unknown-command", f"{command!r} is not a command.{hint}"))
+    print(f"commands: {', '.join(names)}; `paceline --help` describes them", file=sys.stderr)
     return 2
 
 
 def _public() -> dict[str, str]:
-    """Verbs for users, with what they do; the others are called by paceline itself, also on other machines."""
-    return {name: summary for name, (summary, _) in _VERBS.items() if summary}
+    """Commands for users, with their summary; paceline itself calls the others, also on remote hosts."""
+    return {name: summary for name, (summary, _) in _COMMANDS.items() if summary}
 
 
-# what a verb does, and the module whose function of its name does it
-_VERBS = {
-    "demo": ("train digits on one process, then on two, and compare", "demo"),
-    "prepare": ("bring images into the form that training reads fastest", "data"),
-    "data": ("describe, check, show or export prepared data", "data"),
-    "recipes": ("list the shipped recipes", "train"),
-    "train": ("train a recipe, on one process or many", "train"),
+_USAGE_ERRORS = ("missing-backend", "unknown-backend", "unknown-option")
+"""Errors of options that argparse does not find itself."""
+
+# summary of each command, and the module with the function of the same name
+_COMMANDS = {
+    "demo": ("train digits in one process, then in two, and compare", "demo"),
+    "prepare": ("convert a dataset to the format that training reads fastest", "data"),
+    "data": ("describe, verify, show or export prepared data", "data"),
+    "recipes": ("list the shipped recipes, or show one", "recipes"),
+    "train": ("train a recipe in one process or many", "train"),
     "evaluate": ("evaluate a run or a checkpoint", "train"),
-    "export": ("give a run's weights as a plain file", "train"),
-    "plan": ("what a recipe would do, before it does it: phases, steps, time and cost", "plan"),
-    "find-batch": ("find the largest batch that fits, and the fastest one", "find_batch"),
-    "launch": ("train on several machines, and follow it", "launch"),
-    "jobs": ("list the jobs that were launched", "jobs"),
-    "status": ("say what the machines of a job are doing", "jobs"),
-    "logs": ("show the logs of a job's machines", "jobs"),
-    "attach": ("follow a job that was launched before", "jobs"),
-    "resume": ("start a job again that ended before its time", "jobs"),
-    "stop": ("end a job on all machines", "jobs"),
-    "fetch": ("bring a job's run folder here", "jobs"),
-    "ec2": ("look after machines, volumes and images on EC2", "ec2"),
-    "runs": ("list run folders: status, progress, best accuracy", "runs"),
-    "compare": ("compare runs: fair or not, speed-up, accuracy, memory, cost", "evidence"),
-    "watch": ("watch a run as it goes on", "watch"),
-    "doctor": ("check this machine, other machines, or where the time of a run went", "doctor"),
-    "logbook": ("write the logbook of runs", "evidence"),
-    "report": ("write one HTML page about runs", "evidence"),
-    # without a summary: not for users
+    "export": ("export the weights of a run as one file", "train"),
+    "plan": ("show phases, steps, time and cost of a recipe without training", "plan"),
+    "find-batch": ("find the largest batch that fits in memory, and the fastest one", "find_batch"),
+    "launch": ("train on several nodes, and follow the logs", "launch"),
+    "jobs": ("list launched jobs", "jobs"),
+    "status": ("show the status of a job's nodes", "jobs"),
+    "logs": ("show the logs of a job's nodes", "jobs"),
+    "attach": ("follow the logs of a running job", "jobs"),
+    "resume": ("restart a job that ended early", "jobs"),
+    "stop": ("stop a job on all nodes", "jobs"),
+    "fetch": ("download the run folder of a job", "jobs"),
+    "ec2": ("manage instances, volumes and images on EC2", "ec2"),
+    "runs": ("list runs: status, progress, best accuracy", "runs"),
+    "compare": ("compare runs: comparability, speed-up, accuracy, memory, cost", "evidence"),
+    "watch": ("watch a run live", "watch"),
+    "doctor": ("diagnose this machine, other hosts, or where the time of a run went", "doctor"),
+    "logbook": ("write a logbook of runs", "evidence"),
+    "report": ("write an HTML report about runs", "evidence"),
+    "rendezvous": ("run the rendezvous store of an elastic job that you start by hand", "hosts"),
+    "completion": ("print a script for TAB completion in bash, zsh or fish", "completion"),
+    # internal commands have no summary
     "installation": ("", "installation"),
     "try-batch": ("", "find_batch"),
-    "meet": ("", "hosts"),
     "facts": ("", "hosts"),
     "probe": ("", "hosts"),
-    "try-exchange": ("", "hosts"),
+    "test-allreduce": ("", "hosts"),
 }

@@ -1,171 +1,132 @@
-"""The verb plan: what a recipe would do, before it does it."""
+"""The command plan: phases, steps, time and cost of a recipe, without training."""
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.base.files import say
-from paceline.cli.options import add_scaling, count, make_parser, positive, with_recipe
+from paceline.cli.options import add_scaling, count, fraction, make_parser, positive, with_recipe
 from paceline.errors import UserError
+from paceline.system.files import say, write_text
+from paceline.system.tables import new_table, print_list, show
 
 if TYPE_CHECKING:
+    from paceline.api.planning import TrainingPlan
     from paceline.config.recipe import Recipe
-    from paceline.config.timeline import Timeline
 
-_PLAN = """Show what a recipe would do: its phases, steps, images and learning rate; nothing is trained.
+_PLAN = """Show the phases, steps, images and learning rate of a recipe without training.
 
-With --images-per-second, or a finished run to learn from (--learn-from), also the time and cost to expect on a range of
-machines."""
+With --images-per-second, or a finished run (--learn-from), also estimate time and cost on 1 to 16 nodes."""
 
-_SAMPLES = {"imagenet": 1_281_167, "cifar10": 50_000, "digits": 1437}
+_DROPPED_FIRST = ("images", "data", "eval size", "steps")
 
 
 def plan(arguments: list[str]) -> int:
-    from paceline.base.chart import line_chart, sparkline
-    from paceline.config.batch import check_samples, layouts
-    from paceline.config.scaling import scaled
-    from paceline.config.timeline import Timeline, columns, phase_table
-    from paceline.data.kinds import resolve
-    from paceline.optim.schedules import LrPlan, lr_at
+    """Run `paceline plan`; returns the exit status."""
+    from paceline.analysis.charts import Chart, Line, sparkline, svg
+    from paceline.api.planning import plan as planned
+    from paceline.config.timeline import phase_table
 
-    parser = make_parser("plan", "RECIPE [--nodes N] [--gpus-per-node G] [--dotted.field VALUE ...]", _PLAN)
-    parser.add_argument("--nodes", type=count, default=1, metavar="N", help="machines (default 1)")
-    parser.add_argument("--gpus-per-node", type=count, default=1, metavar="G", help="ranks a machine (default 1)")
-    parser.add_argument("--train-images", type=count, metavar="N", help="size of the training set, if unknown")
-    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw the learning rate")
-    add_scaling(parser)
-    time = parser.add_argument_group("time and cost")
-    time.add_argument("--images-per-second", type=positive, metavar="X", help="of one rank alone")
-    time.add_argument("--learn-from", type=Path, metavar="RUN", help="take images/s of a rank from a finished run")
-    time.add_argument("--bandwidth", type=positive, default=10.0, metavar="GBIT", help="between machines (default 10)")
-    time.add_argument(
-        "--overlap",
-        type=float,
-        default=0.5,
-        metavar="SHARE",
-        help="of the exchange behind computing (default 0.5)",
-    )
-    time.add_argument("--price", type=positive, default=0.0, metavar="X", help="of a machine an hour")
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    options, recipe = with_recipe(parser, arguments)
-    if options.chart and options.chart.suffix != ".png":
-        raise UserError(f"--chart {options.chart}: charts are written as .png; choose such a name")
-    if not 0 <= options.overlap <= 1:
-        raise UserError(f"--overlap {options.overlap:g} is no share; give one from 0 to 1")
-    ranks = options.nodes * options.gpus_per_node
-    if options.scale_batch:
-        recipe = scaled(recipe, ranks, options.scale_batch)
-    layouts(recipe, ranks)
-    if recipe.data.path and Path(recipe.data.path).exists():
-        recipe = resolve(recipe)
-    samples = options.train_images or _known_samples(recipe)
-    timeline = Timeline.of(recipe, samples)
-    check_samples(timeline, samples, recipe.data.path or recipe.data.name)
-    lr_plan = LrPlan.of(recipe.optim, timeline)
-    stride = max(1, timeline.total // 2000)
-    edges = [edge for stage in timeline.stages for edge in (stage.begin, stage.end - 1)]
-    shown = sorted({*range(0, timeline.total, stride), *edges})
-    rates = [lr_at(step, lr_plan) for step in shown]
-    what = f"{recipe.model.name} on {recipe.data.name or recipe.data.path} ({samples:,} images)"
+    options, recipe = with_recipe(_parser(), arguments)
+    if options.chart and options.chart.suffix != ".svg":
+        message = f"--chart {options.chart}: charts are written as .svg. Choose a name with that suffix."
+        raise UserError("wrong-suffix", message, path=options.chart)
+    shape = {"nodes": options.nodes, "gpus_per_node": options.gpus_per_node}
+    plan = planned(recipe, **shape, train_images=options.train_images or 0, scale_batch=options.scale_batch or "")
+    recipe, timeline, ranks = plan.recipe, plan.timeline, plan.ranks
+    what = f"{recipe.model.name} on {recipe.data.name or recipe.data.path} ({plan.samples:,} images)"
     say(f"{recipe.name}: {what}, {ranks} rank{'s' * (ranks > 1)}\n")
-    print(
-        "\n".join(columns(phase_table(timeline, ranks, recipe.train.accumulation, lambda step: lr_at(step, lr_plan))))
-    )
-    images = sum(stage.images for stage in timeline.stages)
-    print(f"\n{timeline.total:,} steps, {images:,} images, {images / samples:.2f} times the training set")
-    print(f"learning rate, at most {max(rates):.4g}:\n{sparkline(rates)}")
+    heads, *rows = phase_table(timeline, ranks, recipe.train.grad_accumulation, plan.lr_at)
+    print_list(heads, rows, _DROPPED_FIRST)
+    repeats = plan.images / plan.samples
+    print(f"\n{timeline.total:,} steps, {plan.images:,} images, {repeats:.2f} times the training set")
+    curve = plan.lr_curve()
+    rates = [rate for _, rate in curve]
+    print(f"learning rate, maximum {max(rates):.4g}:\n{sparkline(rates)}")
     if options.chart:
-        points = [(timeline.epoch_at(step), rate) for step, rate in zip(shown, rates, strict=True)]
-        line_chart(options.chart, f"{recipe.name}: learning rate", "epoch", {"learning rate": points})
+        chart = Chart(f"{recipe.name}: learning rate", [Line("learning rate", curve)], from_zero=True)
+        write_text(options.chart, svg(chart))
         print(options.chart)
     if options.images_per_second or options.learn_from:
-        _print_times(options, recipe, timeline)
+        _print_times(options, plan)
     return 0
 
 
-def _known_samples(recipe: "Recipe") -> int:
-    from paceline.config.data import IN_MEMORY
-    from paceline.data.prepare.sources import listing
-    from paceline.data.shards import Dataset, default_folder
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("plan", "RECIPE [--nodes N] [--gpus-per-node G] [--dotted.field VALUE ...]", _PLAN)
+    parser.add_argument("--nodes", type=count, default=1, metavar="N", help="number of nodes (default 1)")
+    parser.add_argument("--gpus-per-node", type=count, default=1, metavar="G", help="ranks per node (default 1)")
+    parser.add_argument("--train-images", type=count, metavar="N", help="size of the training set, if unknown")
+    parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="draw the learning rate")
+    add_scaling(parser)
+    time = parser.add_argument_group("time and cost")
+    time.add_argument("--images-per-second", type=positive, metavar="X", help="throughput of a single rank")
+    time.add_argument("--learn-from", type=Path, metavar="RUN", help="take the throughput per rank from a finished run")
+    time.add_argument(
+        "--bandwidth", type=positive, default=10.0, metavar="GBIT", help="Gbit/s between nodes (default 10)"
+    )
+    time.add_argument(
+        "--overlap",
+        type=fraction,
+        default=0.5,
+        metavar="FRACTION",
+        help="fraction of communication that overlaps with computation (default 0.5)",
+    )
+    time.add_argument("--price", type=positive, default=0.0, metavar="X", help="price per node and hour")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    return parser
 
-    data = recipe.data
-    if data.name == "synthetic":
-        return data.synthetic.train_samples
-    place = Path(data.path or default_folder(data.name))
-    if data.name in ("folder", "list") and place.exists():
-        return len(listing(place).train)
-    if data.name not in IN_MEMORY and place.exists():
-        return int(Dataset.open(place).description["splits"]["train"]["samples"])
-    if data.name not in _SAMPLES:
-        raise UserError(f"how many images has {data.path or data.name}? Say so with --train-images")
-    return _SAMPLES[data.name]
 
-
-def _print_times(options: argparse.Namespace, recipe: "Recipe", timeline: "Timeline") -> None:
-    """A step computes its share of the batch, then exchanges gradients around a ring: 2 (n - 1) / n of their bytes."""
-    from paceline.config.timeline import columns
+def _print_times(options: argparse.Namespace, plan: "TrainingPlan") -> None:
+    from paceline.api.planning import measured_speed
 
     speed, origin = options.images_per_second, "--images-per-second"
     if options.learn_from:
-        speed, origin = _learnt(options.learn_from)
-    parameters = _parameters(recipe)
-    if recipe.exchange.powersgd_rank:
-        print("\nPowerSGD's saving is not in these figures: whole gradients are counted")
-    width = 4 if recipe.exchange.dtype == "fp32" else 2
-    rows = [["machines", "ranks", "step", "of it exchange", "time", "cost"]]
-    for nodes in sorted({1, 2, 4, 8, 16, options.nodes}):
-        ranks = nodes * options.gpus_per_node
-        if any(stage.global_batch % (ranks * recipe.train.accumulation) for stage in timeline.stages):
-            continue
-        wire = 2 * (nodes - 1) / nodes * parameters * width * 8 / (options.bandwidth * 1e9)
-        total = exchange = 0.0
-        for stage in timeline.stages:
-            computing = stage.global_batch / ranks / speed
-            visible = wire - min(options.overlap * wire, computing)
-            exchange += (stage.end - stage.begin) * visible
-            total += (stage.end - stage.begin) * (computing + visible)
-        hours = total / 3600
-        cost = f"{hours * nodes * options.price:,.2f}" if options.price else "-"
-        step = total / timeline.total
-        rows.append([str(nodes), str(ranks), f"{step:.3f} s", f"{exchange / total:.0%}", _duration(total), cost])
-    print("\n" + "\n".join(columns(rows)))
+        speed, origin = measured_speed(options.learn_from), str(options.learn_from)
+        _warn_of_differences(options.learn_from, plan.recipe)
+    given = {"bandwidth": options.bandwidth, "overlap": options.overlap, "price": options.price}
+    estimates = plan.estimates(speed, **given)
+    dtype = plan.recipe.grad_sync.dtype
+    if plan.recipe.grad_sync.powersgd_rank:
+        print("\nThese estimates assume uncompressed gradients; PowerSGD sends less.")
+    rows = [
+        [
+            str(estimate.nodes),
+            str(estimate.ranks),
+            f"{estimate.seconds / plan.timeline.total:.3f} s",
+            f"{estimate.communication:.0%}",
+            _duration(estimate.seconds),
+            f"{estimate.cost:,.2f}" if options.price else "-",
+        ]
+        for estimate in estimates
+    ]
+    print()
+    show(new_table(("nodes", "ranks", "step", "communication", "time", "cost"), rows))
     print(
-        f"assumed: {speed:,.0f} images/s a rank at every size ({origin}); {parameters / 1e6:.1f} M parameters "
-        f"exchanged between machines as {recipe.exchange.dtype} at {options.bandwidth:g} Gbit/s, {options.overlap:.0%} "
-        "of it behind computing; no time for evaluation, saves or slow starts"
+        f"assumptions: {speed:,.0f} images/s per rank at every image size ({origin}); {plan.parameters / 1e6:.1f} M "
+        f"parameters, all-reduced as {dtype} at {options.bandwidth:g} Gbit/s, {options.overlap:.0%} "
+        "overlapped with computation; evaluation, checkpoints and start-up are not included"
     )
 
 
-def _learnt(run: Path) -> tuple[float, str]:
-    from paceline.track.records import RunFolder
+def _warn_of_differences(run: Path, recipe: "Recipe") -> None:
+    """Warn if the throughput of a run is that of another model, image size or precision."""
+    from paceline.config.io import load_recipe
 
     try:
-        summary = RunFolder(run).read_summary()
-        seconds = summary["seconds"]
-        if summary["status"] != "finished":
-            raise UserError(f"--learn-from {run}: it is not finished ({summary['status']})")
-        if "sync" not in seconds:
-            raise UserError(f"--learn-from {run}: its exchange was not measured (FSDP); learn from a run under DDP")
-        total = summary["train_seconds"]
-        busy = (total - seconds.get("sync", 0.0)) / total
-        speed = float(summary["images_per_second"] / summary["ranks"] / busy)
-        if speed > 0:
-            return speed, str(run)
-    except (KeyError, TypeError, ZeroDivisionError):
-        pass
-    raise UserError(f"--learn-from {run}: no finished run (its summary.json has no speed)")
+        learned, own = _workload(load_recipe(str(run / "recipe.yaml"))), _workload(recipe)
+    except UserError:
+        return  # the speed of a run can be used without its recipe
+    differing = [f"{name} {learned[name]}, not {own[name]}" for name in own if learned[name] != own[name]]
+    if differing:
+        say(f"paceline: warning: {run} has {'; '.join(differing)}. Its throughput may not apply.", error=True)
 
 
-def _parameters(recipe: "Recipe") -> int:
-    import torch
-
-    from paceline.engine.trial import shape_of
-    from paceline.model import zoo
-
-    channels, _, classes = shape_of(recipe)
-    with torch.device("meta"):
-        model = zoo.create(zoo.untrained(recipe.model), classes, channels)
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+def _workload(recipe: "Recipe") -> dict[str, str]:
+    """Return what determines the throughput on the same hardware."""
+    sizes = {phase.size or recipe.data.size for phase in recipe.all_phases()}
+    unscaled = f"that of {recipe.data.name or recipe.data.path}"
+    names = [f"{size} px" if size else unscaled for size in sorted(sizes)]
+    return {"model": recipe.model.name, "image size": ", ".join(names), "precision": recipe.precision}
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The verb runs: the run folders in a folder, one line each."""
+"""The command runs: list the run folders in a folder, one per line."""
 
 import json
 from dataclasses import asdict
@@ -6,18 +6,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.base.files import say
-from paceline.cli.columns import lines_of, terminal_width
 from paceline.cli.options import make_parser
-from paceline.errors import UserError
+from paceline.system.files import say
+from paceline.system.tables import print_list
 
 if TYPE_CHECKING:
-    from paceline.logbook.overview import Row
+    from paceline.analysis.overview import RunRow
 
 _RUNS = """List run folders, newest last: status, progress, best top-1 and its epoch, training time, model, data, start.
 
-A narrow terminal shows fewer columns. The status is finished, running, starting, interrupted (stopped by its user),
-failed, or killed (the process ended without recording a status)."""
+A narrow terminal shows fewer columns. The status is finished, running, starting, interrupted (stopped by the user),
+failed or killed (the process ended without recording a status)."""
 
 _DROPPED_FIRST = ("data", "started", "model", "time", "progress")
 
@@ -27,28 +26,27 @@ def runs(arguments: list[str]) -> int:
     parser.add_argument(
         "folder", nargs="?", type=Path, default=None, metavar="DIR", help="folder with run folders (default: runs)"
     )
-    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+    parser.add_argument("--json", action="store_true", help="print all fields as JSON")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
     folder = options.folder or Path("runs")
-    if options.folder and not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; give the folder with your runs (`--runs` of `paceline train`)")
-    from paceline.logbook.overview import overview
+    from paceline.api.runs import list_runs
 
-    found = overview(folder) if folder.is_dir() else []
+    found = list_runs(folder) if options.folder or folder.is_dir() else []
     if options.json:
         print(json.dumps([asdict(row) for row in found], indent=1))
     elif not found:
-        say(f"no runs in {folder}; `paceline train digits` makes one, `paceline runs DIR` looks elsewhere")
+        say(
+            f"no runs in {folder}. Start one with `paceline train digits`, or give another folder: `paceline runs DIR`."
+        )
     else:
         heads = ("name", "status", "progress", "best top-1", "time", "model", "data", "started")
-        for line in lines_of(heads, [_cells(row) for row in found], _DROPPED_FIRST, terminal_width()):
-            say(line)
+        print_list(heads, [_cells(row) for row in found], _DROPPED_FIRST)
     return 0
 
 
-def _cells(row: "Row") -> list[str]:
-    from paceline.logbook.tables import duration
+def _cells(row: "RunRow") -> list[str]:
+    from paceline.analysis.tables import duration
 
     place = "" if row.best_epoch is None else f" (epoch {row.best_epoch:.4g})"
     best = "-" if row.best_top1 is None else f"{row.best_top1:.2%}{place}"
@@ -63,8 +61,10 @@ def _when(started: str) -> str:
         return started
 
 
-def _progress(row: "Row") -> str:
-    """In the unit of the recipe."""
+def _progress(row: "RunRow") -> str:
+    """Return the progress in the recipe's unit."""
+    if row.stop_reason:
+        return f"{row.step:,} steps, stopped early"
     if row.duration and row.duration.endswith("ep"):
         return f"{row.epoch:.1f}".removesuffix(".0") + f"/{row.duration.removesuffix('ep')} epochs"
     return f"{row.step:,}/{row.total_steps:,} steps" if row.total_steps else f"{row.step:,} steps"

@@ -1,257 +1,226 @@
-"""The verbs train, evaluate and recipes."""
+"""The commands train, evaluate and export."""
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.base.files import say
-from paceline.base.host import bind_openmp, limit_openmp_spinning
-from paceline.base.remote import is_remote
-from paceline.base.signals import interrupts_end
-from paceline.cli.options import add_scaling, count, make_parser, plain_name, results_place, split_source
-from paceline.cli.ranks import start_ranks
-from paceline.config.launched import under_launcher
+from paceline.cli.options import (
+    add_scaling,
+    check_results_url,
+    complete_source,
+    make_parser,
+    plain_name,
+    refuse_misspelled,
+    split_source,
+)
+from paceline.cli.ranks import add_process_options, enter_rank, needs_agent, start_with_options, world_size
+from paceline.distributed.env import under_launcher
 from paceline.errors import ConfigError, UserError
+from paceline.system.files import say
+from paceline.system.host import bind_openmp
+from paceline.system.outcome import report_outcome
+from paceline.system.remote import is_remote, last_name
+from paceline.system.signals import interrupts_end
 
 if TYPE_CHECKING:
     from paceline.config.recipe import Recipe
 
 _TRAIN = """Train a recipe.
 
-RECIPE is a shipped name (see `paceline recipes`) or a YAML file. Any of its fields can be overridden:
-`--optim.lr 0.5 --train.duration 20ep`. A run of the same name and recipe that was interrupted is resumed."""
+RECIPE is a shipped recipe (see `paceline recipes`) or a YAML file. Any field can be overridden:
+`--optim.lr 0.5 --train.duration 20ep`. An interrupted run with the same name and recipe is resumed.
+`--import my_package.module` loads your own models, datasets, losses, ... (see docs/guides/extend.md)."""
 
-_EVALUATE = """Evaluate a run's best checkpoint, or one checkpoint, exactly, on any number of processes.
+_EVALUATE = """Evaluate the best checkpoint of a run, or a given checkpoint, exactly, in any number of processes.
 
-Fields of data, evaluate, precision and device can be overridden: `--evaluate.views flip --data.path DIR`."""
+Fields of data, evaluate, precision and device can be overridden: `--evaluate.tta flip --data.path DIR`."""
 
-_EXPORT = """Write a run's weights as one plain file, which timm.create_model(NAME, checkpoint_path=FILE) reads."""
+_EXPORT = """Write the weights of a run to one file, which timm.create_model(NAME, checkpoint_path=FILE) reads."""
 
-_EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last")
-
-
-def _add_launch_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("processes")
-    group.add_argument("--procs", type=count, default=None, metavar="N", help="processes on this machine (default 1)")
-    group.add_argument(
-        "--nodes",
-        type=_nodes,
-        default=(0, 1),
-        metavar="N|MIN:MAX",
-        help="machines, each started by hand (default 1); with MIN:MAX they may leave and join",
-    )
-    group.add_argument("--node-rank", type=int, default=0, metavar="K", help="number of this machine, from 0")
-    group.add_argument(
-        "--rendezvous",
-        default="",
-        metavar="HOST:PORT",
-        help="where machine 0 can be reached by the others; with MIN:MAX, where `paceline meet` listens",
-    )
-    group.add_argument("--job", default="", metavar="ID", help="with MIN:MAX: which of several jobs that meet there")
-    group.add_argument(
-        "--meet-within",
-        type=count,
-        default=300,
-        metavar="SECONDS",
-        help="how long to wait for the others (default 300)",
-    )
-    group.add_argument(
-        "--threads", type=count, metavar="N", help="compute threads a process (default: cores / processes)"
-    )
-    parser.add_argument("-h", "--help", action="store_true", help="show this help")
+_EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last", "import")
 
 
 def train(arguments: list[str]) -> int:
+    """Run `paceline train`; returns the exit status."""
     from paceline.config.batch import layouts
+    from paceline.config.imports import allow_given, load_imports
     from paceline.config.io import load_recipe, split_overrides
     from paceline.config.scaling import scaled
 
-    parser = make_parser("train", "RECIPE [--procs N] [--name NAME] [--dotted.field VALUE ...]", _TRAIN)
-    parser.add_argument("--name", help="name of the run (default: the recipe's)")
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders live (default: runs)"
-    )
-    parser.add_argument(
-        "--resume", metavar="RUN", help="go on with this run folder, or with results in s3://..., in place of RECIPE"
-    )
-    parser.add_argument(
-        "--results", default="", metavar="s3://BUCKET/PREFIX", help="copy the run folder there while it goes on"
-    )
-    add_scaling(parser)
-    _add_launch_options(parser)
+    parser = _train_parser()
     source, rest = split_source(arguments)
     options, overrides = parser.parse_known_args(rest)
+    refuse_misspelled(parser, overrides)
     if options.resume:
-        options.resume = _brought(options.resume, options.runs)
-        if not options.resume.is_dir():
-            raise UserError(f"--resume {options.resume}: no run folder; `paceline runs` lists them")
-        if source:
-            raise UserError(f"--resume goes on with the run's own recipe; leave {source!r} out")
-        if options.name:
-            raise UserError(f"--resume goes on in {options.resume}; leave --name {options.name} out")
+        options.resume = _local_run(options.resume, options.runs)
+        _check_resume(options, source)
         source = str(options.resume / "recipe.yaml")
     if options.help:
         return _help_with_fields(parser, source or "digits", overrides)
     if not source:
-        raise UserError("which recipe? `paceline recipes` lists them; `paceline train digits` needs no data of its own")
+        raise UserError(
+            "missing-recipe",
+            "no recipe is given. `paceline recipes` lists the shipped ones; `paceline train digits` needs no dataset.",
+        )
+    allow_given(overrides)
     recipe = _recipe_of(options.resume, overrides) if options.resume else load_recipe(source, overrides)
     if options.scale_batch:
-        if options.resume:
-            raise UserError("--scale-batch: a resumed run keeps its batch; leave it out")
-        recipe = scaled(recipe, _ranks(options), options.scale_batch)
+        recipe = scaled(recipe, world_size(options), options.scale_batch)
     name = plain_name(options.name or recipe.name)
-    results_place(options.results)
+    check_results_url(options.results)
     if not under_launcher(os.environ):
-        layouts(recipe, _ranks(options))
-        if _needs_agent(options):
+        layouts(recipe, world_size(options))
+        if needs_agent(options):
             if options.nodes[1] > 1 and is_remote(recipe.data.path or ""):
                 from paceline.data import kinds
                 from paceline.data.load.source import fetch
 
-                fetch(kinds.resolve(recipe))  # before the rendezvous: download times differ between nodes
-            return _start_ranks(["train", *arguments], options)
-    _enter_rank(options)
+                fetch(kinds.resolve(recipe))  # before the rendezvous, because download times differ between nodes
+            return start_with_options(["train", *arguments], options)
+    enter_rank(options)
     augment = recipe.data.augment
     with interrupts_end():
-        # torch's operations in threads that decode, and processes that compile, would all be bound to one core
-        if not under_launcher(os.environ) and augment.policy == "none" and not augment.jitter and not recipe.compile:
+        # otherwise the threads of torch that augment, and the processes that compile, would be bound to one core
+        if (
+            not under_launcher(os.environ)
+            and augment.policy == "none"
+            and not augment.color_jitter
+            and not augment.custom
+            and not recipe.compile
+        ):
             bind_openmp()
         from paceline.engine.session import train_recipe
 
-    asked = [key.replace("-", "_") for key, _ in split_overrides(overrides)]
-    train_recipe(recipe, options.runs, name, options.resume, options.results, asked)
+    load_imports(recipe)
+    overridden = [key.replace("-", "_") for key, _ in split_overrides(overrides)]
+    train_recipe(recipe, options.runs, name, options.resume, options.results, overridden)
     return 0
 
 
+def _train_parser() -> argparse.ArgumentParser:
+    parser = make_parser("train", "RECIPE [--procs N] [--name NAME] [--dotted.field VALUE ...]", _TRAIN)
+    parser.add_argument("--name", help="name of the run (default: name of the recipe)")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent folder of run folders (default: runs)"
+    )
+    parser.add_argument(
+        "--resume", metavar="RUN", help="resume this run folder, or results in s3://..., instead of a RECIPE"
+    )
+    parser.add_argument(
+        "--results", default="", metavar="s3://BUCKET/PREFIX", help="copy the run folder there during training"
+    )
+    add_scaling(parser)
+    add_process_options(parser)
+    complete_source(parser, "RECIPE")
+    return parser
+
+
+def _check_resume(options: argparse.Namespace, source: str) -> None:
+    run = options.resume
+    if not run.is_dir():
+        raise UserError(
+            "run-not-found", f"--resume {run}: the run folder does not exist. `paceline runs` lists runs.", path=run
+        )
+    if source:
+        message = f"--resume uses the recipe of the run. Leave {source!r} out."
+        raise UserError("conflicting-options", message, option=source)
+    if options.name:
+        message = f"--resume continues in {run}. Leave --name {options.name} out."
+        raise UserError("conflicting-options", message, option="--name")
+    if options.scale_batch:
+        message = "--resume keeps the batch size of the run. Leave --scale-batch out."
+        raise UserError("conflicting-options", message, option="--scale-batch")
+
+
 def _recipe_of(run: Path, overrides: list[str]) -> "Recipe":
-    """The recipe of a run to resume: its recipe.yaml, or the copy in its newest checkpoint if that is lost."""
+    """The recipe of a run to resume: its recipe.yaml, or the copy in its newest checkpoint if that file is lost."""
     from paceline.config.io import load_recipe, recipe_from_tree, to_tree
     from paceline.track.records import RunFolder
 
     folder = RunFolder(run)
-    if not folder.recipe_is_lost:
+    if not folder.recipe_is_missing:
         try:
             load_recipe(str(folder.recipe))
         except ConfigError as error:
-            raise UserError(f"{error}\nDelete it to continue with the copy in the newest checkpoint, if any") from None
+            hint = f"Delete {folder.recipe} to continue with the copy in the newest checkpoint, if there is one."
+            raise UserError("run-recipe-invalid", f"{error}\n{hint}", path=folder.recipe) from None
         return load_recipe(str(folder.recipe), overrides)
     from paceline.engine.resume import saved_recipe
 
     if not (saved := saved_recipe(folder)):
-        raise UserError(f"--resume {run}: no run folder (it has no recipe.yaml, nor a checkpoint with a copy of it)")
+        raise UserError(
+            "run-recipe-missing",
+            f"--resume {run}: the folder has no recipe.yaml, and no checkpoint with a copy of it. Give a run folder.",
+            path=run,
+        )
     say(f"paceline: {folder.recipe} is missing or empty; using the copy in {saved[1]}", error=True)
     return recipe_from_tree(to_tree(saved[0]), str(saved[1]), overrides)
 
 
-def _brought(place: str, runs: Path) -> Path:
-    """Results in an object store are brought here first, by whoever starts the ranks."""
+def _local_run(place: str, runs: Path) -> Path:
+    """The run folder on this machine; results in an object store are downloaded, unless a launcher did so before."""
     if not is_remote(place):
         return Path(place)
     if under_launcher(os.environ):
-        return runs / place.rstrip("/").rpartition("/")[2]
-    from paceline.checkpoint.results import bring
+        return runs / last_name(place)
+    from paceline.checkpoint.results import download
 
-    return bring(place, runs)
-
-
-def _ranks(options: argparse.Namespace) -> int:
-    """Of the whole run, however they are started."""
-    from paceline.config.launched import place
-
-    return place(os.environ).size if under_launcher(os.environ) else (options.procs or 1) * options.nodes[1]
+    return download(place, runs)
 
 
 def export(arguments: list[str]) -> int:
+    """Run `paceline export`; returns the exit status."""
     parser = make_parser("export", "RUN|CHECKPOINT --to FILE.safetensors [--raw] [--last]", _EXPORT)
     parser.add_argument("source", type=Path, metavar="RUN|CHECKPOINT", help="a run folder or a checkpoint folder")
-    parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="the file to write: .safetensors")
-    parser.add_argument("--raw", action="store_true", help="the weights as trained, where there are averaged ones")
-    parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of its best one")
+    parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="file to write: .safetensors")
+    parser.add_argument("--raw", action="store_true", help="the trained weights instead of their moving average (EMA)")
+    parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of the best one")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
-    if options.to.suffix != ".safetensors":
-        raise UserError(f"--to {options.to}: weights are written as .safetensors; choose such a name")
-    from paceline.checkpoint.store import export_weights
-    from paceline.engine.saved import find_save
+    from paceline.api.training import export as write
 
-    save = find_save(options.source, "last" if options.last else "best")
-    say(export_weights(save, options.to, options.raw))
+    say(write(options.source, options.to, which="last" if options.last else "best", raw=options.raw))
     return 0
 
 
 def evaluate(arguments: list[str]) -> int:
+    """Run `paceline evaluate`; returns the exit status."""
+    from paceline.config.imports import allow_given
     from paceline.config.io import split_overrides
 
     parser = make_parser("evaluate", "RUN|CHECKPOINT [--last] [--procs N] [--dotted.field VALUE ...]", _EVALUATE)
-    parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of its best one")
-    _add_launch_options(parser)
+    parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of the best one")
+    add_process_options(parser)
+    complete_source(parser, "RUN|CHECKPOINT")
     source, rest = split_source(arguments)
     options, overrides = parser.parse_known_args(rest)
+    refuse_misspelled(parser, overrides)
     if options.help:
         return _help_with_fields(parser, "digits", overrides, _EVALUATION_FIELDS)
     if not source:
-        raise UserError("evaluate what? Give a run folder or a checkpoint folder")
+        raise UserError("missing-run", "no run is given. Give a run folder or a checkpoint folder.")
     for key, _ in split_overrides(overrides):
         if key.partition(".")[0].replace("-", "_") not in _EVALUATION_FIELDS:
             raise UserError(
-                f"--{key} has no bearing on an evaluation; possible are fields of {', '.join(_EVALUATION_FIELDS)}"
+                "option-not-applicable",
+                f"--{key} does not apply to an evaluation. Only fields of {', '.join(_EVALUATION_FIELDS)} do.",
+                option=f"--{key}",
             )
-    if not under_launcher(os.environ) and _needs_agent(options):
-        return _start_ranks(["evaluate", *arguments], options)
-    _enter_rank(options)
+    allow_given(overrides)
+    if not under_launcher(os.environ) and needs_agent(options):
+        return start_with_options(["evaluate", *arguments], options)
+    enter_rank(options)
     with interrupts_end():
         from paceline.engine.saved import evaluate_path
 
     label, metrics = evaluate_path(Path(source), "last" if options.last else "best", overrides)
     if metrics:
+        report_outcome(metrics=metrics)
         counts = f"{metrics['correct']} of {metrics['samples']}"
         say(f"{label}: top-1 {metrics['top1']:.2%} ({counts}), top-5 {metrics['top5']:.2%}, loss {metrics['loss']:.4f}")
     return 0
-
-
-def _needs_agent(options: argparse.Namespace) -> bool:
-    fewest, nodes = options.nodes
-    if (nodes > 1 or fewest) and not options.rendezvous:
-        raise UserError(f"--nodes {nodes} needs --rendezvous HOST:PORT, the same on every machine")
-    if not 0 <= options.node_rank < nodes:
-        raise UserError(f"--node-rank {options.node_rank} is not between 0 and {nodes - 1}")
-    return (options.procs or 1) > 1 or nodes > 1 or fewest > 0
-
-
-def _nodes(text: str) -> tuple[int, int]:
-    """How many machines are enough (0: all, numbered), and how many there may be."""
-    fewest, colon, most = text.partition(":")
-    if not colon:
-        return 0, count(text)
-    if count(fewest) > count(most):
-        raise argparse.ArgumentTypeError(f"{text!r}: the first number is larger than the second")
-    return int(fewest), int(most)
-
-
-def _enter_rank(options: argparse.Namespace) -> None:
-    from paceline.config.launched import place
-
-    started = place(os.environ).local_size
-    if under_launcher(os.environ) and options.procs not in (None, started):
-        raise UserError(
-            f"--procs {options.procs}, but torchrun or srun started {started} here; leave --procs out under them"
-        )
-    if options.threads:
-        os.environ["PACELINE_THREADS"] = str(options.threads)
-    limit_openmp_spinning()
-
-
-def _start_ranks(command: list[str], options: argparse.Namespace) -> int:
-    from paceline.distributed.plan import Meeting
-
-    fewest, nodes = options.nodes
-    place = (options.rendezvous, options.node_rank, fewest, options.meet_within, options.job)
-    meeting, procs = Meeting(nodes, *place), options.procs or 1
-    print(f"{meeting}starting {procs} process{'es' if procs > 1 else ''} ...", file=sys.stderr)
-    return start_ranks(command, procs, meeting)
 
 
 def _help_with_fields(
@@ -262,16 +231,4 @@ def _help_with_fields(
 
     parser.print_help()
     print_fields(load_recipe(source, overrides), source, only)
-    return 0
-
-
-def recipes(arguments: list[str]) -> int:
-    parser = make_parser(
-        "recipes", "[-h]", "List the shipped recipes: source, published figure, what was measured here."
-    )
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    parser.parse_args(arguments)
-    from paceline.cli.help import print_recipes
-
-    print_recipes()
     return 0

@@ -1,4 +1,4 @@
-"""The verb watch: a run as it goes on, in the terminal."""
+"""The command watch: follow a run in the terminal."""
 
 import argparse
 import sys
@@ -6,39 +6,54 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.base.files import say
 from paceline.cli.options import make_parser, positive
 from paceline.errors import UserError
+from paceline.system.files import LOCK_NAME, is_locked, say
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from paceline.logbook.live import Snapshot
+    from paceline.analysis.live import Snapshot
 
-_WATCH = """Watch a run: progress, loss, accuracy, images/s, use and memory of every host and GPU, time of every rank.
+_WATCH = """Watch a run: progress, loss, accuracy, images/s, utilization and memory per GPU and host, time per rank.
 
-Works from another process, or on a mounted folder. Without a terminal it prints a block of plain text now and then.
-It ends with the run; Ctrl-C leaves the run alone."""
+The run may be in another process or in a mounted folder. Without a terminal, the output is plain text every 30 seconds.
+The command ends with the run; Ctrl-C does not stop the run."""
+
+_START_SECONDS = 10  # importing torch before a run has a folder
 
 
 def watch(arguments: list[str]) -> int:
     parser = make_parser("watch", "RUN [--every SECONDS] [--once]", _WATCH)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument("--every", type=positive, metavar="SECONDS", help="default: 1; without a terminal 30")
-    parser.add_argument("--once", action="store_true", help="show it once and end")
+    parser.add_argument(
+        "--every", type=positive, metavar="SECONDS", help="interval (default: 1; without a terminal: 30)"
+    )
+    parser.add_argument("--once", action="store_true", help="print the current state and exit")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
-    if not (options.run / "recipe.yaml").is_file():
-        raise UserError(f"{options.run} is no run folder (it has no recipe.yaml)")
+    _wait_for_start(options.run)
     _follow(options)
     return 0
+
+
+def _wait_for_start(run: Path) -> None:
+    """Wait for the recipe.yaml of a run that has just been started, or may just have been."""
+    begin = time.monotonic()
+    while not (run / "recipe.yaml").is_file():
+        names = {path.name for path in run.iterdir()} if run.is_dir() else set()
+        is_new = names <= {LOCK_NAME, "log.txt"} and time.monotonic() < begin + _START_SECONDS
+        if not is_new and not is_locked(run):
+            message = f"{run} is not a run folder: it has no recipe.yaml."
+            raise UserError("not-a-run", message, path=run)
+        time.sleep(0.2)
 
 
 def _follow(options: argparse.Namespace) -> None:
     from rich.live import Live
 
-    from paceline.base.logs import Screen
-    from paceline.logbook.live import snapshot
+    from paceline.analysis.live import snapshot
+    from paceline.system.logs import Screen
 
     screen = Screen()
     now = snapshot(options.run)
@@ -56,12 +71,12 @@ def _follow(options: argparse.Namespace) -> None:
                 now = snapshot(options.run)
                 live.update(_screen(now), refresh=True)
     except KeyboardInterrupt:
-        print("the run goes on", file=sys.stderr)
+        print("the run continues", file=sys.stderr)
 
 
 def figures(now: "Snapshot") -> list[tuple[str, str]]:
-    """What is known of a run, as labels and values; the status first."""
-    from paceline.logbook.tables import duration
+    """Return labels and values of a run's state, the status first."""
+    from paceline.analysis.tables import duration
 
     train, evaluated = now.train, now.evaluated
     rows = [("status", f"{now.status}, {now.ranks} rank{'s' * (now.ranks != 1)}")]
@@ -85,10 +100,10 @@ def figures(now: "Snapshot") -> list[tuple[str, str]]:
 def _hosts(now: "Snapshot") -> list[list[str]]:
     rows = []
     for host, sample in now.hosts.items():
-        rows.append([host, f"{sample['cpu_percent']:.0f} %", f"{sample['memory_bytes'] / 1e9:.1f} GB", "", ""])
+        rows.append([host, f"{sample['cpu_percent']:.0f}%", f"{sample['memory_bytes'] / 1e9:.1f} GB", "", ""])
         for number, gpu in enumerate(sample.get("gpus", [])):
             cells = [
-                _known(gpu.get("use_percent"), "{:.0f} %"),
+                _known(gpu.get("use_percent"), "{:.0f}%"),
                 _known((gpu.get("memory_bytes") or 0) / 1e9, "{:.1f} GB"),
                 _known(gpu.get("watts"), "{:.0f} W"),
                 _known(gpu.get("celsius"), "{:.0f} C"),
@@ -102,7 +117,7 @@ def _known(value: float | None, form: str) -> str:
 
 
 def _ranks(now: "Snapshot") -> list[list[str]]:
-    """Seconds a step of each rank, of the last record."""
+    """Return the time per step of each rank, from the newest record."""
     split, steps = now.train.get("seconds_per_rank"), now.train.get("steps", 1)
     if not split:
         return []
@@ -122,21 +137,17 @@ def _plain(now: "Snapshot") -> str:
 
 
 def _screen(now: "Snapshot") -> "Group":
-    from rich import box
-    from rich.console import Group
+    from rich.console import Group, RenderableType
     from rich.progress_bar import ProgressBar
-    from rich.table import Table
     from rich.text import Text
 
-    known = Table(box=None, show_header=False)
-    for label, value in figures(now):
-        known.add_row(label, Text(value))
-    hosts = Table(*("host", "use", "memory", "power", "temperature"), box=box.SIMPLE)
-    for row in _hosts(now):
-        hosts.add_row(*map(Text, row))
-    ranks = Table("rank", *now.train.get("seconds_per_rank", {}), box=box.SIMPLE, title="a step", title_justify="left")
-    for row in _ranks(now):
-        ranks.add_row(*row)
+    from paceline.system.tables import new_table
+
+    known = new_table(("", ""), figures(now))
+    known.show_header = False
+    hosts = new_table(("host", "utilization", "memory", "power", "temperature"), _hosts(now))
+    parts: list[RenderableType] = [known, Text(""), hosts]
+    if rows := _ranks(now):
+        parts += [Text("\ntime per step"), new_table(("rank", *now.train["seconds_per_rank"]), rows)]
     bar = ProgressBar(total=now.total_steps or 1, completed=now.step, width=60)
-    # a bar ends without a new line of its own
-    return Group(Text(now.name), bar, Text(""), known, hosts, *([ranks] if ranks.row_count else []))
+    return Group(Text(now.name), bar, Text(""), *parts)  # the bar does not end its line

@@ -1,4 +1,4 @@
-"""The batch contract: per-rank batch x ranks x accumulation = global batch, stated, printed and checked."""
+"""Batch sizes: per-rank batch x ranks x accumulation = global batch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +10,15 @@ from paceline.errors import UserError
 
 @dataclass(frozen=True)
 class BatchLayout:
+    """How a global batch is divided over ranks and accumulation steps."""
+
     global_batch: int
     ranks: int
     accumulation: int
 
     @property
     def per_rank_batch(self) -> int:
-        """Images one rank holds at a time: one micro-batch."""
+        """Images in one micro-batch of one rank."""
         return self.global_batch // (self.ranks * self.accumulation)
 
     def __str__(self) -> str:
@@ -27,29 +29,38 @@ class BatchLayout:
 
 
 def layouts(recipe: Recipe, ranks: int) -> dict[int, BatchLayout]:
-    """The layout of every global batch of a recipe; one that ranks and accumulation do not divide is an error."""
-    accumulation = recipe.train.accumulation
+    """The layout of every global batch of a recipe; UserError if ranks x accumulation does not divide one of them."""
+    accumulation = recipe.train.grad_accumulation
     found: dict[int, BatchLayout] = {}
     for number, phase in enumerate(recipe.all_phases()):
         batch = phase.global_batch or recipe.train.global_batch
         field = f"phases.{number}.global_batch" if phase.global_batch else "train.global_batch"
         if batch % (ranks * accumulation):
-            choices = " or ".join(map(str, near_multiples(batch, ranks * accumulation)))
+            choices = near_multiples(batch, ranks * accumulation)
             raise UserError(
-                f"{field}={batch} is not a multiple of {ranks} ranks x accumulation {accumulation}; "
-                f"try --{field} {choices}"
+                "batch-not-divisible",
+                f"{field}={batch} is not a multiple of {ranks} ranks x accumulation {accumulation}. "
+                f"Try --{field} {' or '.join(map(str, choices))}.",
+                field=field,
+                batch=batch,
+                ranks=ranks,
+                choices=choices,
             )
         found[batch] = layout = BatchLayout(batch, ranks, accumulation)
         if layout.per_rank_batch % 2 and (recipe.train.mixup or recipe.train.cutmix):
+            multiple = 2 * ranks * accumulation
             raise UserError(
-                f"{layout}: train.mixup and cutmix mix pairs of images, and {layout.per_rank_batch} is odd; choose a "
-                f"multiple of {2 * ranks * accumulation} for {field}"
+                "mixup-odd-batch",
+                f"{layout}: train.mixup and train.cutmix mix pairs of images, but the per-rank batch "
+                f"{layout.per_rank_batch} is odd. Set {field} to a multiple of {multiple}.",
+                field=field,
+                multiple=multiple,
             )
     return found
 
 
 def memory_key(recipe: Recipe, ranks: int) -> dict[str, Any]:
-    """What decides how large a batch fits: a search with the same key answers for a run."""
+    """The settings that decide how large a batch fits. A batch search applies to every run with the same key."""
     return {
         "model": recipe.model.name,
         "options": recipe.model.options,
@@ -58,11 +69,11 @@ def memory_key(recipe: Recipe, ranks: int) -> dict[str, Any]:
         "classes from": recipe.data.path,
         "precision": recipe.precision,
         "strategy": strategy(recipe, ranks),
-        "sharding": [recipe.fsdp.reshard, recipe.fsdp.offload],
-        "optimizer": recipe.optim.name,
+        "sharding": [recipe.fsdp.reshard_after_forward, recipe.fsdp.cpu_offload],
+        "optimizer": [recipe.optim.name, recipe.optim.options],
         "averaged": bool(recipe.ema.decay),
-        "powersgd": bool(recipe.exchange.powersgd_rank) and ranks > 1,
-        "sync_norm": recipe.model.sync_norm,
+        "powersgd": bool(recipe.grad_sync.powersgd_rank) and ranks > 1,
+        "sync_batchnorm": recipe.model.sync_batchnorm,
         "channels_last": recipe.channels_last,
         "compile": recipe.compile,
         "ranks": ranks,
@@ -70,15 +81,20 @@ def memory_key(recipe: Recipe, ranks: int) -> dict[str, Any]:
 
 
 def strategy(recipe: Recipe, ranks: int) -> str:
+    """The strategy in use on this many ranks: single, ddp or fsdp."""
     if ranks == 1:
         return "single"
     return "ddp" if recipe.strategy == "auto" else recipe.strategy
 
 
 def check_samples(timeline: Timeline, samples: int, where: object) -> None:
-    largest = max(stage.global_batch for stage in timeline.stages)
+    """UserError if a global batch is larger than the training set."""
+    largest = max(phase.global_batch for phase in timeline.phases)
     if largest > samples:
         raise UserError(
-            f"a global batch of {largest} is more than the {samples} training images of {where}; lower "
-            "--train.global_batch, or that of the phases"
+            "batch-too-large",
+            f"a global batch of {largest} is larger than the training set of {where} ({samples} images). "
+            "Lower --train.global_batch, or global_batch of the phases.",
+            batch=largest,
+            samples=samples,
         )

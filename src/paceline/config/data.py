@@ -1,21 +1,23 @@
-"""The part of a recipe that says which images are seen, and how."""
+"""The data section of a recipe: which images are used, and how they are augmented."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from paceline.config.fields import STRICT, Area, Count, CountOrZero, NotNegative, Positive, Share, Side
+from paceline.config.fields import STRICT, Count, CountOrZero, Fraction, NotNegative, Positive, PositiveFraction, Side
 
 BUILT_IN = ("digits", "synthetic")
-"""Data sets that need no files."""
+"""Datasets that need no files."""
 IN_MEMORY = (*BUILT_IN, "cifar10")
-"""Data sets that are held in memory as a whole."""
+"""Datasets that are held in memory."""
+FROM_FILES = ("imagenet", "shards", "folder", "list")
+"""Kinds of data that are read from files during training."""
 
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Shape of the generated set (data.name: synthetic)."""
+    """Shape of the generated dataset (data.name: synthetic)."""
 
     __pydantic_config__ = STRICT
 
@@ -24,7 +26,7 @@ class Synthetic:
     val_samples: Count = 512
     """Validation images to generate."""
     channels: Count = 3
-    """Colour channels."""
+    """Color channels."""
     size: Count = 32
     """Height and width in pixels."""
     classes: Annotated[int, Field(ge=2)] = 10
@@ -33,61 +35,66 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class Augment:
-    """What happens to a training image; a pure function of (seed, epoch, sample id)."""
+    """Training augmentation; a pure function of (seed, epoch, sample id)."""
 
     __pydantic_config__ = STRICT
 
     flip: Literal["none", "random", "alternating"] = "none"
-    """Mirror left-right: by chance, or alternating from epoch to epoch after a random start."""
+    """Horizontal flip: random, or alternating between epochs after a random start."""
     translate: CountOrZero = 0
-    """Shift by up to this many pixels each way, the border filled by reflection."""
+    """Datasets in memory: random shift by up to this many pixels in each direction, with reflection padding."""
     cutout: CountOrZero = 0
-    """Side of a square set to the mean colour at a random place; 0 for none."""
-    crop: Literal["random", "middle"] = "random"
-    """Photographs: a random crop (torchvision's RandomResizedCrop), or the middle as in evaluation."""
-    crop_scale: tuple[Area, Area] = (0.08, 1.0)
-    """Photographs: smallest and largest share of the area that a random crop sees."""
+    """Side in pixels of a square at a random place that is set to the mean color; 0: off."""
+    crop: Literal["random", "center"] = "random"
+    """Image files: a random crop (torchvision's RandomResizedCrop), or a center crop, as in evaluation."""
+    crop_scale: tuple[PositiveFraction, PositiveFraction] = (0.08, 1.0)
+    """Image files: minimum and maximum fraction of the area that a random crop covers."""
     crop_ratio: tuple[Positive, Positive] = (0.75, 4 / 3)
-    """Photographs: narrowest and widest aspect ratio of a random crop."""
+    """Image files: minimum and maximum aspect ratio of a random crop."""
     policy: Literal["none", "randaugment", "trivialaugment"] = "none"
-    """Photographs: colours and shapes changed by chance, with torchvision's operations."""
-    ops: Annotated[Count, Field(le=32)] = 2
-    """randaugment: operations an image."""
+    """Image files: automatic augmentation policy, with torchvision's operations."""
+    num_ops: Annotated[Count, Field(le=32)] = 2
+    """randaugment: operations per image."""
     magnitude: Annotated[int, Field(ge=0, le=30)] = 9
-    """randaugment: how strong they are, of 30."""
-    jitter: Annotated[NotNegative, Field(le=1)] = 0.0
-    """Photographs: change brightness, contrast and saturation by up to this share."""
-    erase: Share = 0.0
-    """Chance that a random rectangle of an image is set to the mean colour."""
+    """randaugment: strength of the operations, from 0 to 30."""
+    color_jitter: Annotated[NotNegative, Field(le=1)] = 0.0
+    """Image files: random change of brightness, contrast and saturation by up to this fraction."""
+    random_erasing: Fraction = 0.0
+    """Probability that a random rectangle of an image is set to the mean color."""
+    custom: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)
+    """Registered augmentations and their options, applied in this order, e.g. {my-blur: {sigma: 2}}."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Which images, and how they reach the model."""
+    """Which images, and how they are read and augmented."""
 
     __pydantic_config__ = STRICT
 
-    name: Literal["", "digits", "cifar10", "synthetic", "imagenet", "shards", "folder", "list"] = ""
-    """`digits` and `synthetic` are built in; `cifar10`, `imagenet` and `shards` are what `paceline prepare` wrote;
-    `folder` is a tree with a folder for each class, `list` a CSV file of images. Empty: detected from data.path."""
+    name: str = ""
+    """`digits` and `synthetic` are built in; `cifar10`, `imagenet` and `shards` are output of `paceline prepare`;
+    `folder` is a tree with one folder per class, `list` a CSV file of images. Empty: detected from data.path. Other
+    names are those of registered datasets."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of a registered dataset."""
     path: str = ""
-    """Prepared folder (also its https:// or s3:// address), image folder or CSV list; empty: $PACELINE_DATA/NAME, or
-    data/NAME below the current folder."""
+    """Prepared folder (also as an https:// or s3:// URL), image folder or CSV list; empty: $PACELINE_DATA/NAME, or
+    data/NAME in the current folder."""
     variant: str = ""
-    """Which size of prepared photographs, if there are several, e.g. max-400-q90."""
+    """Which size of prepared images, if there are several, e.g. max-400-q90."""
     size: Side = 0
-    """Side in pixels that images are resized to; 0: their own size in memory, 224 for photographs."""
+    """Side in pixels that images are resized to; 0: the original size for datasets in memory, 224 for image files."""
     mean: tuple[float, ...] = ()
-    """Mean per channel (0-1) to subtract; empty: measured, or ImageNet's for photographs."""
+    """Mean per channel (0-1) to subtract; empty: measured, or ImageNet's for image files."""
     std: tuple[Positive, ...] = ()
-    """Standard deviation per channel (0-1) to divide by; empty: measured, or ImageNet's for photographs."""
+    """Standard deviation per channel (0-1) to divide by; empty: measured, or ImageNet's for image files."""
     augment: Augment = field(default_factory=Augment)
     """Training augmentation."""
-    threads: CountOrZero = 0
-    """Threads that decode photographs, in each process; 0: as many as the process computes with."""
-    repeats: Annotated[Count, Field(le=64)] = 1
-    """Repeated augmentation: show each image of an epoch this many times, and only that share of all images."""
-    max_damaged: Share = 0.001
-    """Share of damaged samples, replaced by their neighbours, beyond which training stops."""
+    decode_threads: CountOrZero = 0
+    """Threads that decode images, per process; 0: as many as the compute threads of the process."""
+    aug_repeats: Annotated[Count, Field(le=64)] = 1
+    """Repeated augmentation: an epoch shows each image this many times, and only 1/N of all images."""
+    max_corrupt: Fraction = 0.001
+    """Maximum fraction of corrupt samples, which are replaced by their neighbors; above it training stops."""
     synthetic: Synthetic = field(default_factory=Synthetic)
-    """Shape of the generated set."""
+    """Shape of the generated dataset."""

@@ -1,17 +1,21 @@
 """Durations carry their unit: "10ep" (epochs), "500ba" (optimizer steps), "90s" (seconds).
 
-They stay text in the recipe, so that YAML, command line and run record show what the user wrote, and are turned
-into steps by the Timeline, when the dataset's size is known.
+A recipe keeps them as text, so that YAML, command line and run records show what the user wrote. The Timeline converts
+them to steps once the size of the dataset is known.
 """
 
 import re
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 Unit = Literal["ep", "ba", "s"]
+CODES = ("invalid-duration", "zero-interval", "seconds-not-allowed")
+"""Codes of the problems that a duration can have."""
 _PATTERN = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)(ep|ba|s)")
-_CURE = 'write a number and a unit: "10ep" (epochs), "500ba" (steps)'
+_FIX = 'write a number and a unit: "10ep" (epochs) or "500ba" (steps)'
+_INTERVAL_FIX = 'write a number and a unit: "10ep" (epochs), "500ba" (steps) or "90s" (seconds)'
 
 
 class Amount(NamedTuple):
@@ -20,20 +24,21 @@ class Amount(NamedTuple):
 
 
 def parse(text: str) -> Amount:
+    """The value and unit of a duration; ValueError if the text is not one."""
     match = _PATTERN.fullmatch(text)
     if not match:
-        raise ValueError(_CURE)
+        raise PydanticCustomError("invalid-duration", _FIX)
     return Amount(float(match[1]), match[2])  # type: ignore[arg-type]
 
 
 def text_of(value: float, unit: Unit) -> str:
-    """What `parse` reads as the same amount."""
+    """Text that `parse` reads as the same amount."""
     return f"{value:.9f}".rstrip("0").rstrip(".") + unit
 
 
 def _check(text: object) -> str:
     if not isinstance(text, str):
-        raise ValueError(_CURE)
+        raise PydanticCustomError("invalid-duration", _FIX)
     parse(text)
     return text
 
@@ -41,21 +46,26 @@ def _check(text: object) -> str:
 def _check_interval(text: object) -> str:
     try:
         text = _check(text)
-    except ValueError:
-        raise ValueError(f'{_CURE} or "90s" (seconds)') from None
+    except PydanticCustomError:
+        raise PydanticCustomError("invalid-duration", _INTERVAL_FIX) from None
     return _not_zero(text)
 
 
 def _not_zero(text: str) -> str:
     if not parse(text).value:
-        raise ValueError('zero is no interval; for "never" write more than the whole training, e.g. "100000ep"')
+        raise PydanticCustomError(
+            "zero-interval", 'an interval must be above zero; to disable it, exceed train.duration, e.g. "100000ep"'
+        )
     return text
 
 
 def _check_steps(text: object) -> str:
     text = _check(text)
     if parse(text).unit == "s":
-        raise ValueError('seconds are not possible here, since the schedule must know its end; use "10ep" or "500ba"')
+        raise PydanticCustomError(
+            "seconds-not-allowed",
+            'seconds are not allowed here, because the schedule needs a known end; write "10ep" or "500ba"',
+        )
     return text
 
 

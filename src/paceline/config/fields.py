@@ -1,4 +1,4 @@
-"""Types of a recipe's fields: ranges are checked by pydantic when a recipe is read."""
+"""Types of recipe fields. Pydantic checks their ranges when a recipe is read."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 def _no_bool(value: object) -> object:
-    if isinstance(value, bool):  # YAML's yes and no would pass for 1 and 0
+    if isinstance(value, bool):  # YAML's yes and no would otherwise become 1 and 0
         raise ValueError("should be a number")
     return value
 
@@ -16,9 +16,9 @@ def _no_bool(value: object) -> object:
 NUMBER = BeforeValidator(_no_bool)
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NUMBER]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NUMBER]
-Share = Annotated[float, Field(ge=0, lt=1), NUMBER]
-Area = Annotated[float, Field(gt=0, le=1), NUMBER]
+Fraction = Annotated[float, Field(ge=0, lt=1), NUMBER]
+PositiveFraction = Annotated[float, Field(gt=0, le=1), NUMBER]
 Count = Annotated[int, Field(ge=1), NUMBER]
 Side = Annotated[int, Field(ge=0, le=4096), NUMBER]
-"""Of an image in pixels; 0 leaves it open."""
+"""Side of an image in pixels; 0: not set."""
 CountOrZero = Annotated[int, Field(ge=0), NUMBER]

@@ -1,4 +1,4 @@
-"""Recipes from YAML and command line, and back. One path for both, so that every mistake is reported at once."""
+"""Read and write recipes. YAML and overrides are validated together, so that all problems are found at once."""
 
 import difflib
 import hashlib
@@ -15,72 +15,78 @@ from pydantic import TypeAdapter, ValidationError
 
 from paceline.config import yamls
 from paceline.config.hints import FieldRow, Given, describe, value_missing
+from paceline.config.overrides import overlay, type_at, without_nulls
 from paceline.config.problems import problems
 from paceline.config.recipe import Recipe
-from paceline.errors import ConfigError, UserError
+from paceline.errors import ConfigError, Problem, UserError
 
 _ADAPTER = TypeAdapter(Recipe)
-_MOST_BASES = 20
-_MOST_PROBLEMS = 50  # a close field is looked for each
+_MAX_BASES = 20
+_MAX_PROBLEMS = 50  # the search for a similar field name takes time for each
 
 
 def shipped() -> dict[str, Path]:
-    """The recipes inside the package, by name."""
+    """Paths of the shipped recipes by name."""
     folder = Path(str(resources.files("paceline") / "recipes"))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a shipped recipe or a file, with `--dotted.field value` overrides laid over it."""
+    """The recipe of a shipped name or a YAML file, with `--dotted.field value` overrides applied."""
     return recipe_from_tree(_read(_find(source), []), source, overrides)
 
 
 def _read(path: Path, above: list[Path]) -> dict[str, Any]:
-    """The tree in a file, laid over that of the recipe it names as its `base`."""
+    """The tree in a file, merged over the recipe that it names as its `base`."""
     if path.resolve() in (other.resolve() for other in above):
-        raise ConfigError(str(path), [f"base: {' -> '.join(map(str, [*above, path]))} goes round in a circle"])
-    if len(above) > _MOST_BASES:
-        raise ConfigError(str(path), [f"base: more than {_MOST_BASES} recipes build on one another; merge some"])
+        cycle = " -> ".join(map(str, [*above, path]))
+        raise ConfigError(str(path), [Problem("base-cycle", f"base: {cycle} is a cycle. Remove one `base` line.")])
+    if len(above) > _MAX_BASES:
+        message = f"base: a chain of more than {_MAX_BASES} recipes. Merge some of them."
+        raise ConfigError(str(path), [Problem("base-too-deep", message)])
     try:
         tree = yamls.read(path)
-    except yaml.MarkedYAMLError as error:
-        raise ConfigError(str(path), [f"not readable as YAML: {_yaml_problem(error)}"]) from None
     except yaml.YAMLError as error:
-        raise ConfigError(str(path), [f"not readable as YAML: {' '.join(str(error).split())}"]) from None
+        raise ConfigError(str(path), [_yaml_problem(error)]) from None
     if not isinstance(tree, dict):
-        raise ConfigError(str(path), ["not a recipe; it should hold `key: value` lines, beginning with `name: ...`"])
+        message = "the file is not a recipe. It must contain `key: value` lines, starting with `name: ...`."
+        raise ConfigError(str(path), [Problem("not-a-recipe", message)])
     if "base" not in tree:
         return tree
     base = tree.pop("base")
     beside = path.parent / str(base)
     found = beside if beside.is_file() else _find(str(base))
-    return _over(_read(found, [*above, path]), tree)
+    return _merge(_read(found, [*above, path]), tree)
 
 
-def _over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+def _merge(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
     """Groups are merged field by field; lists and values are replaced."""
     merged = dict(base)
     for key, value in tree.items():
         old = merged.get(key)
-        merged[key] = _over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
 
 
-def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
-    """What is wrong, where, and the line itself."""
+def _yaml_problem(error: yaml.YAMLError) -> Problem:
+    """What is wrong, in which line, and the line itself if known."""
+    code = error.code if isinstance(error, yamls.RefusedYaml) else "invalid-yaml"
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return Problem(code, f"cannot read the file as YAML: {' '.join(str(error).split())}")
     mark = error.problem_mark or error.context_mark
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     excerpt = mark.get_snippet(indent=6) if mark else None
-    return f"{where}{error.problem or error.context}" + (f"\n{excerpt}" if excerpt else "")
+    message = f"cannot read the file as YAML: {where}{error.problem or error.context}"
+    return Problem(code, message + (f"\n{excerpt}" if excerpt else ""))
 
 
 def recipe_from_tree(tree: dict[str, Any], origin: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe from plain dictionaries; every mistake in them and in the overrides at once."""
+    """The recipe of plain dictionaries and overrides; ConfigError with all of their problems."""
     given: dict[str, tuple[str, str]] = {}
-    mistakes = list(_apply(tree, overrides, given))
-    recipe = _validated(tree, mistakes, given)
-    if mistakes or recipe is None:
-        raise ConfigError(origin, mistakes)
+    found = list(_apply(tree, overrides, given))
+    recipe = _validated(tree, found, given)
+    if found or recipe is None:
+        raise ConfigError(origin, found)
     return recipe
 
 
@@ -92,15 +98,20 @@ def _find(source: str) -> Path:
     if path.is_file():
         return path
     if path.exists():
-        raise UserError(f"{source} is not a regular file; give a YAML file, or a name that `paceline recipes` lists")
+        raise UserError(
+            "recipe-not-a-file",
+            f"{source} is not a regular file. Give a YAML file, or a name that `paceline recipes` lists.",
+            source=source,
+        )
     if path.suffix in (".yaml", ".yml") or path.parent != Path("."):
-        raise UserError(f"{source}: no such file; `paceline recipes` lists the shipped recipes")
+        message = f"recipe file {source} does not exist. `paceline recipes` lists the shipped recipes."
+        raise UserError("recipe-not-found", message, source=source)
     close = difflib.get_close_matches(source, known, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]!r}?" if close else f"shipped are {', '.join(known)}"
-    raise UserError(f"{source!r} is neither a shipped recipe nor a file; {hint}")
+    hint = f"Did you mean {close[0]!r}?" if close else f"Shipped recipes: {', '.join(known)}."
+    raise UserError("recipe-not-found", f"{source!r} is neither a shipped recipe nor a file. {hint}", source=source)
 
 
-_OPTION = re.compile(r"--?([A-Za-z].*)")  # one dash: short options of other programs, for which there is a hint
+_OPTION = re.compile(r"--?([A-Za-z].*)")  # one dash: short options of other programs get a hint as well
 
 
 def split_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -120,75 +131,93 @@ def split_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]
         yield key, values
 
 
-def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tuple[str, str]]) -> Iterator[str]:
-    """Lay overrides over the tree in place, and note them; yields what is wrong with them."""
+def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tuple[str, str]]) -> Iterator[Problem]:
+    """Apply overrides to the tree in place and record them in `given`; yields their problems."""
     for written, words in split_overrides(arguments):
-        dotted, option = written.replace("-", "_"), f"{'-' if len(written) == 1 else '--'}{written}"
+        dotted, option = _field_of(written), f"{'-' if len(written) == 1 else '--'}{written}"
         if not dotted:
             field, _, given_value = words[0].partition("=")
             how = f"--{field} {given_value}" if field and given_value else "--dotted.field VALUE"
-            yield f"{' '.join(words)}: a value without a field; write {how}"
+            yield Problem("value-without-field", f"{' '.join(words)}: a value without a field. Use `{how}`.")
             continue
         if not words:
             yield value_missing(dotted, option, fields())
             continue
+        if dotted == "import" and isinstance(tree.setdefault("imports", []), list):
+            tree["imports"] += [word for word in words if word not in tree["imports"]]
+            continue
         try:
             values = [yamls.parse(word) if word else "" for word in words]
         except yaml.YAMLError:
-            yield f"--{dotted} {' '.join(words)}: not readable as a YAML value"
+            yield Problem("invalid-value", f"--{dotted} {' '.join(words)}: cannot read the value as YAML")
             continue
         node = _parent(tree, dotted)
         last = dotted.rpartition(".")[2]
         value = values[0] if len(values) == 1 else values
-        if _has_place(node, last):
+        if _has_index(node, last):
             node[int(last)] = value
         elif isinstance(node, dict):
-            node[last] = value
+            node[last] = overlay(node.get(last), value, type_at(dotted))
             given[dotted] = option, " ".join(words)
-        elif not _below_plain_group(dotted, given):
-            short = f"; it has {len(node)} values" if isinstance(node, list) else ""
-            yield f"--{dotted}: there is no such field{short}"
+        elif isinstance(node, list):
+            yield Problem("index-out-of-range", f"--{dotted}: the index is out of range. There are {len(node)} values.")
+        elif not _below_overwritten_group(dotted, given):
+            yield Problem("unknown-field", f"--{dotted}: unknown field")
 
 
-def _below_plain_group(dotted: str, given: Given) -> bool:
-    """Whether a group above it was given a plain value, which is complained about already."""
+def _field_of(written: str) -> str:
+    """The field that an option names: its dashes are underscores, except in names of registered extensions."""
+    field = written.replace("-", "_")
+    for group in ("callbacks.", "data.augment.custom."):
+        if field.startswith(group):
+            name, dot, option = written[len(group) :].partition(".")
+            return f"{group}{name}{dot}{option.replace('-', '_')}"
+    return field
+
+
+def _below_overwritten_group(dotted: str, given: Given) -> bool:
+    """Whether another override replaced a group above it with a plain value, which is reported already."""
     groups = {row.path.rpartition(".")[0] for row in fields()}
     return any(dotted.startswith(f"{above}.") and above in groups for above in given)
 
 
 def _parent(tree: dict[str, Any], dotted: str) -> Any:
-    """The group or list that a path leads into; groups that are not there yet are made."""
+    """The group or list that contains a path; missing groups are created."""
     node: Any = tree
     for parent in dotted.split(".")[:-1]:
-        if _has_place(node, parent):
+        if _has_index(node, parent):
             node = node[int(parent)]
         elif isinstance(node, dict) and not parent.isdigit():
-            node = node.setdefault(parent, {})
+            if node.get(parent) is None:
+                node[parent] = {}
+            node = node[parent]
         else:
             return None
     return node
 
 
-def _has_place(node: Any, number: str) -> bool:
+def _has_index(node: Any, number: str) -> bool:
     return isinstance(node, list) and number.isdigit() and int(number) < len(node)
 
 
-def _validated(tree: dict[str, Any], mistakes: list[str], given: Given) -> Recipe | None:
+def _validated(tree: dict[str, Any], found: list[Problem], given: Given) -> Recipe | None:
+    """The recipe, or None if it is invalid; problems are appended to `found`."""
     try:
-        recipe = _ADAPTER.validate_python(tree)
+        recipe = _ADAPTER.validate_python(without_nulls(tree))
     except ValidationError as error:
         rows = fields()
-        found = (text for item in error.errors() for text in describe(item, rows, given))
-        mistakes += islice(found, _MOST_PROBLEMS)
-        if next(found, None):
-            mistakes.append("and more; is this a recipe?")
+        described = (problem for item in error.errors() for problem in describe(item, rows, given))
+        found += islice(described, _MAX_PROBLEMS)
+        if next(described, None):
+            message = f"and more, after the first {_MAX_PROBLEMS}. Check that the file is a recipe."
+            found.append(Problem("too-many-problems", message))
         return None
-    mistakes += problems(recipe)
+    found += problems(recipe)
     return recipe
 
 
 def fields() -> list[FieldRow]:
-    """Every field of a recipe with its type and help text, groups resolved."""
+    """Every field of a recipe with its dotted path, type and help text."""
     schema = _ADAPTER.json_schema()
     return list(_rows(schema, schema["$defs"], ""))
 
@@ -203,6 +232,7 @@ def _rows(node: dict[str, Any], definitions: dict[str, Any], prefix: str) -> Ite
 
 
 def to_tree(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain dictionaries, lists and values."""
     tree: dict[str, Any] = _ADAPTER.dump_python(recipe, mode="json")
     return tree
 
@@ -218,11 +248,11 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def dump_recipe(recipe: Recipe) -> str:
     """YAML that loads to an equal recipe."""
-    return yaml.safe_dump(to_tree(recipe), sort_keys=False, allow_unicode=True, width=120)
+    return yamls.dump(to_tree(recipe))
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """Identifies the experiment: what the recipe says of its origin and its results does not count."""
+    """A hash of the experiment; `about` does not count."""
     tree = to_tree(recipe)
     del tree["about"]
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,75 +1,166 @@
-"""What is wrong with a recipe beyond the type and range of single fields."""
+"""Checks of a recipe that involve several fields."""
 
 from collections.abc import Iterator
 from itertools import pairwise
 
-from paceline.config.data import BUILT_IN, IN_MEMORY, Data
+from paceline import extensions
+from paceline.config.data import BUILT_IN, FROM_FILES, IN_MEMORY, Data
 from paceline.config.duration import parse
 from paceline.config.phases import problems as phase_problems
 from paceline.config.phases import ramp_problems
-from paceline.config.recipe import Recipe, near_multiples
+from paceline.config.recipe import SCHEDULES, GradSync, Recipe, Schedule, near_multiples
+from paceline.errors import Problem, UserError
+
+LOSSES = ("cross-entropy", "bce")
 
 
-def problems(recipe: Recipe) -> Iterator[str]:
-    """What is wrong with a recipe beyond the type and range of single fields."""
-    train, schedule = recipe.train, recipe.optim.schedule
-    if train.global_batch % train.accumulation:
-        yield (
-            f"train.accumulation={train.accumulation} does not divide train.global_batch={train.global_batch}; "
-            f"try {' or '.join(map(str, near_multiples(train.global_batch, train.accumulation)))} for the batch"
+def problems(recipe: Recipe) -> Iterator[Problem]:
+    """Every problem that involves several fields; types and ranges of single fields are checked before."""
+    train = recipe.train
+    if train.global_batch % train.grad_accumulation:
+        choices = " or ".join(map(str, near_multiples(train.global_batch, train.grad_accumulation)))
+        yield Problem(
+            "batch-not-divisible",
+            f"train.global_batch={train.global_batch} is not a multiple of train.grad_accumulation="
+            f"{train.grad_accumulation}. Try --train.global_batch {choices}.",
         )
-    if len(recipe.data.mean) != len(recipe.data.std):
-        yield f"data.mean has {len(recipe.data.mean)} values, data.std {len(recipe.data.std)}; give both or neither"
-    if schedule.name == "piecewise" and not schedule.points:
-        yield "optim.schedule.points is empty; a piecewise schedule needs e.g. [{at: 0ep, factor: 1.0}]"
-    if schedule.name != "piecewise" and schedule.points:
-        yield f"optim.schedule.points is only read by a piecewise schedule, not by {schedule.name!r}; remove one"
-    for name in ("crop_scale", "crop_ratio"):
-        low, high = getattr(recipe.data.augment, name)
-        if low > high:
-            yield f"data.augment.{name}={low}, {high}: the first is larger than the second; swap them"
+    if not recipe.imports:  # otherwise names are checked after the imports
+        yield from (Problem(error.code, str(error)) for error in unknown_names(recipe))
     yield from _data_problems(recipe.data)
-    if recipe.data.name not in IN_MEMORY:
-        if recipe.data.augment.translate:
-            kind = recipe.data.name or recipe.data.path
-            yield f"data.augment.translate is for images in memory, and {kind} is not; set it to 0"
-    elif recipe.data.augment.policy != "none" or recipe.data.augment.jitter:
-        yield f"data.augment.policy and jitter are for photographs, and {recipe.data.name} is none; set none and 0"
-    yield from _out_of_order("optim.schedule.points", [point.at for point in schedule.points])
+    if train.loss not in LOSSES and train.label_smoothing and not (train.mixup or train.cutmix):
+        yield Problem(
+            "label-smoothing-unused",
+            f"train.label_smoothing={train.label_smoothing} is not used by the registered loss {train.loss!r}. Set it "
+            "to 0, and pass it in train.loss_options if the loss takes it.",
+        )
+    if train.loss in LOSSES and train.loss_options:
+        yield Problem("loss-options-unused", f"train.loss_options are not used by {train.loss}. Remove them.")
+    yield from _schedule_problems(recipe.optim.schedule)
     length = parse(train.duration)
     yield from phase_problems(recipe.phases, length.value if length.unit == "ep" else 0.0, train.global_batch)
     yield from ramp_problems(recipe.ramp)
     if recipe.ramp.sizes[1] and recipe.phases:
-        yield "ramp and phases both say when images change their size; remove one"
+        yield Problem("ramp-and-phases", "ramp and phases both set the image size over time. Remove one.")
     if recipe.ramp.sizes[1] and length.unit != "ep":
-        yield f"ramp needs a training in epochs, and train.duration={train.duration}; write e.g. 16ep"
+        yield Problem(
+            "ramp-needs-epochs",
+            f"ramp needs train.duration in epochs, but it is {train.duration}. Write e.g. 16ep.",
+        )
     epochs = [epoch for epoch, _ in recipe.curve.points]
     if any(begin >= end for begin, end in pairwise(epochs)):
-        yield f"curve.points are not in order of time: {', '.join(f'{epoch:g}' for epoch in epochs)}"
-    if recipe.exchange.powersgd_rank and recipe.strategy == "fsdp":
-        yield "exchange.powersgd_rank needs whole gradients, which fsdp does not have; use strategy ddp, or 0"
-    if recipe.exchange.powersgd_rank and recipe.exchange.dtype != "fp32":
-        yield f"exchange.dtype={recipe.exchange.dtype} and exchange.powersgd_rank both compress; use one of them"
-    if recipe.exchange.through == "memory" and recipe.strategy == "fsdp":
-        yield "exchange.through=memory is for ddp; fsdp exchanges over the network: use auto"
+        yield Problem(
+            "points-not-ordered",
+            f"curve.points are not in ascending order: {', '.join(f'{epoch:g}' for epoch in epochs)}. Sort them.",
+        )
+    yield from _grad_sync_problems(recipe.grad_sync, recipe.strategy)
 
 
-def _data_problems(data: Data) -> Iterator[str]:
+def unknown_names(recipe: Recipe) -> Iterator[UserError]:
+    """An error for every name of the recipe that is neither built in nor registered; models and optimizers of timm are
+    checked when they are created."""
+    named = [
+        ("dataset", "data.name", recipe.data.name, ("", *IN_MEMORY, *FROM_FILES)),
+        ("loss", "train.loss", recipe.train.loss, LOSSES),
+        *(("augmentation", "data.augment.custom", name, ()) for name in recipe.data.augment.custom),
+        *(("callback", "callbacks", name, ()) for name in recipe.callbacks),
+    ]
+    for kind, key, name, built_in in named:
+        if name not in built_in and not extensions.find(kind, name):
+            yield extensions.unknown(kind, key, name, built_in)
+
+
+def _data_problems(data: Data) -> Iterator[Problem]:
     if not data.name and not data.path:
-        yield (
-            "data: missing; set data.path to a prepared folder, an image folder or a CSV list, or data.name to "
-            "digits, cifar10, imagenet or synthetic"
+        yield Problem(
+            "data-missing",
+            "data is not set. Set data.path to a prepared folder, an image folder or a CSV list, or data.name to "
+            "digits, cifar10, imagenet or synthetic.",
         )
     if data.path and data.name in BUILT_IN:
-        yield (
-            f"data.path={data.path!r}: data.name={data.name} is built in and reads no files; remove data.path, or "
-            "data.name (--data.name ''), so that the path decides"
+        yield Problem(
+            "data-path-unused",
+            f"data.path={data.path!r}: data.name={data.name} is built in and reads no files. Remove data.path, or "
+            "remove data.name (--data.name '') to detect it from the path.",
+        )
+    registered = data.name and data.name not in (*IN_MEMORY, *FROM_FILES)
+    if data.path and registered:
+        yield Problem(
+            "data-path-unused",
+            f"data.path={data.path!r} is not used by the registered dataset {data.name!r}. Pass it in data.options.",
+        )
+    if data.options and not registered:
+        yield Problem(
+            "data-options-unused", f"data.options are only used by registered datasets. Remove {data.options}."
+        )
+    if len(data.mean) != len(data.std):
+        yield Problem(
+            "mean-std-mismatch",
+            f"data.mean has {len(data.mean)} values, but data.std has {len(data.std)}. Set both or neither.",
+        )
+    augment = data.augment
+    for name in ("crop_scale", "crop_ratio"):
+        low, high = getattr(augment, name)
+        if low > high:
+            yield Problem(
+                "range-reversed",
+                f"data.augment.{name}={low}, {high}: the first value is larger than the second. Swap them.",
+            )
+    if data.name not in IN_MEMORY:
+        if augment.translate:
+            yield Problem(
+                "augment-needs-memory",
+                f"data.augment.translate={augment.translate} needs a dataset held in memory, but "
+                f"{data.name or data.path} is not. Set it to 0.",
+            )
+    elif augment.policy != "none" or augment.color_jitter:
+        yield Problem(
+            "augment-needs-files",
+            f"data.augment.policy={augment.policy} and data.augment.color_jitter={augment.color_jitter:g} need image "
+            f"files, but {data.name} has none. Set them to none and 0.",
         )
 
 
-def _out_of_order(path: str, times: list[str]) -> Iterator[str]:
+def _schedule_problems(schedule: Schedule) -> Iterator[Problem]:
+    path = "optim.schedule.points"
+    if schedule.name == "piecewise" and not schedule.points:
+        yield Problem(
+            "schedule-points-missing",
+            f"{path} is empty, but a piecewise schedule needs them. Write e.g. [{{at: 0ep, factor: 1.0}}].",
+        )
+    if schedule.name != "piecewise" and schedule.points:
+        yield Problem(
+            "schedule-points-unused",
+            f"{path} is only used by a piecewise schedule, but optim.schedule.name={schedule.name}. Remove the points, "
+            "or set the name to piecewise.",
+        )
+    if schedule.name in SCHEDULES and schedule.options:
+        yield Problem(
+            "schedule-options-unused",
+            f"optim.schedule.options has no effect: optim.schedule.name={schedule.name} is built in. Remove it.",
+        )
+    times = [point.at for point in schedule.points]
     amounts = [parse(time) for time in times]
     if len({amount.unit for amount in amounts}) > 1:
-        yield f"{path} mixes ep and ba ({', '.join(times)}); use one unit"
+        yield Problem("mixed-units", f"{path} mix the units ep and ba: {', '.join(times)}. Use one unit.")
     elif amounts != sorted(amounts):
-        yield f"{path} are not in order of time: {', '.join(times)}"
+        yield Problem("points-not-ordered", f"{path} are not in ascending order: {', '.join(times)}. Sort them.")
+
+
+def _grad_sync_problems(grad_sync: GradSync, strategy: str) -> Iterator[Problem]:
+    if grad_sync.powersgd_rank and strategy == "fsdp":
+        yield Problem(
+            "powersgd-needs-ddp",
+            f"grad_sync.powersgd_rank={grad_sync.powersgd_rank} needs unsharded gradients, which strategy fsdp does "
+            "not have. Use strategy ddp, or set it to 0.",
+        )
+    if grad_sync.powersgd_rank and grad_sync.dtype != "fp32":
+        yield Problem(
+            "powersgd-and-dtype",
+            f"grad_sync.dtype={grad_sync.dtype} and grad_sync.powersgd_rank={grad_sync.powersgd_rank} both compress "
+            "gradients. Use one of them.",
+        )
+    if grad_sync.transport == "shm" and strategy == "fsdp":
+        yield Problem(
+            "shm-needs-ddp",
+            "grad_sync.transport=shm works with strategy ddp only; fsdp communicates over the network. Use auto.",
+        )

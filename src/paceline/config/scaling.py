@@ -1,21 +1,26 @@
-"""More ranks, a larger batch: what --scale-batch makes of a recipe, by a rule that has a name."""
+"""--scale-batch: scale batch size and learning rate with the number of ranks."""
 
 import math
 from dataclasses import replace
 
 from paceline.config.duration import parse, text_of
-from paceline.config.recipe import Recipe, Scaled
+from paceline.config.recipe import SCHEDULES, Recipe, Scaled
 from paceline.errors import UserError
 
 
 def scaled(recipe: Recipe, ranks: int, rule: str) -> Recipe:
-    """The recipe with its batches multiplied by the number of ranks, and its learning rates by what the rule says.
+    """The recipe with its batches multiplied by the number of ranks, and its learning rates scaled by the rule.
 
-    A schedule without a warm-up gets one, from the unscaled learning rate, of a tenth of the training and at most five
-    epochs (Goyal et al. 2017); phases that give learning rates have their own ramps, and get none.
+    A schedule without a warmup gets one from the unscaled learning rate, over a tenth of the run and at most five
+    epochs (Goyal et al. 2017). Phases with learning rates and registered schedules have their own ramps and get none.
     """
     if recipe.scaled.by > 1:
-        raise UserError(f"--scale-batch: the recipe is scaled already, by {recipe.scaled.by} ({recipe.scaled.rule})")
+        raise UserError(
+            "already-scaled",
+            f"--scale-batch: the recipe is already scaled by {recipe.scaled.by} ({recipe.scaled.rule}). "
+            "Leave the option out.",
+            by=recipe.scaled.by,
+        )
     if ranks == 1:
         return recipe
     factor = ranks if rule == "linear" else math.sqrt(ranks)
@@ -24,9 +29,10 @@ def scaled(recipe: Recipe, ranks: int, rule: str) -> Recipe:
         for phase in recipe.phases
     )
     schedule = recipe.optim.schedule
-    by_phases = any(phase.lr for phase in recipe.phases)
-    if schedule.name != "piecewise" and parse(schedule.warmup).value == 0 and not by_phases:
-        schedule = replace(schedule, warmup=_warmup(recipe.train.duration), start=1 / factor)
+    phases_set_lr = any(phase.lr for phase in recipe.phases)
+    has_warmup = schedule.name in SCHEDULES and schedule.name != "piecewise"
+    if has_warmup and parse(schedule.warmup).value == 0 and not phases_set_lr:
+        schedule = replace(schedule, warmup=_warmup(recipe.train.duration), start_factor=1 / factor)
     return replace(
         recipe,
         train=replace(recipe.train, global_batch=recipe.train.global_batch * ranks),

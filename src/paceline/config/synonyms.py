@@ -1,12 +1,12 @@
-"""The names that timm, torchvision's references, Lightning and others use, and what to write here instead."""
+"""Option names of timm, torchvision's references, Lightning and others, and the recipe fields they correspond to."""
 
 import re
 import shlex
 from typing import Any
 
-# FIELD=VALUE, with {} for the value given, or FIELD=ON|OFF for a switch; in brackets what else to know.
-# Options of the verbs begin with dashes. Words with a dot are only meant in that group.
-_WRITE = {
+# FIELD=VALUE, with {} for the given value, or FIELD=ON|OFF for a switch (ON|OFF|{}: other values as given); a note may
+# follow in parentheses. Options of commands begin with dashes. Names with a dot apply to that group only.
+_REPLACEMENTS = {
     "train.duration={}ep": "epochs num_epochs n_epochs nepochs max_epochs total_epochs train_epochs epoch",
     "train.duration={}ba": "steps max_steps num_steps total_steps train_steps iterations iters max_iters num_iters",
     "train.global_batch={} (the total over all ranks and accumulation steps; timm and torchvision count per GPU)": (
@@ -16,9 +16,9 @@ _WRITE = {
         "per_rank_batch per_rank_batch_size per_gpu_batch_size per_device_batch_size per_device_train_batch_size "
         "micro_batch_size microbatch_size batch_size_per_gpu"
     ),
-    "train.accumulation={}": (
-        "accumulate accumulate_grad_batches grad_accum grad_accum_steps grad_accumulation gradient_accumulation "
-        "gradient_accumulation_steps accum_steps accumulation_steps accum_iter"
+    "train.grad_accumulation={}": (
+        "accumulate accumulation accumulate_grad_batches grad_accum grad_accum_steps grad_accumulation "
+        "gradient_accumulation gradient_accumulation_steps accum_steps accumulation_steps accum_iter"
     ),
     "train.label_smoothing={}": "label_smoothing smoothing label_smooth ls",
     "train.mixup={}": "mixup_alpha",
@@ -31,17 +31,19 @@ _WRITE = {
     "optim.momentum={}": "momentum mom",
     "optim.betas={}": "opt_betas adam_betas",
     "optim.eps={}": "opt_eps epsilon adam_eps",
-    "optim.clip_norm={}": (
+    "optim.clip_grad_norm={}": (
         "clip_grad clip_grad_norm grad_clip grad_clip_norm gradient_clip gradient_clip_val gradient_clipping clip "
         "max_norm max_grad_norm grad_norm_clip"
     ),
     "optim.schedule.name={}": "scheduler sched schedule lr_scheduler lr_schedule lr_sched lr_policy scheduler_name",
     "optim.schedule.warmup={}ep": "warmup warmup_epochs lr_warmup_epochs num_warmup_epochs warm_up",
     "optim.schedule.warmup={}ba": "warmup_steps warmup_iters num_warmup_steps lr_warmup_steps",
-    "optim.schedule.start=0.01 (a multiple of optim.lr)": "warmup_lr warmup_factor lr_warmup_decay warmup_start_lr",
-    "optim.schedule.end=0.01 (a multiple of optim.lr)": "min_lr lr_min eta_min final_lr end_lr",
-    "optim.schedule.every={}ep": "decay_epochs lr_step_size step_size lr_decay_epochs",
-    "optim.schedule.factor={}": "decay_rate lr_gamma gamma lr_decay",
+    "optim.schedule.start_factor=0.01 (a multiple of optim.lr)": (
+        "warmup_lr warmup_factor lr_warmup_decay warmup_start_lr"
+    ),
+    "optim.schedule.end_factor=0.01 (a multiple of optim.lr)": "min_lr lr_min eta_min final_lr end_lr",
+    "optim.schedule.step_size={}ep": "decay_epochs lr_step_size step_size lr_decay_epochs",
+    "optim.schedule.gamma={}": "decay_rate lr_gamma gamma lr_decay",
     "model.name={}": "model model_name arch architecture network net backbone encoder a m",
     "model.weights=pretrained|random": "pretrained use_pretrained imagenet_pretrained",
     "model.weights={}": "weights initial_checkpoint init_checkpoint pretrained_path finetune checkpoint_path",
@@ -49,21 +51,23 @@ _WRITE = {
     "model.options={{drop_path_rate: {}}}": (
         "drop_path drop_path_rate stochastic_depth stochastic_depth_prob drop_connect drop_connect_rate"
     ),
-    "model.sync_norm=true|false": "sync_bn sync_batchnorm sync_batch_norm syncbn",
+    "model.sync_batchnorm=true|false": "sync_bn sync_batchnorm sync_batch_norm syncbn",
     "data.name={}": "data dataset dataset_name data_name data_set",
     "data.path={}": "data_dir data_path data_root root dataset_path dataset_dir train_dir imagenet",
-    "data.threads={}": "workers num_workers j n_workers nworkers dataloader_workers num_data_workers loader_workers",
+    "data.decode_threads={}": (
+        "workers num_workers j n_workers nworkers dataloader_workers num_data_workers loader_workers"
+    ),
     "data.size={}": (
         "size image_size img_size imgsz input_size resolution res crop_size train_crop_size train_size im_size imsize"
     ),
-    "data.repeats={}": "aug_repeats ra_reps repeated_aug ra_sampler repeated_augmentation",
+    "data.aug_repeats={}": "aug_repeats ra_reps repeated_aug ra_sampler repeated_augmentation",
     "data.augment.flip=random|none": "hflip horizontal_flip random_flip",
     "data.augment.policy={}": "auto_augment aa autoaugment augment aug policy augmentation",
     "data.augment.policy=randaugment|none": "randaugment rand_augment use_randaugment",
     "data.augment.policy=trivialaugment|none": "trivialaugment trivial_augment",
     "data.augment.magnitude={}": "ra_magnitude randaugment_magnitude",
-    "data.augment.jitter={}": "color_jitter colour_jitter colorjitter",
-    "data.augment.erase={}": "reprob random_erase random_erasing random_erase_prob re_prob",
+    "data.augment.color_jitter={}": "color_jitter colorjitter jitter",
+    "data.augment.random_erasing={}": "reprob random_erase random_erasing random_erase_prob re_prob",
     "data.augment.crop_scale={}": "scale rrc_scale",
     "data.augment.crop_ratio={}": "ratio rrc_ratio",
     "ema.decay={}": "model_ema_decay ema_decay ema_momentum",
@@ -78,11 +82,11 @@ _WRITE = {
         "evaluate.batch_size evaluate.batch evaluate.global_batch"
     ),
     "evaluate.size={}": "val_size eval_size val_crop_size test_size val_resize_size evaluate.image_size",
-    "evaluate.crop_share={}": "crop_pct eval_crop_ratio test_crop_pct evaluate.crop",
-    "evaluate.views=flip|none": "tta test_time_augmentation",
+    "evaluate.crop_pct={}": "crop_pct eval_crop_ratio test_crop_pct evaluate.crop",
+    "evaluate.tta=flip|none|{}": "tta test_time_augmentation",
     "checkpoint.every={}ep": (
-        "save_every save_freq save_interval checkpoint_every checkpoint_interval save_every_epochs ckpt_every "
-        "save_every_n_epochs checkpoint.interval checkpoint.save_every"
+        "checkpoint_every save_freq save_interval checkpoint_interval save_every_epochs ckpt_every "
+        "save_every_n_epochs checkpoint.interval checkpoint.checkpoint_every"
     ),
     "checkpoint.every={}ba": "recovery_interval save_steps checkpoint_steps every_n_train_steps",
     "checkpoint.keep={}": "checkpoint_hist save_top_k keep_checkpoints save_total_limit max_checkpoints",
@@ -104,36 +108,38 @@ _WRITE = {
     "precision=bf16|fp32": "bf16",
     "compile=true|false": "torchcompile torch_compile use_compile",
     "seed={}": "random_seed manual_seed rng_seed",
-    "--procs={} (of `paceline train`; --procs-per-node of `paceline launch`)": (
+    "--procs={} (with `paceline launch`: --procs-per-node)": (
         "gpus num_gpus ngpus n_gpus devices nproc_per_node nproc num_processes num_procs world_size processes "
         "gpus_per_node"
     ),
     "--nodes={}": "num_nodes nnodes n_nodes num_machines machines",
-    "--rendezvous=HOST:PORT (of `paceline train`)": "dist_url master_addr master_port init_method rdzv_endpoint",
+    "--rendezvous=HOST:PORT (an option of `paceline train`)": (
+        "dist_url master_addr master_port init_method rdzv_endpoint"
+    ),
     "--runs={}": (
         "output output_dir out out_dir outdir save_dir log_dir logdir checkpoint_dir work_dir workdir default_root_dir "
         "results_dir save_path"
     ),
     "--name={}": "experiment exp exp_name experiment_name run_name run",
-    "--resume={} (of a run folder; a run of the same name is resumed without it)": (
+    "--resume={} (a run folder; an interrupted run of the same name is resumed automatically)": (
         "resume resume_from resume_from_checkpoint ckpt_path"
     ),
 }
 
-_LEAVE_OUT = {
-    "the data set determines the number of classes: leave it out (synthetic data: data.synthetic.classes)": (
+_NOT_NEEDED = {
+    "leave it out: the dataset determines the number of classes (synthetic data: data.synthetic.classes)": (
         "num_classes classes n_classes nb_classes nclasses"
     ),
-    "an interrupted run of the same name is resumed by itself: leave it out": "auto_resume start_epoch",
-    "`paceline evaluate RUN` evaluates a run": "test_only eval_only evaluate_only validate_only test",
-    "the launcher tells ranks their number: leave it out": "local_rank rank node_rank dist_backend",
-    "data loading needs no such setting: leave it out": (
+    "leave it out: an interrupted run of the same name is resumed automatically": "auto_resume start_epoch",
+    "use `paceline evaluate RUN` to evaluate a run": "test_only eval_only evaluate_only validate_only test",
+    "leave it out: the launcher sets it": "local_rank rank node_rank dist_backend",
+    "leave it out: the data loader does not need it": (
         "pin_mem pin_memory prefetch_factor persistent_workers no_prefetcher prefetcher drop_last shuffle"
     ),
 }
 
 _VALUES = {
-    "optim.name": {"adam": "adamw", "momentum": "sgd", "nesterov": "sgd"},
+    "optim.name": {},  # the given name in lower case
     "optim.schedule.name": {
         "onecycle": "one-cycle", "onecyclelr": "one-cycle", "cosineannealing": "cosine", "cosineannealinglr": "cosine",
         "cosine_annealing": "cosine", "steplr": "step", "multistep": "piecewise", "multisteplr": "piecewise",
@@ -150,39 +156,41 @@ _VALUES = {
 }  # fmt: skip
 _DATA_NAMES = ("digits", "cifar10", "synthetic", "imagenet", "shards", "folder")
 _DURATION = re.compile(r"[0-9.]+(ep|ba|s)")
+_ON = (True, "true", "yes", "on", 1)
 _OFF = (False, "false", "no", "off", "none", 0)
-_INSTEAD = {word: target for target, words in (_WRITE | _LEAVE_OUT).items() for word in words.split()}
+_INSTEAD = {word: target for target, words in (_REPLACEMENTS | _NOT_NEEDED).items() for word in words.split()}
 
 
-def instead(path: str, value: Any, on_command_line: bool) -> str:
-    """What to write in place of a field that does not exist, with the value given (None: none); empty: not known."""
+def replacement_hint(path: str, value: Any, on_command_line: bool) -> str:
+    """Return what to use instead of an unknown field, with the given value (None: no value), or ""."""
     path = path.lower()
     if not (target := _INSTEAD.get(path) or _INSTEAD.get(path.rpartition(".")[2], "")):
         return ""
-    if target in _LEAVE_OUT:
+    if target in _NOT_NEEDED:
         return target
-    what, bracket, note = target.partition(" (")
+    what, parenthesis, note = target.partition(" (")
     field, _, form = what.partition("=")
     if field == "data.name" and isinstance(value, str):
-        field, value, more = _data(value)
-        bracket, note = (bracket, note) if not more else (" (", more)
-    return _written(field, _filled(field, form, value), on_command_line) + bracket + note
+        field, value = _data(value)
+    return _written(field, _filled(field, form, value), on_command_line) + parenthesis + note
 
 
 def field_of(word: str) -> str:
-    """The field or option that a word leads to; empty: not known."""
+    """The field or option that a name corresponds to; empty if there is none."""
     return _INSTEAD.get(word.lower(), "").partition("=")[0]
 
 
 def targets() -> list[str]:
-    """Every field and option that words lead to."""
-    return [target.partition("=")[0] for target in _WRITE]
+    """Every field and option that a hint can name."""
+    return [target.partition("=")[0] for target in _REPLACEMENTS]
 
 
 def _filled(field: str, form: str, value: Any) -> str:
-    """The value in the form that the field takes."""
-    on, bar, off = form.partition("|")
-    if bar:
+    """The given value in the form that the field takes."""
+    if "|" in form:
+        on, off, *other = form.split("|")
+        if other and isinstance(value, str) and value.lower() not in (*_ON, *_OFF):
+            return other[0].format(value)
         return off if value in _OFF else on
     if isinstance(value, list) and field.endswith("size"):
         value = value[-1] if value else None  # channels, height, width
@@ -198,19 +206,19 @@ def _filled(field: str, form: str, value: Any) -> str:
     return form.format(text)
 
 
-def _data(value: str) -> tuple[str, str, str]:
-    """A set of that name, or else a place."""
+def _data(value: str) -> tuple[str, str]:
+    """The field for a value of `data`, and its value there: the name of a dataset, or else a path."""
     name = value.lower().replace("-", "").removeprefix("torch/")
     if name in _DATA_NAMES:
-        return "data.name", name, ""
-    return "data.path", value, ""
+        return "data.name", name
+    return "data.path", value
 
 
 def _written(field: str, value: str, on_command_line: bool) -> str:
     if field.startswith("--"):
-        return f"write {field} {shlex.quote(value)}" + ("" if on_command_line else " on the command line")
+        return f"use `{field} {shlex.quote(value)}`" + ("" if on_command_line else " on the command line")
     if on_command_line:
-        return f"write --{field} {shlex.quote(value)}"
+        return f"use `--{field} {shlex.quote(value)}`"
     *groups, last = field.split(".")
     opened = "".join(f"{group}: {{" for group in groups)
-    return f"write {opened}{last}: {value}{'}' * len(groups)}"
+    return f"use `{opened}{last}: {value}{'}' * len(groups)}`"

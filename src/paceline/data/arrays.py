@@ -1,6 +1,6 @@
-"""Prepared data that fits in memory: arrays of images and labels, and dataset.json, which is written last.
+"""Prepared data that fits in memory: arrays of images and labels, and dataset.json.
 
-DIR/dataset.json            what is in it; without it the folder holds no data
+DIR/dataset.json            the description; written last, so incomplete data has none
 DIR/SPLIT_images.npy        uint8, (samples, height, width, channels)
 DIR/SPLIT_labels.npy        uint8, (samples,)
 """
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.base.files import replacing, write_json
 from paceline.data.description import DESCRIPTION, FORMAT, checked, read_json, sealed
-from paceline.data.files import file_entry, read_array, write_array
+from paceline.data.files import file_entry, read_array, unusable, write_array
 from paceline.errors import UserError
+from paceline.system.files import replacing, write_json
 
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 """Images and labels by split."""
@@ -27,7 +27,7 @@ def _path(folder: Path, split: str, part: str) -> Path:
 
 
 def write(out: Path, kind: str, classes: Sequence[str], arrays: Arrays, prepared: Mapping[str, Any]) -> None:
-    """Write the splits train and val; `prepared` tells where they came from."""
+    """Write the splits train and val. `prepared` records where they came from."""
     splits: dict[str, Any] = {}
     for split, pair in arrays.items():
         splits[split] = {"samples": len(pair[1])}
@@ -48,31 +48,30 @@ def write(out: Path, kind: str, classes: Sequence[str], arrays: Arrays, prepared
 
 
 def read(folder: Path, kind: str) -> tuple[dict[str, Any], Arrays]:
-    """The description and the arrays, every checksum and label verified."""
+    """Return the description and the arrays, with all checksums and labels verified."""
     path = folder / DESCRIPTION
-    cure = f"remove {folder} and run `paceline prepare {kind} --out {folder}`"
+    fix = f'Remove {folder} and run "paceline prepare {kind} --out {folder}".'
     try:
-        description = checked(read_json(folder), kind, str(path), cure)
+        description = checked(read_json(folder), kind, str(path), fix)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not readable ({error}); {cure}") from None
+        raise UserError("dataset-unreadable", f"{path} is not readable ({error}). {fix}", path=path) from None
     arrays: Arrays = {}
     for split, entry in description["splits"].items():
         shapes = (entry["samples"], *description["shape"]), (entry["samples"],)
         images, labels = (
-            _array(_path(folder, split, part), shape, entry[part], cure)
+            _array(_path(folder, split, part), shape, entry[part], fix)
             for part, shape in zip(_PARTS, shapes, strict=True)
         )
         if (highest := labels.max()) >= len(description["classes"]):
             path = _path(folder, split, "labels")
-            raise UserError(
-                f"{path} has the label {highest}, but there are {len(description['classes'])} classes; {cure}"
-            )
+            message = f"{path} has the label {highest}, but there are {len(description['classes'])} classes. {fix}"
+            raise UserError("dataset-corrupt", message, path=path)
         arrays[split] = images, labels
     return description, arrays
 
 
-def _array(path: Path, shape: tuple[int, ...], entry: dict[str, Any], cure: str) -> np.ndarray:
+def _array(path: Path, shape: tuple[int, ...], entry: dict[str, Any], fix: str) -> np.ndarray:
     try:
         return read_array(path, _BYTES, shape, entry)
     except (OSError, ValueError, MemoryError) as error:
-        raise UserError(f"{path} is missing or corrupt ({getattr(error, 'strerror', None) or error}); {cure}") from None
+        raise unusable(path, error, fix) from None

@@ -1,4 +1,4 @@
-"""Prepared data behind an https:// or s3:// address, brought to this machine once and used from there."""
+"""Prepared data at an https:// or s3:// URL, downloaded to a local cache once."""
 
 import os
 import shutil
@@ -9,63 +9,63 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-from paceline.base import remote
-from paceline.base.files import FolderLock, make_folder, replacing, sha256, size_text, sync
-from paceline.base.logs import console, log
-from paceline.data.description import DESCRIPTION, MOST_BYTES
+from paceline.data.description import DESCRIPTION, MAX_DESCRIPTION_BYTES
 from paceline.data.shards import Dataset
 from paceline.errors import UserError
-from paceline.untrusted import leads_out
+from paceline.system import remote
+from paceline.system.files import FolderLock, make_folder, replacing, sha256, size_text, sync
+from paceline.system.logs import log
+from paceline.system.progress_bar import transfer_bar
+from paceline.system.untrusted import leads_out
 
 _ATTEMPTS = 3
-_STREAMS = 8  # files at a time: one connection rarely fills a machine's link
+_STREAMS = 8  # parallel downloads; one connection rarely saturates the network
 
 
 def cache_folder() -> Path:
-    """Where fetched data is kept: $PACELINE_CACHE, which a fast local disk suits, or the user's cache."""
+    """Return the folder for downloaded data: $PACELINE_CACHE (best on a fast local disk) or the user's cache."""
     if place := os.environ.get("PACELINE_CACHE"):
         return Path(place)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
 
 
 def local(place: str, variant: str = "") -> Path:
-    """The folder of prepared data: the place itself, or a verified copy of one variant of it and the whole description.
+    """Return the local folder of prepared data: `place` itself, or a verified copy of one variant of a URL.
 
-    Processes of one machine share the copy: one of them fetches, the others wait for it. What an interruption left
-    behind is taken up where it ended.
+    Processes on one node share the copy: one of them downloads while the others wait. An interrupted download resumes.
     """
     if not remote.is_remote(place):
         return Path(place)
     with remote.opened(remote.join(place, DESCRIPTION)) as stream:
-        content = stream.read(MOST_BYTES + 1)
+        content = stream.read(MAX_DESCRIPTION_BYTES + 1)
     dataset = Dataset.parse(content, place)
     chosen = dataset.choose(variant)
     folder = cache_folder() / f"{dataset.name}-{dataset.fingerprint}"
     files = list(_files(dataset, place, folder, chosen))
     if _is_described(folder, dataset) and all(file.is_here for file in files):
-        return folder  # which may be on a disk that is read-only here
+        return folder  # without writing: the disk may be read-only
     try:
         make_folder(folder)
         for parent in {file.path.parent for file in files}:
             if leads_out(folder, parent):
-                raise UserError(f"{parent} is a symbolic link out of {folder}; remove it, or set PACELINE_CACHE")
-        lock = FolderLock(folder, lambda: log.info("waiting for another process that fetches %s", place))
+                message = f"{parent} is a symbolic link to outside of {folder}. Remove it, or set PACELINE_CACHE."
+                raise UserError("link-outside-folder", message, path=parent)
+        lock = FolderLock(folder, lambda: log.info("waiting for another process to download %s", place))
         try:
             _fetch([file for file in files if not file.is_here], f"{chosen} of {place}", folder)
-            with replacing(folder / DESCRIPTION) as described:
-                described.write(content)
+            with replacing(folder / DESCRIPTION) as file:
+                file.write(content)
         finally:
             lock.release()
     except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error}); choose another place with PACELINE_CACHE") from None
+        message = f"{folder} is not writable ({error}). Set PACELINE_CACHE to another folder."
+        raise UserError("cache-not-writable", message, path=folder) from None
     return folder
 
 
 @dataclass(frozen=True)
-class _File:
-    place: str
+class _RemoteFile:
+    url: str
     path: Path
     bytes: int
     sha256: str
@@ -76,7 +76,7 @@ class _File:
 
     @property
     def is_here(self) -> bool:
-        """Files get their names only when their checksums match; records have their own for what happens later."""
+        """Whether it is downloaded. A file is renamed to `path` only after its checksum matched."""
         try:
             status = self.path.lstat()
         except OSError:
@@ -84,44 +84,39 @@ class _File:
         return stat.S_ISREG(status.st_mode) and status.st_size == self.bytes
 
 
-def _files(dataset: Dataset, place: str, folder: Path, variant: str) -> Iterator[_File]:
+def _files(dataset: Dataset, place: str, folder: Path, variant: str) -> Iterator[_RemoteFile]:
     for split, content in dataset.description["variants"][variant]["splits"].items():
         for entry in [*content["lists"], *content["shards"]]:
             name = entry["file"]
             path = folder / variant / split / name
-            yield _File(remote.join(place, variant, split, name), path, entry["bytes"], entry["sha256"])
+            yield _RemoteFile(remote.join(place, variant, split, name), path, entry["bytes"], entry["sha256"])
 
 
-def _fetch(missing: list[_File], what: str, folder: Path) -> None:
+def _fetch(missing: list[_RemoteFile], what: str, folder: Path) -> None:
     if not missing:
         return
-    _check_room(missing, folder)
-    log.info("fetching %s to %s", what, folder)
-    bar = Progress(
-        *(TextColumn("{task.description}"), BarColumn(bar_width=30), DownloadColumn(), TransferSpeedColumn()),
-        *(TimeRemainingColumn(), TextColumn("left")),
-        console=console,
-    )
+    _check_disk_space(missing, folder)
+    log.info("downloading %s to %s", what, folder)
     stop = threading.Event()
-    pool = ThreadPoolExecutor(_STREAMS, thread_name_prefix="fetch")
-    with bar:
-        task = bar.add_task("fetching", total=sum(file.bytes for file in missing))
+    pool = ThreadPoolExecutor(_STREAMS, thread_name_prefix="download")
+    with transfer_bar() as bar:
+        task = bar.add_task("downloading", total=sum(file.bytes for file in missing))
 
         def advance(count: int) -> None:
             bar.advance(task, count)
             if stop.is_set():
-                raise InterruptedError("another file could not be fetched")
+                raise InterruptedError("another download failed")
 
         try:
-            for future in [pool.submit(_bring, file, advance) for file in missing]:
+            for future in [pool.submit(_download, file, advance) for file in missing]:
                 future.result()
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
 
 
-def _bring(file: _File, advance: Callable[[int], None]) -> None:
-    """Append to what is there already; a file that does not match its checksum is fetched once more from its start."""
+def _download(file: _RemoteFile, advance: Callable[[int], None]) -> None:
+    """Resume a partial download. If the checksum does not match, download once more from the start."""
     make_folder(file.path.parent)
     for attempt in range(_ATTEMPTS):
         found = file.part.stat().st_size if file.part.exists() else 0
@@ -135,40 +130,43 @@ def _bring(file: _File, advance: Callable[[int], None]) -> None:
             sync(file.path.parent)
             return
         advance(-found)
-        if found == file.bytes:  # shorter ones were cut off, and are taken up where they ended
+        if found == file.bytes:  # a shorter file was truncated; the next attempt resumes it
             file.part.unlink()
             if attempt:
                 break
-    raise UserError(f"{file.place} does not match its checksum in {DESCRIPTION}; copy the prepared data there again")
+    raise UserError(
+        "checksum-mismatch",
+        f"{file.url} does not match its checksum in {DESCRIPTION}. Upload the prepared data again.",
+        url=file.url,
+    )
 
 
-def _append(file: _File, begin: int, advance: Callable[[int], None]) -> int:
-    """Fetch from byte `begin` on, and no more than there should be; the number of bytes."""
+def _append(file: _RemoteFile, begin: int, advance: Callable[[int], None]) -> int:
+    """Download from byte `begin` up to the expected size. Returns the number of bytes received."""
     fetched = 0
-    with open(file.part, "ab", opener=_not_followed) as out:
+    with open(file.part, "ab", opener=_open_no_follow) as out:
         if begin < file.bytes:
-            with remote.opened(file.place, begin) as stream:
-                while block := stream.read(min(1 << 20, file.bytes - begin - fetched)):
-                    out.write(block)
-                    advance(len(block))
-                    fetched += len(block)
+            with remote.opened(file.url, begin) as stream:
+                fetched = remote.save(stream, out, file.bytes - begin, advance)
         out.flush()
         os.fsync(out.fileno())
     return fetched
 
 
-def _not_followed(path: str, flags: int) -> int:
-    """Open for writing, but not what a link or a pipe of that name leads to: others may write to a shared cache."""
+def _open_no_follow(path: str, flags: int) -> int:
+    """Open for writing without following links or blocking on a pipe: other users may write to a shared cache."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
-def _check_room(missing: list[_File], folder: Path) -> None:
+def _check_disk_space(missing: list[_RemoteFile], folder: Path) -> None:
     needed = sum(file.bytes - (file.part.stat().st_size if file.part.exists() else 0) for file in missing)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"{folder} has {size_text(free)} free, but {size_text(needed)} are to be fetched; choose another disk with "
-            "PACELINE_CACHE"
+            "disk-full",
+            f"{folder} has {size_text(free)} free, but the download needs {size_text(needed)}. "
+            "Set PACELINE_CACHE to a folder on another disk.",
+            path=folder,
         )
 
 

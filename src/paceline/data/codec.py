@@ -1,4 +1,8 @@
-"""The native code: JPEGs to records, and crops of records, many at a time. native/codec.h is its table of contents."""
+"""ctypes bindings of the native codec, which packs JPEGs into records and decodes crops of records in batches.
+
+It is our own because image libraries decode a JPEG from its start, which is most of the cost; records allow access to
+the blocks of a crop. native/codec.h lists what each C file does.
+"""
 
 import ctypes
 import os
@@ -12,7 +16,7 @@ import numpy as np
 from paceline.errors import UserError
 
 _POINTER, _SIZE, _INT, _LONG = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
-_PATHS = ("portable", "avx2")  # in the native code's order; the last one that runs here is the fastest
+_PATHS = ("portable", "avx2")  # numbered as in api.c; the last supported one is the fastest
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "text": (ctypes.c_char_p, [_INT]),
     "overrun": (_INT, []),
@@ -32,41 +36,45 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 
 class CodecError(ValueError):
-    """What the codec refuses; the message says why."""
+    """The codec cannot read this input; the message gives the reason."""
 
 
 class _Native:
-    """The functions of the shared library that the package's build made."""
+    """The functions of the shared library that is built with the package."""
 
     def __init__(self) -> None:
-        found = find_spec("paceline.data._native")
-        if found is None or not found.origin:
-            raise UserError("paceline's native codec is not built; install the package again, with a C compiler")
-        library = ctypes.CDLL(found.origin)
+        spec = find_spec("paceline.data._native")
+        if spec is None or not spec.origin:
+            raise UserError(
+                "codec-not-built", "paceline's native codec is not built. Reinstall the package with a C compiler."
+            )
+        library = ctypes.CDLL(spec.origin)
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(library, f"paceline_{name}")
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
 
-    def __getattr__(self, name: str) -> Any:  # for type checkers: the functions are set above
+    def __getattr__(self, name: str) -> Any:  # for type checkers: __init__ sets the functions
         raise AttributeError(name)
 
 
 _native = _Native()
 OVERRUN: int = _native.overrun()
-"""Bytes that must be readable behind a record."""
+"""Bytes after a record that must be readable."""
 
 
 def paths() -> list[str]:
-    """The ways to compute that this processor has, all with the same result, the fastest one last."""
+    """Return the code paths this CPU supports, the fastest one last. All of them return identical bytes."""
     return [name for number, name in enumerate(_PATHS) if _native.has_path(number)]
 
 
 def _path(name: str = "") -> int:
-    """The path of this name; by default the one in PACELINE_CODEC_PATH, or the fastest."""
+    """Return the number of a code path: `name`, else PACELINE_CODEC_PATH, else the fastest one."""
     name = name or os.environ.get("PACELINE_CODEC_PATH", "") or paths()[-1]
     if name not in paths():
-        raise UserError(f"codec path {name!r} is not one of {', '.join(paths())}, which this processor has")
+        supported = ", ".join(paths())
+        message = f"codec path {name!r} is not available. This CPU supports {supported}."
+        raise UserError("unknown-codec-path", message, path=name)
     return _PATHS.index(name)
 
 
@@ -76,12 +84,13 @@ def _check(status: int) -> None:
 
 
 def reason(status: int) -> str:
+    """Return the message of a status."""
     text: bytes = _native.text(status)
     return text.decode()
 
 
-def _taken(pointer: ctypes.c_void_p, length: ctypes.c_size_t) -> bytes:
-    """Copy what the native code allocated."""
+def _copy_and_free(pointer: ctypes.c_void_p, length: ctypes.c_size_t) -> bytes:
+    """Copy a buffer that the native code allocated."""
     try:
         return ctypes.string_at(pointer, length.value)
     finally:
@@ -89,29 +98,29 @@ def _taken(pointer: ctypes.c_void_p, length: ctypes.c_size_t) -> bytes:
 
 
 def pack(jpeg: bytes) -> bytes:
-    """A baseline JPEG to a record; CodecError for what is none."""
+    """Return the record of a baseline JPEG. Raises CodecError for anything else."""
     record, length = ctypes.c_void_p(), ctypes.c_size_t()
     _check(_native.pack(jpeg, len(jpeg), ctypes.byref(record), ctypes.byref(length)))
-    return _taken(record, length)
+    return _copy_and_free(record, length)
 
 
 def unpack(record: bytes) -> bytes:
-    """A record to a baseline JPEG with the same coefficients."""
+    """Return a baseline JPEG with the same coefficients as the record."""
     jpeg, length = ctypes.c_void_p(), ctypes.c_size_t()
     padded = record + bytes(OVERRUN)
     _check(_native.unpack(padded, len(record), ctypes.byref(jpeg), ctypes.byref(length)))
-    return _taken(jpeg, length)
+    return _copy_and_free(jpeg, length)
 
 
 def describe(record: bytes, path: str = "") -> tuple[int, int, int]:
-    """Verify a record; its width, height and number of components."""
+    """Verify a record. Returns its width, height and number of components."""
     shape = (ctypes.c_int32 * 3)()
     _check(_native.describe(record, len(record), _path(path), shape))
     return shape[0], shape[1], shape[2]
 
 
 class Shards:
-    """Buffers that hold records, each followed by OVERRUN bytes; kept alive as long as this object."""
+    """Buffers of records, each followed by OVERRUN bytes. This object keeps them alive."""
 
     def __init__(self, buffers: Sequence[Any]):
         self._arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
@@ -122,7 +131,7 @@ class Shards:
 
 
 class Decoder:
-    """Crops of records; for one thread at a time, since it keeps the memory it works in."""
+    """Decodes crops of records. Not thread-safe: it reuses its working memory."""
 
     def __init__(self, shards: Shards, path: str = ""):
         self._shards, self._path = shards, _path(path)
@@ -130,16 +139,16 @@ class Decoder:
         weakref.finalize(self, _native.workspace_free, self._workspace)
 
     def crop(self, places: np.ndarray, boxes: np.ndarray, out: np.ndarray, luma_only: bool = False) -> np.ndarray:
-        """Fill `out`, uint8 (n, 3, height, width); the status of every image, 0 where all went well.
+        """Fill `out`, uint8 (n, 3, height, width). Returns the status of every image; 0 means success.
 
-        places: int64 (n, 3) of shard, offset, length; boxes: int32 (n, 5) of x, y, width, height, mirrored.
+        places: int64 (n, 3) of shard, offset, length. boxes: int32 (n, 5) of x, y, width, height, mirrored.
         """
         num, channels, height, width = out.shape
         if (places.shape, boxes.shape, channels) != ((num, 3), (num, 5), 3):
-            raise ValueError(f"{num} images need {num} places and boxes, and three planes each")
-        for array, kind in ((places, np.int64), (boxes, np.int32), (out, np.uint8)):
-            if array.dtype != kind or not array.flags.c_contiguous:
-                raise ValueError(f"an array is not contiguous {kind.__name__}")
+            raise ValueError(f"{num} images need {num} places, {num} boxes and three planes each")
+        for array, dtype in ((places, np.int64), (boxes, np.int32), (out, np.uint8)):
+            if array.dtype != dtype or not array.flags.c_contiguous:
+                raise ValueError(f"an array is not contiguous {dtype.__name__}")
         statuses = np.empty(num, np.int32)
         table = self._shards.table
         _native.crop(
@@ -153,10 +162,10 @@ _LIMITS = np.dtype([("area", "f8", 2), ("ratio", "f8", 2), ("mirror", "i8"), ("m
 
 
 class RandomBoxes:
-    """Parts of images as torchvision's RandomResizedCrop draws them.
+    """Random crops with the distribution of torchvision's RandomResizedCrop.
 
-    begins: uint64 (attempts, 4), where the random numbers for area, ratio, x and y begin; mirror: 0 never, 1 by chance,
-    2 whenever 1 would not.
+    begins: uint64 (attempts, 4), the starts of the random streams for area, ratio, x and y.
+    mirror: 0 never, 1 at random, 2 exactly when 1 would not.
     """
 
     def __init__(
@@ -166,7 +175,7 @@ class RandomBoxes:
         self._begins = np.ascontiguousarray(begins, np.uint64)
 
     def __call__(self, sizes: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """From width and height (n, 2) and ids to boxes: int32 (n, 5) of x, y, width, height, mirrored."""
+        """Return boxes for sizes (n, 2) of width, height and ids: int32 (n, 5) of x, y, width, height, mirrored."""
         sizes, ids = np.ascontiguousarray(sizes, np.int32), np.ascontiguousarray(ids, np.int64)
         boxes = np.empty((len(ids), 5), np.int32)
         _native.random_boxes(

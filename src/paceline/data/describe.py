@@ -1,47 +1,51 @@
-"""What is in prepared data: in words, checked, as a picture, and as ordinary files again."""
+"""`paceline data`: summarizes, checks, shows and exports prepared data."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
 from rich.progress import track
 
-from paceline.base import chart
-from paceline.base.files import printable, size_text
-from paceline.base.logs import console
-from paceline.data import codec
-from paceline.data.description import ANEW
+from paceline.data import codec, sheets
+from paceline.data.description import LEFT_OUT, PREPARE_AGAIN
 from paceline.data.files import mismatch
-from paceline.data.prepare.assemble import LEFT_OUT
 from paceline.data.shards import Dataset, Split
 from paceline.errors import UserError
+from paceline.system.files import printable, size_text
+from paceline.system.logs import console
+from paceline.system.tables import new_table, show
 
-_MOST_REASONS = 12
-
-
-def summary(dataset: Dataset) -> Iterator[str]:
-    """Lines fit for a terminal, whatever a stranger called the data."""
-    return map(printable, _summary(dataset))
+_MAX_REASONS = 12
 
 
-def _summary(dataset: Dataset) -> Iterator[str]:
-    description = dataset.description
-    yield f"{dataset.folder}: {dataset.name}, {len(dataset.classes)} classes, fingerprint {dataset.fingerprint}"
-    for split, entry in description["splits"].items():
+def print_summary(dataset: Dataset, screen: Console) -> None:
+    """Print classes, splits, variants, and files that were left out."""
+    classes = f"{len(dataset.classes)} classes, fingerprint {dataset.fingerprint}"
+    screen.print(f"{dataset.folder}: {dataset.name}, {classes}", soft_wrap=True)
+    show(new_table(("split", "images", "per class", "left out"), list(_splits(dataset))), screen)
+    show(new_table(("variant", "size", "shards", "per image"), list(_variants(dataset))), screen)
+    for line in _remarks(dataset):
+        screen.print(line, soft_wrap=True)
+
+
+def _splits(dataset: Dataset) -> Iterator[tuple[str, ...]]:
+    for split, entry in dataset.description["splits"].items():
         least, most = min(entry["per_class"]), max(entry["per_class"])
-        left_out = f", {entry['left_out']} left out" if entry["left_out"] else ""
-        yield f"  {split}: {entry['samples']:,} images, {least} to {most} a class{left_out}"
-    for name, variant in description["variants"].items():
-        samples = sum(entry["samples"] for entry in description["splits"].values())
+        yield split, f"{entry['samples']:,}", f"{least} to {most}", f"{entry['left_out']:,}"
+
+
+def _variants(dataset: Dataset) -> Iterator[tuple[str, ...]]:
+    samples = sum(entry["samples"] for entry in dataset.description["splits"].values())
+    for name, variant in dataset.description["variants"].items():
         total = sum(split["bytes"] for split in variant["splits"].values())
         shards = sum(len(split["shards"]) for split in variant["splits"].values())
-        yield f"  {name}: {size_text(total)} in {shards} shards, {total / samples / 1e3:,.1f} kB an image"
-    yield from _remarks(dataset)
+        yield name, size_text(total), str(shards), f"{total / samples / 1e3:,.1f} kB"
 
 
 def _remarks(dataset: Dataset) -> Iterator[str]:
-    """Files that were not what they should be: left out or re-encoded, counted by reason, with an example of each."""
+    """Yield how many files were left out or re-encoded, by reason, with an example of each."""
     remarks = dataset.description["remarks"]
     groups: dict[str, list[dict[str, str]]] = {}
     for remark in remarks:
@@ -50,22 +54,22 @@ def _remarks(dataset: Dataset) -> Iterator[str]:
         return
     total = sum(split["remarks"] for split in dataset.description["splits"].values())
     listed = "all" if total == len(remarks) else f"{len(remarks):,} of them"
-    yield f"  {total:,} files were skipped or re-encoded ({listed} listed in {dataset.folder / 'dataset.json'}):"
+    yield f"{total:,} files were skipped or re-encoded ({listed} listed in {dataset.folder / 'dataset.json'}):"
     ordered = sorted(groups.items(), key=lambda group: (not group[0].startswith(LEFT_OUT), -len(group[1])))
-    for reason, group in ordered[:_MOST_REASONS]:
+    for reason, group in ordered[:_MAX_REASONS]:
         first = group[0]
-        yield f"    {len(group):,} {reason}, e.g. {first['split']} {first['file']}"
-    if rest := sum(len(group) for _, group in ordered[_MOST_REASONS:]):
-        yield f"    {rest:,} for other reasons"
+        yield f"  {len(group):,} {reason}, e.g. {first['split']} {first['file']}"
+    if rest := sum(len(group) for _, group in ordered[_MAX_REASONS:]):
+        yield f"  {rest:,} for other reasons"
 
 
 def _reason(what: str) -> str:
-    """Without the figures of a single file, so that like reasons are counted together."""
+    """Return the remark without its numbers, so that equal reasons are counted together."""
     return re.sub(r"\d+", "N", what)
 
 
-def check(dataset: Dataset, variant: str = "", cure: str = ANEW) -> None:
-    """Verify every file and every record, of one variant or of all."""
+def check(dataset: Dataset, variant: str = "", fix: str = PREPARE_AGAIN) -> None:
+    """Verify every file and every record of one variant, or of all variants. Raises a UserError that lists problems."""
     problems = [
         problem
         for name in ([variant] if variant else dataset.variants)
@@ -75,7 +79,8 @@ def check(dataset: Dataset, variant: str = "", cure: str = ANEW) -> None:
     if problems:
         shown = "\n  ".join(problems[:20])
         count = f"{len(problems)} problem{'s' * (len(problems) > 1)} found"
-        raise UserError(f"{dataset.folder}: {count}:\n  {shown}\n{cure}")
+        message = f"{dataset.folder}: {count}:\n  {shown}\n{fix}"
+        raise UserError("dataset-corrupt", message, path=dataset.folder, problems=problems)
     console.print(f"{dataset.folder}: every checksum matches")
 
 
@@ -84,20 +89,20 @@ def _problems(dataset: Dataset, variant: str, name: str) -> Iterator[str]:
     files = dataset.description["variants"][variant]["splits"][name]
     try:
         split = dataset.split(name, variant)
-    except UserError as error:  # without an index, or with shards of another size, records cannot be told apart
+    except UserError as error:  # without a valid index, records cannot be located
         found = [mismatch(folder / entry["file"], entry) for entry in (*files["lists"], *files["shards"])]
-        yield from filter(None, found) if any(found) else [str(error)]
+        yield from filter(None, found) if any(found) else [error.report]
         return
     try:
         len(split.names)
     except UserError as error:
-        yield str(error)
+        yield error.report
     shards = track(files["shards"], f"checking {variant}/{name}", console=console, transient=True)
     for number, entry in enumerate(shards):
         records = list(_corrupt_records(split, number))
         yield from records
-        if not records and (wrong := mismatch(folder / entry["file"], entry)):
-            yield wrong
+        if not records and (problem := mismatch(folder / entry["file"], entry)):
+            yield problem
 
 
 def _corrupt_records(split: Split, shard: int) -> Iterator[str]:
@@ -109,11 +114,11 @@ def _corrupt_records(split: Split, shard: int) -> Iterator[str]:
             yield f"{split.where(number)}: {error}"
         else:
             if found != (width, height):
-                yield f"{split.where(number)}: {found[0]} x {found[1]} pixels, the index says {width} x {height}"
+                yield f"{split.where(number)}: {found[0]} x {found[1]} pixels, but {width} x {height} in the index"
 
 
-def contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, seed: int) -> None:
-    """Random samples with their labels, as a PNG."""
+def write_contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, seed: int) -> None:
+    """Write a PNG of random samples with their labels."""
     columns, rows, side = 8, 6, 128
     split = dataset.split(split_name, variant or dataset.variants[0])
     chosen = np.random.default_rng(seed).permutation(len(split))[: columns * rows]
@@ -127,12 +132,12 @@ def contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: str, se
         codec.reason(int(status)) if status else dataset.classes[int(row["label"])].name
         for row, status in zip(index, statuses, strict=True)
     ]
-    chart.write_png(chart.contact_sheet(list(pixels.transpose(0, 2, 3, 1)), labels, columns, side), out)
+    sheets.write_png(sheets.contact_sheet(list(pixels.transpose(0, 2, 3, 1)), labels, columns, side), out)
     console.print(f"{out}: {len(chosen)} random images of {split_name}")
 
 
 def export(dataset: Dataset, out: Path, variant: str, splits: list[str]) -> None:
-    """Ordinary JPEG files with the same coefficients, in a folder for each split and class."""
+    """Write JPEG files with the same coefficients, one folder per split and class."""
     ids = [entry["id"] for entry in dataset.description["classes"]]
     written, failed = 0, list[str]()
     for name in splits:
@@ -148,9 +153,10 @@ def export(dataset: Dataset, out: Path, variant: str, splits: list[str]) -> None
             except codec.CodecError as error:
                 failed.append(f"{split.where(number)}: {error}")
             except OSError as error:
-                target.unlink(missing_ok=True)  # half an image
+                target.unlink(missing_ok=True)  # incomplete
                 raise OSError(error.errno, error.strerror, str(target)) from None
     console.print(f"{out}: {written:,} JPEG files")
     if failed:
         shown = "\n  ".join(failed[:20])
-        raise UserError(f"{len(failed)} images could not be exported:\n  {shown}\n{ANEW}")
+        message = f"{len(failed)} images could not be exported:\n  {shown}\n{PREPARE_AGAIN}"
+        raise UserError("dataset-corrupt", message, path=dataset.folder, problems=failed)

@@ -1,7 +1,7 @@
-"""dataset.json. It can come from a stranger: it is bounded, checked, and names in it cannot lead out of its folder.
+"""dataset.json, the description of prepared data. It is untrusted: size, schema and names in it are checked.
 
-`sha256` in it is a digest of everything else that it says. `fingerprint` is one of what is trained on: classes, splits
-and, through their checksums, every file; it is the same wherever the same data was prepared.
+`sha256` is a digest of everything else in it. `fingerprint` is a digest of the training data: classes, splits and,
+through their checksums, all files. It does not depend on where or when the data was prepared.
 """
 
 import hashlib
@@ -13,22 +13,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from paceline.base.files import printable, size_text
 from paceline.errors import UserError
-from paceline.untrusted import read_regular
+from paceline.system.files import printable, size_text
+from paceline.system.untrusted import read_regular
 
 DESCRIPTION = "dataset.json"
 FORMAT = 2
-ANEW = "restore the files from a copy, or prepare the data again into another folder"
-MOST_BYTES = 64 << 20
-"""Of dataset.json: three times what ImageNet-21k in three variants takes."""
-MOST_CLASSES = (1 << 16) - 1
-MOST_REMARKS = 50_000
+PREPARE_AGAIN = "Restore the files from a copy, or prepare the data again into another folder."
+MAX_DESCRIPTION_BYTES = 64 << 20
+"""Three times the dataset.json of ImageNet-21k in three variants."""
+MAX_CLASSES = (1 << 16) - 1
+MAX_REMARKS = 50_000
 LISTS = ("index.npy", "names.txt")
-_MOST_SHARDS = 1 << 16
-_MOST_ARRAY_BYTES = 1 << 34
-_STORY = ("sha256", "fingerprint", "prepared", "remarks")
-"""What does not decide what is trained on."""
+LEFT_OUT = "left out: "
+"""The start of the remark on a file that cannot be decoded."""
+_MAX_SHARDS = 1 << 16
+_MAX_ARRAY_BYTES = 1 << 34
+_NOT_FINGERPRINTED = ("sha256", "fingerprint", "prepared", "remarks")
+"""Keys that do not affect training."""
 
 
 def shard_name(number: int) -> str:
@@ -36,13 +38,14 @@ def shard_name(number: int) -> str:
 
 
 def read_json(folder: Path) -> Any:
-    """What dataset.json of a folder holds, unchecked; OSError or ValueError where that cannot be told."""
-    return parse_json(read_regular(folder / DESCRIPTION, MOST_BYTES, folder))
+    """Return the content of a folder's dataset.json, unchecked. Raises OSError or ValueError if it cannot be read."""
+    return parse_json(read_regular(folder / DESCRIPTION, MAX_DESCRIPTION_BYTES, folder))
 
 
 def parse_json(content: bytes) -> Any:
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"it is larger than {size_text(MOST_BYTES)}")
+    """Return the value of a JSON text. Raises ValueError if it is too large, nested too deeply or not JSON."""
+    if len(content) > MAX_DESCRIPTION_BYTES:
+        raise ValueError(f"it is larger than {size_text(MAX_DESCRIPTION_BYTES)}")
     try:
         return json.loads(content)
     except RecursionError:
@@ -50,20 +53,24 @@ def parse_json(content: bytes) -> Any:
 
 
 def sealed(description: dict[str, Any]) -> dict[str, Any]:
-    """A description with its fingerprint and its digest, as it is written."""
+    """Return a description with its fingerprint and digest added, ready to be written."""
     stamped = {**description, "fingerprint": _fingerprint(description)}
     return {**stamped, "sha256": _digest(stamped)}
 
 
-def checked(description: Any, kind: str, path: str, cure: str = ANEW) -> dict[str, Any]:
-    """A description in which nothing is wrong; an error with the cure for any other."""
+def checked(description: Any, kind: str, path: str, fix: str = PREPARE_AGAIN) -> dict[str, Any]:
+    """Return the description if it is valid. Raises a UserError that ends in `fix` otherwise."""
     if not isinstance(description, dict) or description.get("kind", description.get("name")) != kind:
-        raise UserError(f"{path} does not describe prepared data of the kind {kind}; {cure}")
+        raise UserError(
+            "data-kind-mismatch", f"{path} does not describe prepared data of kind {kind}. {fix}", path=path
+        )
     if (found := description.get("format", 1)) != FORMAT:
-        cure = "upgrade paceline" if isinstance(found, int) and found > FORMAT else cure
-        raise UserError(f"{path} has format {found!r:.20}; this version reads format {FORMAT}: {cure}")
-    if wrong := _problem(description, kind):
-        raise UserError(f"{path} is corrupt ({wrong}); {cure}")
+        newer = isinstance(found, int) and found > FORMAT
+        fix = "Upgrade paceline." if newer else fix
+        message = f"{path} has format {found!r:.20}, but this version of paceline reads format {FORMAT}. {fix}"
+        raise UserError("dataset-format-newer" if newer else "dataset-format-outdated", message, path=path)
+    if problem := _problem(description, kind):
+        raise UserError("dataset-corrupt", f"{path} is corrupt ({problem}). {fix}", path=path)
     return description
 
 
@@ -73,12 +80,12 @@ def _digest(description: dict[str, Any], without: tuple[str, ...] = ("sha256",))
 
 
 def _fingerprint(description: dict[str, Any]) -> str:
-    return _digest(description, _STORY)[:16]
+    return _digest(description, _NOT_FINGERPRINTED)[:16]
 
 
 def _problem(description: dict[str, Any], kind: str) -> str:
-    """What is wrong with a description, in a line; empty where nothing is."""
-    model, contradiction = _KINDS[kind]
+    """Return the first problem of a description, or an empty string."""
+    model, find_contradiction = _KINDS[kind]
     try:
         if description.get("sha256") != _digest(description):
             return "its content does not match its sha256"
@@ -89,13 +96,13 @@ def _problem(description: dict[str, Any], kind: str) -> str:
     except RecursionError:
         return "it is nested too deeply"
     if description["fingerprint"] != _fingerprint(description):
-        return "its fingerprint is not that of its classes, splits and files"
-    return printable(contradiction(description))
+        return "its fingerprint does not match its classes, splits and files"
+    return printable(find_contradiction(description))
 
 
-# ---- what it may hold ----
+# ---- schema ----
 
-# names that stay inside the folder they are joined to: what `paceline prepare` chooses, and what people call classes
+# neither pattern allows path traversal: _Name for names chosen by `paceline prepare`, _Id for class folders
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=255)]
 _Id = Annotated[str, Field(pattern=r"^[^./\\\x00][^/\\\x00]*$", max_length=255)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
@@ -106,40 +113,40 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class _File(_Strict):
+class _FileEntry(_Strict):
     file: _Name
     bytes: _Count
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class _Shard(_File):
+class _ShardEntry(_FileEntry):
     samples: _Count
 
 
-class _List(_File):
-    bytes: Annotated[int, Field(ge=0, lt=1 << 33)]  # it is read as a whole
+class _ListEntry(_FileEntry):
+    bytes: Annotated[int, Field(ge=0, lt=1 << 33)]  # read into memory
 
 
-class _Files(_Strict):
+class _SplitFiles(_Strict):
     bytes: _Count
-    shards: Annotated[list[_Shard], FailFast(), Field(min_length=1, max_length=_MOST_SHARDS)]
-    lists: Annotated[list[_List], Field(min_length=len(LISTS), max_length=len(LISTS))]
+    shards: Annotated[list[_ShardEntry], FailFast(), Field(min_length=1, max_length=_MAX_SHARDS)]
+    lists: Annotated[list[_ListEntry], Field(min_length=len(LISTS), max_length=len(LISTS))]
 
 
-class _Variant(_Strict):
-    splits: Annotated[dict[_Name, _Files], Field(max_length=16)]
+class _VariantEntry(_Strict):
+    splits: Annotated[dict[_Name, _SplitFiles], Field(max_length=16)]
 
 
-class _Class(_Strict):
+class _ClassEntry(_Strict):
     id: _Id
     name: str
 
 
-class _Split(_Strict):
+class _SplitEntry(_Strict):
     samples: _Samples
     left_out: _Count
     remarks: _Count
-    per_class: Annotated[list[_Count], FailFast(), Field(min_length=2, max_length=MOST_CLASSES)]
+    per_class: Annotated[list[_Count], FailFast(), Field(min_length=2, max_length=MAX_CLASSES)]
 
 
 class _Remark(_Strict):
@@ -148,19 +155,19 @@ class _Remark(_Strict):
     what: str
 
 
-class _Shards(_Strict):
+class _ShardsDescription(_Strict):
     name: _Name
     fingerprint: str
-    classes: Annotated[list[_Class], FailFast(), Field(min_length=2, max_length=MOST_CLASSES)]
-    splits: Annotated[dict[_Name, _Split], Field(min_length=1, max_length=16)]
-    variants: Annotated[dict[_Name, _Variant], Field(min_length=1, max_length=256)]
-    remarks: Annotated[list[_Remark], FailFast(), Field(max_length=MOST_REMARKS)]
+    classes: Annotated[list[_ClassEntry], FailFast(), Field(min_length=2, max_length=MAX_CLASSES)]
+    splits: Annotated[dict[_Name, _SplitEntry], Field(min_length=1, max_length=16)]
+    variants: Annotated[dict[_Name, _VariantEntry], Field(min_length=1, max_length=256)]
+    remarks: Annotated[list[_Remark], FailFast(), Field(max_length=MAX_REMARKS)]
 
 
 def _shards_contradiction(description: dict[str, Any]) -> str:
     ids = [entry["id"] for entry in description["classes"]]
-    if twice := _twice(ids):
-        return f"two classes have the id {twice[0]!r}"
+    if duplicates := _duplicates(ids):
+        return f"two classes have the id {duplicates[0]!r}"
     for name, split in description["splits"].items():
         if len(split["per_class"]) != len(ids) or sum(split["per_class"]) != split["samples"]:
             return f"splits.{name}.per_class does not add up to {split['samples']} samples of {len(ids)} classes"
@@ -171,7 +178,7 @@ def _shards_contradiction(description: dict[str, Any]) -> str:
             where = f"variants.{variant}.splits.{name}"
             names = [shard["file"] for shard in files["shards"]]
             if names != [shard_name(number) for number in range(len(names))]:
-                return f"{where}.shards are not {shard_name(0)} and the following"
+                return f"{where}.shards are not numbered from {shard_name(0)}"
             if tuple(entry["file"] for entry in files["lists"]) != LISTS:
                 return f"{where}.lists are not {' and '.join(LISTS)}"
             if sum(shard["samples"] for shard in files["shards"]) != description["splits"][name]["samples"]:
@@ -181,11 +188,11 @@ def _shards_contradiction(description: dict[str, Any]) -> str:
 
 class _ArraySplit(_Strict):
     samples: _Samples
-    images: _File
-    labels: _File
+    images: _FileEntry
+    labels: _FileEntry
 
 
-class _Arrays(_Strict):
+class _ArraysDescription(_Strict):
     fingerprint: str
     classes: Annotated[list[str], FailFast(), Field(min_length=2, max_length=256)]
     shape: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=3, max_length=3)]
@@ -193,22 +200,22 @@ class _Arrays(_Strict):
 
 
 def _arrays_contradiction(description: dict[str, Any]) -> str:
-    if twice := _twice(description["classes"]):
-        return f"two classes have the name {twice[0]!r}"
+    if duplicates := _duplicates(description["classes"]):
+        return f"two classes have the name {duplicates[0]!r}"
     if description["splits"].keys() != {"train", "val"}:
         return "its splits are not train and val"
     height, width, channels = description["shape"]
     for split, entry in description["splits"].items():
-        if entry["samples"] * height * width * channels > _MOST_ARRAY_BYTES:
-            return f"splits.{split} takes more than {size_text(_MOST_ARRAY_BYTES)} of memory"
+        if entry["samples"] * height * width * channels > _MAX_ARRAY_BYTES:
+            return f"splits.{split} takes more than {size_text(_MAX_ARRAY_BYTES)} of memory"
     return ""
 
 
-def _twice(names: list[str]) -> list[str]:
+def _duplicates(names: list[str]) -> list[str]:
     return [name for name, times in Counter(names).items() if times > 1]
 
 
 _KINDS: dict[str, tuple[type[_Strict], Callable[[dict[str, Any]], str]]] = {
-    "shards": (_Shards, _shards_contradiction),
-    "cifar10": (_Arrays, _arrays_contradiction),
+    "shards": (_ShardsDescription, _shards_contradiction),
+    "cifar10": (_ArraysDescription, _arrays_contradiction),
 }

@@ -1,4 +1,4 @@
-"""Files of prepared data, which may come from strangers: only regular files of the expected size are read."""
+"""Files of prepared data. They are untrusted: only regular files of the expected size are read."""
 
 import hashlib
 import math
@@ -8,23 +8,24 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from paceline.base.files import sha256
-from paceline.untrusted import open_regular
+from paceline.errors import UserError
+from paceline.system.files import sha256
+from paceline.system.untrusted import open_regular
 
-_HEADER_BYTES = 256  # enough for any shape, so that a header's length never depends on NumPy's version
+_HEADER_BYTES = 256  # fixed, so that files do not depend on the NumPy version; enough for any shape
 
 
 def file_entry(path: Path) -> dict[str, Any]:
-    """A file as dataset.json describes it."""
+    """Return the entry of a file in dataset.json."""
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def mismatch(path: Path, entry: dict[str, Any]) -> str:
-    """What tells a file from its description in dataset.json; empty where nothing does."""
+    """Return how a file differs from its entry in dataset.json, or an empty string."""
     try:
         with open_regular(path, inside=path.parent) as file:
-            if wrong := wrong_size(file, entry["bytes"]):
-                return f"{path} {wrong}"
+            if problem := wrong_size(file, entry["bytes"]):
+                return f"{path} {problem}"
             same = hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]
     except OSError as error:
         return f"{path} is missing or not readable ({error.strerror})"
@@ -32,15 +33,24 @@ def mismatch(path: Path, entry: dict[str, Any]) -> str:
 
 
 def wrong_size(file: BinaryIO, expected: int) -> str:
+    """Return how the size of an open file differs from the expected one, or an empty string."""
     found = os.fstat(file.fileno()).st_size
     return "" if found == expected else f"has {found:,} bytes instead of {expected:,}"
+
+
+def unusable(path: Path, error: Exception, fix: str) -> UserError:
+    """Return the error for a file that cannot be read (OSError) or does not match its entry in dataset.json."""
+    if isinstance(error, OSError):
+        message = f"{path} is missing or not readable ({error.strerror}). {fix}"
+        return UserError("dataset-unreadable", message, path=path)
+    return UserError("dataset-corrupt", f"{path} is corrupt ({str(error) or type(error).__name__}). {fix}", path=path)
 
 
 # ---- arrays ----
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """What a .npy file begins with, version 1.0, in C order."""
+    """Return the header of a .npy file: version 1.0, C order."""
     descr = dtype.descr if dtype.names else dtype.str
     text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}".ljust(_HEADER_BYTES - 11) + "\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
@@ -52,22 +62,21 @@ def write_array(file: BinaryIO, array: np.ndarray) -> None:
 
 
 def read_array(path: Path, dtype: np.dtype, shape: tuple[int, ...], entry: dict[str, Any]) -> np.ndarray:
-    """An array that `write_array` wrote, read into memory so that what was verified is what is used.
+    """Return an array that `write_array` wrote, in memory, so that the verified bytes are the ones in use.
 
-    ValueError or OSError where the file is not the one described. Its header must be the expected one, byte by byte,
-    and so is never parsed.
+    Raises ValueError or OSError if the file does not match `entry`. The header is compared, never parsed.
     """
     header = npy_header(dtype, shape)
     expected = len(header) + math.prod(shape) * dtype.itemsize
     if entry["bytes"] != expected:
-        raise ValueError(f"dataset.json says {entry['bytes']:,} bytes, but {dtype} {shape} takes {expected:,}")
+        raise ValueError(f"dataset.json lists {entry['bytes']:,} bytes, but {dtype} {shape} takes {expected:,}")
     with open_regular(path, inside=path.parent) as file:
-        if wrong := wrong_size(file, expected):
-            raise ValueError(f"it {wrong}")
+        if problem := wrong_size(file, expected):
+            raise ValueError(f"it {problem}")
         content = bytearray(expected)
         file.readinto(content)
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise ValueError("it does not match its checksum in dataset.json")
     if not content.startswith(header):
-        raise ValueError(f"its header is not that of an array of {dtype} {shape}")
+        raise ValueError(f"its header does not describe an array of {dtype} {shape}")
     return np.frombuffer(content, dtype, offset=len(header)).reshape(shape)

@@ -1,4 +1,4 @@
-"""Data sets that fit in memory: digits, CIFAR-10, generated images."""
+"""Datasets that fit in memory: digits, CIFAR-10 and synthetic images."""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from paceline.errors import UserError
 
 
 @dataclass(frozen=True)
-class Split:
+class TensorSplit:
     images: torch.Tensor
     """uint8, (samples, height, width, channels)."""
     labels: torch.Tensor
@@ -29,8 +29,8 @@ class Split:
 class ImageSet:
     name: str
     classes: tuple[str, ...]
-    train: Split
-    val: Split
+    train: TensorSplit
+    val: TensorSplit
     fingerprint: str
 
     @property
@@ -41,7 +41,7 @@ class ImageSet:
 
 
 def load(data: Data) -> ImageSet:
-    """The data set a recipe names, in memory."""
+    """Return the dataset that a recipe names."""
     if data.name == "digits":
         return _digits()
     if data.name == "synthetic":
@@ -50,37 +50,45 @@ def load(data: Data) -> ImageSet:
 
 
 def _digits() -> ImageSet:
-    """scikit-learn's 1797 handwritten digits, 8x8; every fifth one is kept for validation."""
+    """scikit-learn's 1797 handwritten digits, 8x8. Every fifth one is used for validation."""
     package = find_spec("sklearn")
     if package is None or not package.origin:
-        raise UserError("data.name=digits comes with scikit-learn, which is not installed; pip install scikit-learn")
-    # its file is read without importing it, which would take longer than importing torch
+        raise UserError(
+            "missing-package",
+            "data.name=digits needs scikit-learn, which is not installed. Run: pip install scikit-learn",
+            package="scikit-learn",
+        )
+    # importing scikit-learn would take longer than importing torch
     table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     images = torch.from_numpy((table[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).round().astype(np.uint8))
     labels = torch.from_numpy(table[:, -1]).long()
     held_out = torch.arange(len(labels)) % 5 == 0
-    train, val = Split(images[~held_out], labels[~held_out]), Split(images[held_out], labels[held_out])
+    train, val = TensorSplit(images[~held_out], labels[~held_out]), TensorSplit(images[held_out], labels[held_out])
     return ImageSet("digits", tuple("0123456789"), train, val, _fingerprint(images, labels))
 
 
 def _synthetic(shape: Synthetic) -> ImageSet:
-    """Noise around one random image per class, so that there is something to learn."""
+    """Noise around one random image per class, so that the task can be learned."""
     generator = torch.Generator().manual_seed(0)
     size = (shape.size, shape.size, shape.channels)
     prototypes = torch.randint(0, 256, (shape.classes, *size), generator=generator, dtype=torch.int16)
 
-    def split(samples: int) -> Split:
+    def split(samples: int) -> TensorSplit:
         labels = torch.randint(0, shape.classes, (samples,), generator=generator)
         images = torch.randint(0, 256, (samples, *size), generator=generator, dtype=torch.uint8)
-        for begin in range(0, samples, 1024):  # in pieces, so that the wider sums take little memory
+        for begin in range(0, samples, 1024):  # in chunks, since the sums are int16
             part = slice(begin, begin + 1024)
             images[part] = ((images[part] + prototypes[labels[part]]) // 2).to(torch.uint8)
-        return Split(images, labels)
+        return TensorSplit(images, labels)
 
     try:
         train, val = split(shape.train_samples), split(shape.val_samples)
-    except RuntimeError as error:  # torch's way to say that memory ran out
-        raise UserError(f"data.synthetic: {shape} cannot be generated ({str(error).splitlines()[0][:120]})") from None
+    except RuntimeError as error:  # torch raises this when out of memory
+        reason = str(error).splitlines()[0][:120]
+        raise UserError(
+            "synthetic-too-large",
+            f"data.synthetic: {shape} cannot be generated ({reason}). Use fewer or smaller images.",
+        ) from None
     names = tuple(f"class {number}" for number in range(shape.classes))
     return ImageSet("synthetic", names, train, val, hashlib.sha256(repr(shape).encode()).hexdigest()[:16])
 
@@ -90,7 +98,7 @@ def _prepared(data: Data) -> ImageSet:
     folder = Path(data.path) if data.path else default_folder(data.name)
     description, found = arrays.read(folder, data.name)
     train, val = (
-        Split(torch.from_numpy(images), torch.from_numpy(labels).long())
+        TensorSplit(torch.from_numpy(images), torch.from_numpy(labels).long())
         for images, labels in (found["train"], found["val"])
     )
     return ImageSet(data.name, tuple(description["classes"]), train, val, description["fingerprint"])

@@ -1,9 +1,9 @@
-"""Prepared data on disk: records in shards, an index, and dataset.json, which is written last. See docs/format.md.
+"""Prepared data on disk: records in shards, an index, and dataset.json. See docs/reference/format.md.
 
-    DIR/dataset.json                         what is in it; without it the folder holds no data
-    DIR/VARIANT/SPLIT/shard-00000.pcl ...    records, one behind the other, and OVERRUN zero bytes
-    DIR/VARIANT/SPLIT/index.npy              a row per sample: place, size and label
-    DIR/VARIANT/SPLIT/names.txt              a line per sample: its file's name
+    DIR/dataset.json                         the description; written last, so incomplete data has none
+    DIR/VARIANT/SPLIT/shard-00000.pcl ...    concatenated records, then OVERRUN zero bytes
+    DIR/VARIANT/SPLIT/index.npy              one row per sample: position, size and label
+    DIR/VARIANT/SPLIT/names.txt              one line per sample: its file name
 
 A variant is one size of the same images; all variants have the same samples in the same order.
 """
@@ -19,21 +19,28 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from paceline.base.files import printable
 from paceline.data import codec
 from paceline.data.classes import Class
-from paceline.data.description import ANEW, DESCRIPTION, MOST_BYTES, checked, parse_json, shard_name
-from paceline.data.files import wrong_size
+from paceline.data.description import (
+    DESCRIPTION,
+    MAX_DESCRIPTION_BYTES,
+    PREPARE_AGAIN,
+    checked,
+    parse_json,
+    shard_name,
+)
+from paceline.data.files import unusable, wrong_size
+from paceline.data.images import Choose
 from paceline.data.index import read_index
-from paceline.data.photographs import Choose
 from paceline.errors import UserError
-from paceline.untrusted import leads_out, open_regular, read_regular
+from paceline.system.files import printable
+from paceline.system.untrusted import leads_out, open_regular, read_regular
 
-_CURE = "prepare it with `paceline prepare`, or set data.path"
+_FIX = 'Run "paceline prepare", or set data.path.'
 
 
 def default_folder(name: str) -> Path:
-    """Where prepared data is put, and looked for, unless told otherwise."""
+    """Return the default folder of prepared data, below $PACELINE_DATA or ./data."""
     return Path(os.environ.get("PACELINE_DATA", "data")) / name
 
 
@@ -42,7 +49,7 @@ class Dataset:
     """A prepared folder, as dataset.json describes it."""
 
     place: str
-    """A folder, or an address."""
+    """A folder or a URL."""
     description: dict[str, Any]
 
     @property
@@ -51,21 +58,25 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: Path) -> "Dataset":
+        """Return the dataset in a folder, its dataset.json checked."""
+        path = folder / DESCRIPTION
         try:
-            return cls.parse(read_regular(folder / DESCRIPTION, MOST_BYTES, folder), str(folder))
+            return cls.parse(read_regular(path, MAX_DESCRIPTION_BYTES, folder), str(folder))
         except FileNotFoundError:
-            raise UserError(f"{folder}: no prepared data here (it has no {DESCRIPTION}); {_CURE}") from None
+            message = f"{folder} does not contain prepared data: it has no {DESCRIPTION}. {_FIX}"
+            raise UserError("data-not-prepared", message, path=folder) from None
         except OSError as error:
-            raise UserError(f"{folder / DESCRIPTION} is not readable ({error.strerror}); {_CURE}") from None
+            message = f"{path} is not readable ({error.strerror}). {_FIX}"
+            raise UserError("dataset-unreadable", message, path=path) from None
 
     @classmethod
     def parse(cls, content: bytes, place: str) -> "Dataset":
-        """From what dataset.json holds."""
+        """Return the dataset that the content of a dataset.json describes."""
         path = f"{place.rstrip('/')}/{DESCRIPTION}"
         try:
             description = parse_json(content)
         except ValueError as error:
-            raise UserError(f"{path} is not readable ({error}); {_CURE}") from None
+            raise UserError("dataset-unreadable", f"{path} is not readable ({error}). {_FIX}", path=path) from None
         return cls(place, checked(description, "shards", path))
 
     @property
@@ -85,32 +96,40 @@ class Dataset:
         return str(self.description["fingerprint"])
 
     def choose(self, variant: str = "") -> str:
-        """The variant of this name, by default the only one."""
+        """Return the name of a variant that exists; an empty name means the only one."""
         if not variant and len(self.variants) > 1:
             raise UserError(
-                f"{self.place} holds {', '.join(self.variants)}; choose one with data.variant, or with --variant of "
-                "`paceline data`"
+                "variant-required",
+                f"{self.place} has the variants {', '.join(self.variants)}. "
+                'Choose one with data.variant, or with --variant of "paceline data".',
+                variants=self.variants,
             )
         variant = variant or self.variants[0]
         if variant not in self.variants:
-            raise UserError(f"data.variant={variant!r} is not in {self.place}; it holds {', '.join(self.variants)}")
+            raise UserError(
+                "unknown-variant",
+                f"data.variant {variant!r} does not exist in {self.place}. It has {', '.join(self.variants)}.",
+                variant=variant,
+            )
         return variant
 
     def split(self, split: str, variant: str = "") -> "Split":
-        """One split of a variant, by default of the only one."""
+        """Return one split of a variant; an empty variant means the only one."""
         variant = self.choose(variant)
         if split not in self.description["splits"]:
-            raise UserError(f"{self.place} has no {split} split")
+            known = ", ".join(self.description["splits"])
+            raise UserError("unknown-split", f"{self.place} has no split {split!r}. It has {known}.", split=split)
         folder, files = self.folder / variant / split, self.description["variants"][variant]["splits"][split]
         if leads_out(self.folder, folder):
-            raise UserError(f"{folder} is a symbolic link out of {self.folder}; put a copy of the files there")
+            message = f"{folder} is a symbolic link to outside of {self.folder}. Replace the link with the files."
+            raise UserError("link-outside-folder", message, path=folder)
         return Split(folder, files, self.description["splits"][split]["per_class"])
 
 
 class Split:
-    """Records of one split, mapped into memory; everything but the records themselves is verified at opening."""
+    """Records of one split, memory-mapped. Opening verifies everything except the records themselves."""
 
-    cure = "see `paceline data DIR --check`"
+    fix = 'Run "paceline data DIR --check" for details.'
 
     def __init__(self, folder: Path, files: dict[str, Any], per_class: list[int]):
         self.folder, self._files = folder, files
@@ -126,10 +145,10 @@ class Split:
         try:
             file = open_regular(path, inside=self.folder)
         except OSError as error:
-            raise UserError(f"{path} is missing or not readable ({error.strerror}); {ANEW}") from None
-        if wrong := wrong_size(file, entry["bytes"]):
+            raise unusable(path, error, PREPARE_AGAIN) from None
+        if problem := wrong_size(file, entry["bytes"]):
             file.close()
-            raise UserError(f"{path} {wrong}; {ANEW}")
+            raise UserError("dataset-corrupt", f"{path} {problem}. {PREPARE_AGAIN}", path=path)
         return file
 
     @cached_property
@@ -141,7 +160,7 @@ class Split:
             return mmap.mmap(file.fileno(), self._files["shards"][number]["bytes"], access=mmap.ACCESS_READ)
 
     def places(self, ids: np.ndarray) -> np.ndarray:
-        """Shard, offset and length of samples, as the codec wants them."""
+        """Return shard, offset and length of samples: int64 (n, 3), the layout that the codec expects."""
         rows = self.index[ids]
         return np.stack([rows[field].astype(np.int64) for field in ("shard", "offset", "length")], axis=1)
 
@@ -152,7 +171,7 @@ class Split:
         return ShardReader(self)
 
     def sizes(self, ids: np.ndarray) -> np.ndarray:
-        """Width and height of samples, (n, 2)."""
+        """Return width and height of samples, (n, 2)."""
         rows = self.index[ids]
         return np.stack([rows["width"], rows["height"]], axis=1)
 
@@ -161,7 +180,7 @@ class Split:
             return _record(file, self.index[number])
 
     def records(self, shard: int) -> Iterator[tuple[int, bytes]]:
-        """The samples of a shard with their records."""
+        """Yield the id and record of every sample of a shard."""
         with self._shard(shard) as file:
             for number in np.flatnonzero(self.index["shard"] == shard):
                 yield int(number), _record(file, self.index[number])
@@ -173,17 +192,17 @@ class Split:
             content = read_regular(path, entry["bytes"], self.folder)
             names = content.decode().splitlines()
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} is missing or corrupt ({error}); {ANEW}") from None
+            raise unusable(path, error, PREPARE_AGAIN) from None
         if hashlib.sha256(content).hexdigest() != entry["sha256"] or len(names) != len(self):
-            raise UserError(f"{path} does not match {DESCRIPTION}; {ANEW}")
+            raise UserError("dataset-corrupt", f"{path} does not match {DESCRIPTION}. {PREPARE_AGAIN}", path=path)
         return names
 
     def where(self, number: int) -> str:
-        """How a message names a sample."""
+        """Return the position and name of a sample for messages."""
         row = self.index[number % len(self)]
         try:
             name = printable(self.names[number % len(self)])
-        except UserError:  # the names are only for messages such as this one
+        except UserError:  # names only appear in messages
             name = f"sample {number % len(self)}"
         return f"{self.folder / shard_name(int(row['shard']))} at byte {row['offset']} ({name})"
 
@@ -193,7 +212,7 @@ def _record(file: BinaryIO, row: np.void) -> bytes:
 
 
 class ShardReader:
-    """Crops of a split's samples; for one thread."""
+    """Reads crops of a split's samples. Not thread-safe."""
 
     def __init__(self, split: Split):
         self._split, self._decoder = split, codec.Decoder(split.shards)

@@ -1,1 +1,1 @@
-"""How the nodes and ranks of a job find each other and agree."""
+"""Rendezvous, process groups and gradient synchronization between the nodes and ranks of a job."""

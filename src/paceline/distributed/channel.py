@@ -1,10 +1,12 @@
-"""Messages between processes of one job. Both ends prove that they know the job's token before any message is read, and
-every message is signed: strangers can connect, but neither ask nor answer anything.
+"""Authenticated messages between the processes of one job.
+
+Both ends prove that they know the job's token before any message is read, and every message is signed. Other processes
+can connect, but can neither send requests nor answer them.
 
     server -> client   greeting, 32 random bytes s
     client -> server   32 random bytes c, HMAC(token, "client" s c)
     server -> client   HMAC(token, "server" s c)
-    then, both ways    length, JSON, HMAC(key of this connection and direction, number of the message, JSON)
+    then, both ways    length, JSON, HMAC(key of this connection and direction, message number, JSON)
 """
 
 import hashlib
@@ -25,40 +27,52 @@ GREETING = b"paceline rendezvous 1\n"
 NONCE = PROOF = 32
 MAX_MESSAGE = 8 << 20
 HANDSHAKE_TIMEOUT = 10.0
-_SHORTEST_TOKEN = 32
+_MIN_TOKEN = 32
 _HEADER = struct.Struct("!I")
 
 
 class ChannelError(ConnectionError):
-    """The other end is gone, is not of this job, or sent something that is not a message."""
+    """The peer is gone, does not belong to this job, or sent something that is not a message."""
+
+    code = "rendezvous-unreachable"
+    """The code of the UserError that reports it."""
 
 
-class StrangerError(ChannelError):
-    """Something answers that is not of this job; it will not be later either."""
+class WrongPeerError(ChannelError):
+    """The peer does not belong to this job, so that retrying is pointless."""
+
+    def __init__(self, code: str, message: str):
+        super().__init__(message)
+        self.code = code
 
 
 def new_token() -> str:
+    """Return a random token for a new job."""
     return secrets.token_hex(16)
 
 
 def token_of(environ: Mapping[str, str]) -> bytes:
-    """The job's secret as its launcher passed it on."""
+    """Return the job's token, the shared secret of its nodes."""
     token = environ.get(TOKEN, "")
-    if len(token) < _SHORTEST_TOKEN:
-        found = f"has {len(token)} characters, at least {_SHORTEST_TOKEN} are needed" if token else "is not set"
+    if len(token) < _MIN_TOKEN:
+        code, problem = "token-missing", "is not set"
+        if token:
+            code, problem = "token-too-short", f"has {len(token)} characters but needs at least {_MIN_TOKEN}"
         raise UserError(
-            f"{TOKEN} {found}. It is the secret by which the nodes of a job recognize each other: run "
-            f"`export {TOKEN}=$(openssl rand -hex 16)` on one node, and export the same value on the others"
+            code,
+            f"{TOKEN} {problem}. It is the secret that the nodes of a job share: run "
+            f'"export {TOKEN}=$(openssl rand -hex 16)" on one node and export the same value on the others.',
         )
     return token.encode()
 
 
 def sign(key: bytes, *parts: bytes) -> bytes:
+    """Return the HMAC-SHA256 of the concatenated parts."""
     return hmac.digest(key, b"".join(parts), hashlib.sha256)
 
 
 class Session:
-    """Signs what one end of a proven connection sends, and checks what it receives."""
+    """Signs what one end of an authenticated connection sends, and verifies what it receives."""
 
     def __init__(self, token: bytes, server_nonce: bytes, client_nonce: bytes, is_server: bool):
         nonces = server_nonce, client_nonce
@@ -70,23 +84,23 @@ class Session:
     def pack(self, message: Any) -> bytes:
         body = json.dumps(message).encode()
         if len(body) > MAX_MESSAGE:
-            raise ChannelError(f"a message of {len(body)} bytes is too long")
+            raise ChannelError(f"a message of {len(body)} bytes exceeds the limit of {MAX_MESSAGE}")
         signature = sign(self._send_key, _number(self._sent), body)
         self._sent += 1
         return _HEADER.pack(len(body)) + body + signature
 
     @staticmethod
     def length(header: bytes) -> int:
-        """Bytes that follow the header."""
+        """Return the number of bytes that follow the header."""
         size: int = _HEADER.unpack(header)[0]
         if size > MAX_MESSAGE:
-            raise ChannelError(f"a message of {size} bytes is announced")
+            raise ChannelError(f"the peer announces a message of {size} bytes, more than the limit of {MAX_MESSAGE}")
         return size + PROOF
 
     def unpack(self, signed: bytes) -> Any:
         body, signature = signed[:-PROOF], signed[-PROOF:]
         if not hmac.compare_digest(signature, sign(self._receive_key, _number(self._received), body)):
-            raise ChannelError("a message has a wrong signature")
+            raise ChannelError("a message has an invalid signature")
         self._received += 1
         return json.loads(body)
 
@@ -95,13 +109,13 @@ def _number(value: int) -> bytes:
     return value.to_bytes(8)
 
 
-def connect(host: str, port: int, token: bytes, within: float = 30.0) -> "Channel":
-    """A channel; what is too busy or not there yet is tried again for so many seconds."""
-    deadline = time.monotonic() + within
+def connect(host: str, port: int, token: bytes, timeout: float = 30.0) -> "Channel":
+    """Return a channel, retrying while the server is busy or not there yet."""
+    deadline = time.monotonic() + timeout
     while True:
         try:
             return Channel(host, port, token)
-        except StrangerError:
+        except WrongPeerError:
             raise
         except ChannelError:
             if time.monotonic() > deadline:
@@ -110,38 +124,39 @@ def connect(host: str, port: int, token: bytes, within: float = 30.0) -> "Channe
 
 
 class Channel:
-    """The client's end of a connection."""
+    """The client side of a connection."""
 
     def __init__(self, host: str, port: int, token: bytes, timeout: float = HANDSHAKE_TIMEOUT):
         try:
             self._socket = socket.create_connection((host, port), timeout)
         except OSError as error:
-            raise ChannelError(f"{host}:{port} does not answer ({error})") from None
+            raise ChannelError(f"{host}:{port} does not respond ({error})") from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
             if self._read(len(GREETING)) != GREETING:
-                raise StrangerError(f"{host}:{port} is not the rendezvous of a job: something else uses that port")
-            self._session = self._prove(token, host, port)
+                message = f"{host}:{port} is not a Paceline rendezvous. Another program uses that port."
+                raise WrongPeerError("not-a-rendezvous", message)
+            self._session = self._authenticate(token, host, port)
         except BaseException:
             self.close()
             raise
 
-    def _prove(self, token: bytes, host: str, port: int) -> Session:
+    def _authenticate(self, token: bytes, host: str, port: int) -> Session:
         server_nonce, client_nonce = self._read(NONCE), secrets.token_bytes(NONCE)
         session = Session(token, server_nonce, client_nonce, is_server=False)
         self._write(client_nonce + session.client_proof)
-        stranger = f"{host}:{port} belongs to another job: {TOKEN} differs between this node and that one"
         try:
             proof = self._read(PROOF)
-        except ChannelError as error:  # it has too many connections: whom it does not know gets a wrong proof
-            raise ChannelError(f"{host}:{port} is too busy ({error})") from None
+        except ChannelError as error:  # a client with another token gets an invalid proof instead
+            raise ChannelError(f"{host}:{port} has too many connections ({error})") from None
         if not hmac.compare_digest(proof, session.server_proof):
-            raise StrangerError(stranger)
+            message = f"{host}:{port} has another {TOKEN}. Export the same value on all nodes of the job."
+            raise WrongPeerError("token-mismatch", message)
         return session
 
     def call(self, message: Any, timeout: float) -> Any:
-        """The answer to a message."""
+        """Send a request and return the response."""
         self._socket.settimeout(timeout)
         self._write(self._session.pack(message))
         length = self._session.length(self._read(_HEADER.size))
@@ -161,7 +176,7 @@ class Channel:
             except OSError as error:
                 raise ChannelError(str(error)) from None
             if not part:
-                raise ChannelError("the connection was closed")
+                raise ChannelError("the peer closed the connection")
             content += part
         return bytes(content)
 

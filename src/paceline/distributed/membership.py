@@ -1,21 +1,19 @@
-"""Which nodes train together: nodes join, a round of them begins, and a later one when nodes fail, leave or come.
+"""The nodes that train together. They join a rendezvous round; a new round begins when nodes fail, leave or join.
 
-first round     begins when all nodes have joined, or, once the join timeout is over, with the minimum of them
-later rounds    begin when all nodes that are alive have joined; one that is alive but does not stop its ranks is
-                waited for only so long
+first round     begins when all nodes have joined, or after the join timeout if the minimum of nodes has
+later rounds    begin when all live nodes have joined, or after a grace period for those that do not stop their ranks
 """
 
 import asyncio
 from dataclasses import dataclass, field
 
-_GRACE = 60.0  # seconds that the others wait for a node that is alive and does not join
-
+_GRACE = 60.0  # seconds to wait for a node that is alive but does not join
 
 CLOSED, LOST = "closed", "lost"
 
 
 class Refused(Exception):
-    """The answer to a node that cannot take part; its text says why."""
+    """A request that the server refuses, with the reason as its text."""
 
 
 @dataclass
@@ -23,14 +21,14 @@ class _Join:
     node: str
     ranks: int
     order: int
-    """Place among the nodes that the user gave them; of others the order of arrival."""
+    """The node rank that the user assigned; nodes with equal ranks are ordered by arrival."""
     minimum: int
     maximum: int
     began: "asyncio.Future[dict[str, int]]" = field(default_factory=asyncio.Future)
 
 
 class Membership:
-    """Used from one event loop only."""
+    """The rounds of a rendezvous. Not thread-safe: to be used from one event loop."""
 
     def __init__(self) -> None:
         self.round = 0
@@ -39,36 +37,37 @@ class Membership:
         self._joining: dict[str, _Join] = {}
         self._members: list[str] = []
         self._deadline: asyncio.TimerHandle | None = None
-        self._is_late = False
+        self._deadline_passed = False
         """Whether the minimum of nodes is enough to begin."""
 
     async def join(
         self, node: str, ranks: int, order: int, minimum: int, maximum: int, timeout: float
     ) -> dict[str, int]:
-        """Wait for the next round; this node's place in it."""
+        """Wait for the next round, and return this node's ranks in it."""
         if self._is_closed:
             raise Refused(CLOSED)
         joining = self._joining[node] = _Join(node, ranks, order, minimum, maximum)
         if not self._deadline:
-            patience = _GRACE if self.round else timeout
-            self._deadline = asyncio.get_running_loop().call_later(patience, self._be_late)
+            wait = _GRACE if self.round else timeout
+            self._deadline = asyncio.get_running_loop().call_later(wait, self._on_deadline)
         self._begin_if_ready()
         try:
-            # the minimum of nodes begins when the time is over: give that round the time to reach everybody
+            # a round of the minimum of nodes begins at the deadline; leave it time to reach every node
             async with asyncio.timeout(timeout + 1.0):
                 return await joining.began
         except TimeoutError:
             count = len(self._joining)
-            raise Refused(f"{count} of {minimum} nodes joined within {timeout:g} s") from None
+            raise Refused(f"only {count} of {minimum} nodes joined within {timeout:g} s") from None
         finally:
             if self._joining.get(node) is joining:
                 del self._joining[node]
 
     def arrive(self, node: str) -> None:
+        """Note that a node is connected."""
         self._alive.add(node)
 
     def leave(self, node: str) -> None:
-        """It does not answer any more."""
+        """Remove a node whose connection is lost."""
         self._alive.discard(node)
         joining = self._joining.pop(node, None)
         if joining and not joining.began.done():
@@ -76,13 +75,13 @@ class Membership:
         self._begin_if_ready()
 
     def waiting(self) -> int:
-        """Nodes for whose sake the members of this round have to stop and join again."""
+        """Return the number of nodes that need a new round; if not 0, the members of this one must join again."""
         is_broken = any(node in self._joining for node in self._members)
         has_room = any(len(self._members) < joining.maximum for joining in self._joining.values())
         return len(self._joining) if is_broken or has_room else 0
 
     def close(self) -> None:
-        """The job has ended."""
+        """End the rendezvous with the job: no node can join any more."""
         self._is_closed = True
         for joining in self._joining.values():
             if not joining.began.done():
@@ -93,26 +92,26 @@ class Membership:
             return
         count, limits = len(self._joining), next(iter(self._joining.values()))
         all_alive = self.round > 0 and not self._alive - self._joining.keys()
-        if count >= limits.maximum or (count >= limits.minimum and (all_alive or self._is_late)):
+        if count >= limits.maximum or (count >= limits.minimum and (all_alive or self._deadline_passed)):
             self._begin()
 
-    def _be_late(self) -> None:
-        self._is_late = True
+    def _on_deadline(self) -> None:
+        self._deadline_passed = True
         self._begin_if_ready()
 
     def _begin(self) -> None:
         if self._deadline:
             self._deadline.cancel()
-        self._deadline, self._is_late = None, False
-        known = {node: place for place, node in enumerate(self._members)}
-        # of nodes without a place of their own those stay in front that were there before: rank 0 stays where it is
+        self._deadline, self._deadline_passed = None, False
+        known = {node: index for index, node in enumerate(self._members)}
+        # among nodes of equal order, members of the last round come first, so that rank 0 stays on its node
         chosen = sorted(self._joining.values(), key=lambda join: (join.order, known.get(join.node, len(known))))
         chosen = chosen[: chosen[0].maximum]
         self.round += 1
         self._members = [join.node for join in chosen]
         first_rank, world_size = 0, sum(join.ranks for join in chosen)
         for number, join in enumerate(chosen):
-            place = {"round": self.round, "node": number, "nodes": len(chosen)}
-            join.began.set_result(place | {"first_rank": first_rank, "world_size": world_size})
+            assignment = {"round": self.round, "node": number, "nodes": len(chosen)}
+            join.began.set_result(assignment | {"first_rank": first_rank, "world_size": world_size})
             first_rank += join.ranks
             del self._joining[join.node]

@@ -1,6 +1,6 @@
-"""Values between ranks: JSON, and tensors beside it. torch's own object collectives send pickles, which run code.
+"""Object collectives that send JSON and tensors. torch's own send pickles, which can execute code when loaded.
 
-Neither gloo nor NCCL knows who sends, so whatever arrives is checked.
+Neither gloo nor NCCL authenticates its peers, so everything received is validated.
 """
 
 import json
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.base.trees import flatten, unflatten
 from paceline.errors import UserError
+from paceline.system.trees import flatten, unflatten
 
-_LONGEST = 256 << 20
+_MAX_BYTES = 256 << 20
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -24,28 +24,28 @@ _DTYPES = {
 
 
 def broadcast_object(value: Any, src: int, rank: int) -> Any:
-    """The value of rank `src`, on every rank: None, bool, int, float, str, lists, dictionaries and tensors of these."""
+    """Return the value of rank `src` on every rank: None, bool, int, float, str, tensors, lists and dicts of them."""
     skeleton, tensors = flatten(value) if rank == src else (None, {})
-    forms = [[name, str(own.dtype).removeprefix("torch."), list(own.shape)] for name, own in tensors.items()]
-    text = json.dumps([skeleton, forms]).encode()
+    specs = [[name, str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()]
+    text = json.dumps([skeleton, specs]).encode()
     size = torch.tensor([len(text)])
     dist.broadcast(size, src)
     content = _bytes(text) if rank == src else torch.empty(_checked(int(size), src), dtype=torch.uint8)
     dist.broadcast(content, src)
     if rank == src:
-        for own in tensors.values():
-            dist.broadcast(own.contiguous().cpu(), src)
+        for tensor in tensors.values():
+            dist.broadcast(_as_bytes(tensor.contiguous().cpu()), src)
         return value
-    skeleton, announced = _skeleton_and_forms(content, src)
+    skeleton, announced = _skeleton_and_specs(content, src)
     received = {}
     for name, dtype, shape in announced:
         received[name] = _empty(dtype, shape, src)
-        dist.broadcast(received[name], src)
+        dist.broadcast(_as_bytes(received[name]), src)
     return _rebuilt(skeleton, received, src)
 
 
 def all_gather_object(value: Any, size: int) -> list[Any]:
-    """Every rank's value, in order of rank, on every rank; without tensors."""
+    """Return the values of all ranks, in rank order, on every rank. Tensors are not supported."""
     text = json.dumps(flatten(value)[0]).encode()
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
     dist.all_gather(lengths, torch.tensor([len(text)]))
@@ -55,13 +55,18 @@ def all_gather_object(value: Any, size: int) -> list[Any]:
     return [_rebuilt(_parsed(contents[rank][:length], rank), {}, rank) for rank, length in enumerate(checked)]
 
 
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a contiguous tensor, because gloo does not support all types."""
+    return tensor.view(-1).view(torch.uint8)
+
+
 def _bytes(text: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def _checked(length: int, rank: int) -> int:
-    if not 0 < length <= _LONGEST:
-        raise _stranger(rank, f"{length} bytes")
+    if not 0 < length <= _MAX_BYTES:
+        raise _invalid(rank, f"{length} bytes")
     return length
 
 
@@ -69,18 +74,18 @@ def _parsed(content: torch.Tensor, rank: int) -> Any:
     try:
         return json.loads(content.numpy().tobytes())
     except (ValueError, RecursionError) as error:
-        raise _stranger(rank, str(error)) from None
+        raise _invalid(rank, str(error)) from None
 
 
-def _skeleton_and_forms(content: torch.Tensor, rank: int) -> tuple[Any, list[Any]]:
+def _skeleton_and_specs(content: torch.Tensor, rank: int) -> tuple[Any, list[Any]]:
     match _parsed(content, rank):
-        case [skeleton, list(forms)] if all(map(_is_form, forms)):
-            return skeleton, forms
-    raise _stranger(rank, "neither a value nor tensors")
+        case [skeleton, list(specs)] if all(map(_is_spec, specs)):
+            return skeleton, specs
+    raise _invalid(rank, "neither a value nor tensors")
 
 
-def _is_form(form: Any) -> bool:
-    match form:
+def _is_spec(spec: Any) -> bool:
+    match spec:
         case [str(), str(), list()]:
             return True
     return False
@@ -90,19 +95,21 @@ def _rebuilt(skeleton: Any, tensors: dict[str, torch.Tensor], rank: int) -> Any:
     try:
         return unflatten(skeleton, tensors)
     except (ValueError, RecursionError) as error:
-        raise _stranger(rank, str(error)) from None
+        raise _invalid(rank, str(error)) from None
 
 
 def _empty(dtype: str, shape: list[int], rank: int) -> torch.Tensor:
     if dtype not in _DTYPES or not all(isinstance(length, int) and 0 <= length < 1 << 40 for length in shape):
-        raise _stranger(rank, f"a tensor of {dtype} {shape}")
+        raise _invalid(rank, f"a tensor of {dtype} {shape}")
     if math.prod(shape) * _DTYPES[dtype].itemsize > 1 << 42:
-        raise _stranger(rank, f"a tensor of {shape}")
+        raise _invalid(rank, f"a tensor of {shape}")
     return torch.empty(shape, dtype=_DTYPES[dtype])
 
 
-def _stranger(rank: int, what: str) -> UserError:
+def _invalid(rank: int, what: str) -> UserError:
     return UserError(
-        f"rank {rank} sent something that is not of this job ({what}): another process of this network may have taken "
-        "its place; let nobody else reach the ports of the nodes (SECURITY.md)"
+        "invalid-rank-message",
+        f"rank {rank} sent data that no rank of this job sends ({what}). Another process on the network may "
+        "impersonate it: restrict access to the ports of the nodes (see SECURITY.md).",
+        rank=rank,
     )

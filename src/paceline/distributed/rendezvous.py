@@ -1,5 +1,7 @@
-"""Rendezvous handlers for torch's elastic agent. torch's own keeps its state as a pickle in a store that anybody who
-reaches its port can write to; these read nothing but signed JSON, and one machine alone needs no network at all.
+"""Rendezvous handlers for torch's elastic agent.
+
+torch's own keeps its state as a pickle in a store that anybody who reaches its port can write to. These read only
+signed JSON, and a single node needs no network at all.
 """
 
 import time
@@ -10,7 +12,7 @@ from threading import Event, Thread
 from typing import Any
 from uuid import uuid4
 
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -20,28 +22,29 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from paceline.base.logs import log
 from paceline.distributed.channel import Channel, ChannelError, connect
 from paceline.distributed.membership import CLOSED, LOST
 from paceline.distributed.store import network_store
+from paceline.system.logs import log
 
-_BEAT = 0.5  # seconds between heartbeats
-_ANSWER = 10.0  # seconds that the server may take for an answer
-_NO_STORE_OF_TORCH = RendezvousStoreInfo("", 0)
+_HEARTBEAT_INTERVAL = 0.5  # seconds
+_RESPONSE_TIMEOUT = 10.0  # seconds
+_NO_TORCH_STORE = RendezvousStoreInfo("", 0)
 
 
-class OneNode(RendezvousHandler):
-    """This machine alone: its ranks find each other through a file that only its user can read."""
+class SingleNode(RendezvousHandler):
+    """A job on one node, whose ranks find each other through a file that only its user can read."""
 
     def __init__(self, folder: Path):
         self._folder, self._round = folder, 0
 
     def next_rendezvous(self) -> RendezvousInfo:
         self._round += 1
-        return RendezvousInfo(HashStore(), 0, 1, _NO_STORE_OF_TORCH)
+        return RendezvousInfo(HashStore(), 0, 1, _NO_TORCH_STORE)
 
     @property
-    def store_of_ranks(self) -> str:
+    def rank_store(self) -> str:
+        """Path of the file through which the ranks of this round find each other."""
         return str(self._folder / f"store-{self._round}")
 
     def get_backend(self) -> str:
@@ -63,8 +66,8 @@ class OneNode(RendezvousHandler):
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What a node says when it joins."""
+class JoinTerms:
+    """What a node sends when it joins."""
 
     ranks: int
     minimum: int
@@ -73,37 +76,37 @@ class Terms:
     timeout: float = 300.0
 
 
-class ManyNodes(RendezvousHandler):
-    """Nodes that find each other at a server (server.py), to which a thread says that this one is alive."""
+class MultiNode(RendezvousHandler):
+    """One node of several, which find each other at a server (server.py). A thread sends heartbeats to it."""
 
-    def __init__(self, address: str, token: bytes, terms: Terms, run_id: str):
+    def __init__(self, address: str, token: bytes, terms: JoinTerms, run_id: str):
         self._address, self._token, self._terms, self._run_id = address, token, terms, run_id
         self._node = uuid4().hex
         self._round = 0
         self._seen = {"round": 0, "waiting": 0}
         self._is_connected, self._is_over = Event(), Event()
-        Thread(target=self._stay_alive, args=(self._arrive(terms.timeout),), daemon=True, name="heartbeat").start()
+        Thread(target=self._send_heartbeats, args=(self._arrive(terms.timeout),), daemon=True, name="heartbeat").start()
 
-    def _connect(self, within: float = _ANSWER) -> Channel:
+    def _connect(self, timeout: float = _RESPONSE_TIMEOUT) -> Channel:
         host, _, port = self._address.rpartition(":")
-        return connect(host, int(port), self._token, within)
+        return connect(host, int(port), self._token, timeout)
 
-    def _arrive(self, within: float = 0.0) -> Channel:
-        channel = self._connect(within)
-        channel.call({"do": "arrive", "node": self._node}, _ANSWER)
+    def _arrive(self, timeout: float = 0.0) -> Channel:
+        channel = self._connect(timeout)
+        channel.call({"do": "arrive", "node": self._node}, _RESPONSE_TIMEOUT)
         self._is_connected.set()
         return channel
 
-    def _stay_alive(self, channel: Channel) -> None:
-        while not self._is_over.wait(_BEAT):
+    def _send_heartbeats(self, channel: Channel) -> None:
+        while not self._is_over.wait(_HEARTBEAT_INTERVAL):
             try:
                 if not self._is_connected.is_set():
                     channel = self._arrive()
-                self._seen = channel.call({"do": "beat"}, _ANSWER)["value"]
+                self._seen = channel.call({"do": "beat"}, _RESPONSE_TIMEOUT)["value"]
             except ChannelError:
-                can_change = self._terms.minimum < self._terms.maximum
-                if can_change and self._is_connected.is_set() and not self._is_over.is_set():
-                    log.warning("the rendezvous does not answer: training continues, but no node can join")
+                is_elastic = self._terms.minimum < self._terms.maximum
+                if is_elastic and self._is_connected.is_set() and not self._is_over.is_set():
+                    log.warning("the rendezvous does not respond: training continues, but no node can join")
                 self._is_connected.clear()
                 channel.close()
         channel.close()
@@ -112,23 +115,23 @@ class ManyNodes(RendezvousHandler):
         deadline = time.monotonic() + self._terms.timeout
         while True:
             if not self._is_connected.wait(max(0.0, deadline - time.monotonic())):
-                raise RendezvousConnectionError(f"{self._address} does not answer")
+                raise RendezvousConnectionError(f"{self._address} does not respond")
             answer = self._ask({"do": "join", "node": self._node} | asdict(self._terms), self._terms.timeout)
-            if place := answer.get("value"):
+            if assignment := answer.get("value"):
                 break
             if answer["refused"] == CLOSED:
                 raise RendezvousClosedError
             if answer["refused"] != LOST:
                 raise RendezvousTimeoutError(answer["refused"])
-        self._round = place["round"]
+        self._round = assignment["round"]
         store = network_store(self._address, f"{self._round}/nodes", self._token)
-        return RendezvousInfo(store, place["node"], place["nodes"], _NO_STORE_OF_TORCH)
+        return RendezvousInfo(store, assignment["node"], assignment["nodes"], _NO_TORCH_STORE)
 
-    def _ask(self, request: dict[str, Any], waits: float = 0.0) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], timeout: float = 0.0) -> dict[str, Any]:
         try:
             channel = self._connect()
             try:
-                answer: dict[str, Any] = channel.call(request, waits + _ANSWER)
+                answer: dict[str, Any] = channel.call(request, timeout + _RESPONSE_TIMEOUT)
             finally:
                 channel.close()
         except ChannelError as error:
@@ -136,7 +139,8 @@ class ManyNodes(RendezvousHandler):
         return answer
 
     @property
-    def store_of_ranks(self) -> str:
+    def rank_store(self) -> str:
+        """HOST:PORT/ROUND of the store through which the ranks of this round find each other."""
         return f"{self._address}/{self._round}/ranks"
 
     def get_backend(self) -> str:

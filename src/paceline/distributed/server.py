@@ -1,27 +1,32 @@
-"""The rendezvous of a job: the list of its nodes, and the key-value store by which its ranks find each other.
+"""The rendezvous server of a job: the membership of its nodes, and the key-value store of its ranks.
 
-Runs in a thread of node 0, or in a process of its own (`paceline rendezvous`), and listens at one address only.
+Runs in a thread of node 0 or in a separate process (`paceline rendezvous`), and listens at one address only.
 """
 
 import asyncio
 import base64
 import contextlib
 import hmac
+import os
 import secrets
+import signal
 import socket
 from collections.abc import Awaitable, Callable
 from threading import Thread
 from typing import Any
 
-from paceline.distributed.channel import GREETING, HANDSHAKE_TIMEOUT, NONCE, PROOF, ChannelError, Session
+from paceline.distributed.channel import GREETING, HANDSHAKE_TIMEOUT, NONCE, PROOF, ChannelError, Session, token_of
 from paceline.distributed.membership import Membership, Refused
+from paceline.errors import UserError
 
-_MOST_UNPROVEN = 64  # connections that have not proven yet that they belong to the job
-_MOST_KEYS, _LONGEST_VALUE = 1 << 20, 1 << 20
-_SILENCE = 5.0  # seconds without a heartbeat, after which a node counts as lost
+_MAX_UNAUTHENTICATED = 64  # connections that have not authenticated yet
+_MAX_KEYS, _MAX_VALUE = 1 << 20, 1 << 20
+_HEARTBEAT_TIMEOUT = 5.0  # seconds without a heartbeat, after which a node is considered failed
 
 
 class Server:
+    """Answers the authenticated requests of nodes and ranks."""
+
     def __init__(self, address: str, port: int, token: bytes):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, port), family=family, backlog=256)
@@ -29,61 +34,63 @@ class Server:
         self._members = Membership()
         self._values: dict[str, bytes] = {}
         self._awaited: dict[str, asyncio.Event] = {}
-        self._unproven: dict[asyncio.StreamWriter, None] = {}
+        self._unauthenticated: dict[asyncio.StreamWriter, None] = {}
         self._actions: dict[str, Callable[..., Awaitable[Any]]] = {
             name.removeprefix("_do_"): getattr(self, name) for name in dir(self) if name.startswith("_do_")
         }
 
     @property
     def port(self) -> int:
+        """The port that it listens at."""
         port: int = self._listener.getsockname()[1]
         return port
 
     def start(self) -> None:
-        """In a thread, for as long as this process lives."""
+        """Serve in a daemon thread, for as long as this process lives."""
         Thread(target=asyncio.run, args=(self.serve(),), daemon=True, name="rendezvous").start()
 
     async def serve(self) -> None:
-        server = await asyncio.start_server(self._talk, sock=self._listener)
+        """Serve until cancelled."""
+        server = await asyncio.start_server(self._handle, sock=self._listener)
         async with server:
             await server.serve_forever()
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._unproven[writer] = None
-        if len(self._unproven) > _MOST_UNPROVEN:
-            # the oldest: who knows the token proves it at once
-            oldest = next(iter(self._unproven))
-            del self._unproven[oldest]
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._unauthenticated[writer] = None
+        if len(self._unauthenticated) > _MAX_UNAUTHENTICATED:
+            # drop the oldest, because a client that knows the token authenticates at once
+            oldest = next(iter(self._unauthenticated))
+            del self._unauthenticated[oldest]
             oldest.transport.abort()
-        # whatever a client does ends its own connection at most
+        # an invalid request ends only the connection that it came from
         with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, TimeoutError):
             try:
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT):
-                    session = await self._prove(reader, writer)
+                    session = await self._authenticate(reader, writer)
             finally:
-                self._unproven.pop(writer, None)
+                self._unauthenticated.pop(writer, None)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            await self._answer(session, reader, writer)
+            await self._respond(session, reader, writer)
         writer.transport.abort()
 
-    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Session:
+    async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Session:
         server_nonce = secrets.token_bytes(NONCE)
         writer.write(GREETING + server_nonce)
         answer = await reader.readexactly(NONCE + PROOF)
         session = Session(self._token, server_nonce, answer[:NONCE], is_server=True)
         if not hmac.compare_digest(answer[NONCE:], session.client_proof):
-            writer.write(secrets.token_bytes(PROOF))  # tells a node with another token from one that came too often
+            writer.write(secrets.token_bytes(PROOF))  # tells a wrong token from a connection that was dropped
             await writer.drain()
             writer.close()
             raise ChannelError("wrong token")
         writer.write(session.server_proof)
         return session
 
-    async def _answer(self, session: Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, session: Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         node = ""
         try:
             while True:
-                async with asyncio.timeout(_SILENCE if node else None):
+                async with asyncio.timeout(_HEARTBEAT_TIMEOUT if node else None):
                     request = session.unpack(await reader.readexactly(session.length(await reader.readexactly(4))))
                 action = request.pop("do")
                 if action == "arrive":
@@ -98,21 +105,21 @@ class Server:
             if node:
                 self._members.leave(node)
 
-    # what clients can ask for
+    # the requests of clients
 
     async def _do_arrive(self, node: str) -> None:
-        """From now on this connection's end, and its silence, are the node's."""
+        """Tie the node to this connection: it is lost when the connection ends or its heartbeats stop."""
         self._members.arrive(node)
 
     async def _do_beat(self) -> dict[str, int]:
-        """How many nodes the members of which round are to stop for."""
+        """Return the current round, and how many nodes need a new one."""
         return {"round": self._members.round, "waiting": self._members.waiting()}
 
-    async def _do_join(self, **place: Any) -> dict[str, int]:
-        began = await self._members.join(**place)
-        for key in [key for key in self._values if int(key.partition("/")[0]) < began["round"] - 1]:
+    async def _do_join(self, **terms: Any) -> dict[str, int]:
+        assignment = await self._members.join(**terms)
+        for key in [key for key in self._values if int(key.partition("/")[0]) < assignment["round"] - 1]:
             del self._values[key]
-        return began
+        return assignment
 
     async def _do_close(self) -> None:
         self._members.close()
@@ -156,8 +163,35 @@ class Server:
 
     def _put(self, key: str, value: bytes) -> None:
         int(key.partition("/")[0])  # every key belongs to a round
-        if len(value) > _LONGEST_VALUE or len(self._values) >= _MOST_KEYS:
+        if len(value) > _MAX_VALUE or len(self._values) >= _MAX_KEYS:
             raise ValueError("the store is full")
         self._values[key] = value
         if event := self._awaited.pop(key, None):
             event.set()
+
+
+def serve(address: str, port: int) -> None:
+    """Serve the rendezvous until SIGINT or SIGTERM."""
+    try:
+        server = Server(address, port, token_of(os.environ))
+    except OSError as error:
+        raise port_unavailable(address, port, error, "choose another --port") from None
+    print(f"rendezvous at {address}:{server.port}", flush=True)
+    asyncio.run(_serve_until_signal(server))
+
+
+def port_unavailable(address: str, port: int, error: OSError, fix: str) -> UserError:
+    """Return the error for a port that cannot be listened at."""
+    return UserError(
+        "port-unavailable",
+        f"cannot listen on port {port} of {address} ({error.strerror}). Stop the process that uses it, or {fix}.",
+        address=address,
+        port=port,
+    )
+
+
+async def _serve_until_signal(server: Server) -> None:
+    serving = asyncio.ensure_future(server.serve())
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, serving.cancel)
+    await asyncio.wait([serving])

@@ -1,4 +1,4 @@
-"""Ports of a rank. gloo serves whoever connects, and goes on listening after the ranks have found each other."""
+"""Closes the ports of a rank: gloo accepts any peer, and keeps listening after the ranks have connected."""
 
 import ctypes
 import os
@@ -8,17 +8,17 @@ import sys
 from contextlib import suppress
 
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER, which the socket module does not name
-_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # a filter of one instruction: return 0 bytes of every packet
+_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # a BPF program of one instruction: drop every packet
 
 
 def refuse_new_connections() -> None:
-    """From now on nobody can connect to this process; connections that exist go on. Linux only."""
+    """Drop new connections to this process; existing ones continue. Linux only."""
     if sys.platform != "linux":
         return
     instructions = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
     program = struct.pack("HL", 1, ctypes.addressof(instructions))
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as own:
-            is_network = own.family in (socket.AF_INET, socket.AF_INET6)
-            if is_network and own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                own.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as each:
+            is_network = each.family in (socket.AF_INET, socket.AF_INET6)
+            if is_network and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                each.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)

@@ -1,4 +1,4 @@
-"""The key-value store by which ranks find each other, for torch: a file on one machine, the rendezvous on several."""
+"""The key-value store of torch's process groups: a file on one node, the rendezvous on several."""
 
 import base64
 from collections.abc import Mapping
@@ -6,32 +6,31 @@ from datetime import timedelta
 from threading import Lock
 from typing import Any
 
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store
-from torch.distributed import DistStoreError
+from torch.distributed import DistStoreError, FileStore, PrefixStore, Store
 
 from paceline.distributed.channel import ChannelError, connect, token_of
 
-_MARGIN = 10.0  # seconds that an answer may take beyond what was asked for
-_kept: list[Store] = []  # C++ does not keep the Python half of a store alive, and cannot call it without
+_MARGIN = 10.0  # seconds that a response may take beyond the requested timeout
+_kept: list[Store] = []  # C++ calls the Python object of a store, but does not keep it alive
 
 
 class RendezvousStore(Store):
-    """torch's store interface over an authenticated connection: torch's own servers answer anybody who connects.
+    """torch's store interface over an authenticated connection; torch's own TCPStore serves anybody who connects.
 
-    torch calls it from C++, where a copy in another thread may use the same connection.
+    Thread-safe: torch calls it from C++, where clones in other threads use the same connection.
     """
 
-    def __init__(self, host: str, port: int, token: bytes, within: float = 30.0):
+    def __init__(self, host: str, port: int, token: bytes, timeout: float = 30.0):
         super().__init__()
         self._lock = Lock()
-        self._channel = connect(host, port, token, within)
+        self._channel = connect(host, port, token, timeout)
 
-    def _ask(self, action: str, waits: float = 0.0, **request: Any) -> Any:
+    def _ask(self, action: str, timeout_seconds: float = 0.0, **request: Any) -> Any:
         with self._lock:
             try:
-                answer = self._channel.call({"do": action, **request}, waits + _MARGIN)
+                answer = self._channel.call({"do": action, **request}, timeout_seconds + _MARGIN)
             except ChannelError as error:
-                raise DistStoreError(f"the rendezvous is lost: {error}") from None
+                raise DistStoreError(f"the connection to the rendezvous is lost: {error}") from None
         if "refused" in answer:
             raise DistStoreError(answer["refused"])
         return answer["value"]
@@ -83,15 +82,16 @@ def _encoded(value: str | bytes) -> str:
     return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
 
 
-def store_at(place: str, size: int, environ: Mapping[str, str]) -> Store:
-    """The store that the agent made for its ranks: PATH of a file, or HOST:PORT/ROUND at the rendezvous."""
-    if place.startswith("/"):
-        return FileStore(place, size)
-    address, _, prefix = place.partition("/")
+def store_at(location: str, size: int, environ: Mapping[str, str]) -> Store:
+    """Return the store that the agent created for its ranks: PATH of a file, or HOST:PORT/ROUND at the rendezvous."""
+    if location.startswith("/"):
+        return FileStore(location, size)
+    address, _, prefix = location.partition("/")
     return network_store(address, prefix, token_of(environ))
 
 
-def network_store(address: str, prefix: str, token: bytes, within: float = 30.0) -> Store:
+def network_store(address: str, prefix: str, token: bytes, timeout: float = 30.0) -> Store:
+    """Return the store at the rendezvous, with all keys under a prefix."""
     host, _, port = address.rpartition(":")
-    _kept.append(store := RendezvousStore(host, int(port), token, within))
+    _kept.append(store := RendezvousStore(host, int(port), token, timeout))
     return PrefixStore(prefix, store)

@@ -1,54 +1,59 @@
-"""The first lines of a run: what is trained, on what, where, for how long; and what looks wrong about it."""
+"""The first log lines of a run: recipe, data, model, devices, duration, and warnings about suspicious settings."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from paceline.base.logs import log
-from paceline.config.timeline import columns, phase_table
-from paceline.data.load.source import Source
+from paceline import extensions
+from paceline.config.timeline import phase_table
+from paceline.data.load.source import DataSource
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.optim.schedules import lr_at
+from paceline.system.logs import log
+from paceline.system.tables import lines_of, new_table
 
 _FEW_STEPS = 10
 
 
 def announce(setup: Setup, path: Path, checkpoint: Path | None) -> None:
-    """`checkpoint`: what the run resumes from."""
-    where = _places(setup.world)  # all ranks take part
+    """Log what is trained and where. `checkpoint` is the one the run resumes from, if any. All ranks must call this."""
+    where = _devices(setup.world)  # a collective
     weights = f"weights of {checkpoint}" if checkpoint else _weights(setup.recipe.model.weights)
     for line in _lines(setup, path, where, weights):
         log.info("%s", line)
-    if setup.world.is_leader:
-        for line in _doubts(setup):
+    if setup.world.is_rank_zero:
+        for line in _warnings(setup):
             log.warning("%s", line)
 
 
 def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
-    recipe, timeline, stages = setup.recipe, setup.timeline, setup.timeline.stages
+    recipe, timeline, phases = setup.recipe, setup.timeline, setup.timeline.phases
     optim = recipe.optim
     yield f"recipe: {recipe.name}, run folder {path}"
     yield f"data: {_data(setup.source)}"
     parameters = sum(parameter.numel() for parameter in setup.replica.module.parameters())
     yield f"model: {recipe.model.name}, {parameters:,} parameters, {weights}"
     yield f"device: {where}, {setup.precision}"
-    if len(stages) == 1:
-        size = "x".join(map(str, setup.source.preprocessing(stages[0])["size"]))
-        steps = f"{stages[0].steps_per_epoch:,} steps per epoch, {timeline.total:,} in all ({recipe.train.duration})"
-        yield f"training: {steps}, images {stages[0].size or size} px, validated at {size} px"
+    if len(phases) == 1:
+        size = "x".join(map(str, setup.source.preprocessing(phases[0])["size"]))
+        steps = f"{phases[0].steps_per_epoch:,} steps per epoch, {timeline.total:,} in total ({recipe.train.duration})"
+        yield f"training: {steps}, images {phases[0].size or size} px, validated at {size} px"
         yield f"batch: {setup.layout}"
     yield f"optimizer: {optim.name}, peak learning rate {setup.lr_plan.highest:.4g}, schedule {_schedule(setup)}"
-    if len(stages) > 1:
-        yield f"training: {timeline.total:,} steps in all ({recipe.train.duration}), {len(stages)} phases"
+    if len(phases) > 1:
+        yield f"training: {timeline.total:,} steps in total ({recipe.train.duration}), {len(phases)} phases"
         lr = lambda step: lr_at(step, setup.lr_plan)  # noqa: E731
-        yield from columns(phase_table(timeline, setup.world.size, recipe.train.accumulation, lr))
+        heads, *rows = phase_table(timeline, setup.world.size, recipe.train.grad_accumulation, lr)
+        yield from lines_of(new_table(heads, rows))
 
 
-def _data(source: Source) -> str:
+def _data(source: DataSource) -> str:
     variants = f", variant {' and '.join(source.variants)}" if source.variants else ""
-    where = f"{source.place} ({source.name}{variants})" if source.place else f"{source.name} (built in)"
+    extension = extensions.find("dataset", source.name)
+    by = f"registered by {extension.where}" if extension else "built in"
+    where = f"{source.place} ({source.name}{variants})" if source.place else f"{source.name} ({by})"
     images = f"{source.num_train:,} training and {source.num_val:,} validation images"
     return f"{where}, {images}, {len(source.classes):,} classes, fingerprint {source.fingerprint}"
 
@@ -64,30 +69,37 @@ def _schedule(setup: Setup) -> str:
     return f"{schedule.name}, warmup {schedule.warmup}" if setup.lr_plan.warmup else schedule.name
 
 
-def _places(world: World) -> str:
+def _devices(world: World) -> str:
     hosts = len(set(world.hosts()))
-    where = f"{hosts} machines" if hosts > 1 else "this machine"
+    where = f"{hosts} nodes" if hosts > 1 else "this machine"
     threads = torch.get_num_threads()
     each = f"{threads} thread{'s' if threads > 1 else ''}{' each' if world.size > 1 else ''}"
     return f"{world.size} {world.device.type} rank{'s' if world.size > 1 else ''} on {where} ({each})"
 
 
-def _doubts(setup: Setup) -> Iterator[str]:
-    """What is possible, but rarely meant."""
-    fewest = min(setup.timeline.stages, key=lambda stage: stage.steps_per_epoch)
+def _empty_classes(setup: Setup) -> list[str]:
+    """Return the names of classes without training images; none if labels are known only after reading all images."""
+    if (labels := setup.loader.labels) is None:
+        return []
+    present = set(labels.unique().tolist())
+    return [entry.name for label, entry in enumerate(setup.source.classes) if label not in present]
+
+
+def _warnings(setup: Setup) -> Iterator[str]:
+    """Settings that are valid but rarely intended."""
+    fewest = min(setup.timeline.phases, key=lambda phase: phase.steps_per_epoch)
     if fewest.steps_per_epoch < _FEW_STEPS:
         yield (
             f"an epoch has only {fewest.steps_per_epoch} step{'s' * (fewest.steps_per_epoch > 1)} "
-            f"({setup.source.num_train:,} images, global batch {fewest.global_batch:,}); reduce --train.global_batch "
-            "for more steps per epoch"
+            f"({setup.source.num_train:,} images, global batch {fewest.global_batch:,}). Reduce --train.global_batch "
+            "for more steps per epoch."
         )
-    shown = set(setup.loader.labels.unique().tolist())
-    if empty := [own.name for number, own in enumerate(setup.source.classes) if number not in shown]:
+    if empty := _empty_classes(setup):
         some = ", ".join(empty[:5]) + (", ..." if empty[5:] else "")
         yield f"{len(empty)} of {len(setup.source.classes)} classes have no training images: {some}"
     schedule, plan = setup.recipe.optim.schedule, setup.lr_plan
     if plan.warmup >= setup.timeline.total and not plan.phases:
         yield (
             f"optim.schedule.warmup={schedule.warmup} is not shorter than "
-            f"train.duration={setup.recipe.train.duration}: the learning rate only rises"
+            f"train.duration={setup.recipe.train.duration}, so the learning rate only rises. Use a shorter warmup."
         )

@@ -1,4 +1,4 @@
-"""From a recipe and a place in the world to everything the loop needs."""
+"""Builds everything the training loop needs from a recipe and this rank's place in the job."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -6,41 +6,43 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from paceline.base.logs import log
 from paceline.config.batch import BatchLayout
 from paceline.config.io import to_tree
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
 from paceline.data.load.order import Plan
-from paceline.data.load.source import Evaluator, Loader, Source, open_source
+from paceline.data.load.source import DataSource, Evaluator, Loader, open_source
+from paceline.distributed.ddp import Replica, average_buffers, broadcast_model
+from paceline.distributed.sync_batchnorm import synchronize
 from paceline.distributed.world import World
 from paceline.engine import precision
+from paceline.engine.model import create_model, probe
 from paceline.engine.objective import Objective
-from paceline.engine.parallel import Replica, average_buffers
+from paceline.engine.rank_checks import check_same_model
 from paceline.errors import UserError
-from paceline.model import zoo
-from paceline.model.airbench import AirbenchNet
-from paceline.model.sync_norm import synchronise
+from paceline.models.airbench import AirbenchNet
 from paceline.optim import groups
 from paceline.optim.ema import AveragedModel
 from paceline.optim.schedules import LrPlan
+from paceline.optim.state import load_state, state_dict
+from paceline.system.logs import log
+from paceline.system.norms import BATCH_NORMS
 
 if TYPE_CHECKING:
-    from paceline.engine.sharded import Sharded
+    from paceline.distributed.fsdp import Sharded
 
 
 @dataclass
 class Setup:
-    """One experiment on one rank."""
+    """Everything one rank needs to train a recipe."""
 
     recipe: Recipe
     world: World
     timeline: Timeline
     layouts: dict[int, BatchLayout]
-    source: Source
+    source: DataSource
     loader: Loader
     replica: "Replica | Sharded"
     optimizer: Optimizer
@@ -57,15 +59,15 @@ class Setup:
 
     @property
     def layout(self) -> BatchLayout:
-        """Of the last stage."""
-        return self.layouts[self.timeline.stages[-1].global_batch]
+        """The batch layout of the last phase."""
+        return self.layouts[self.timeline.phases[-1].global_batch]
 
     def evaluator(self, step: int) -> Evaluator:
-        """Validation batches as the stage that ends with, or holds, this step wants them."""
-        stage = self.timeline.stage_at(max(0, step - 1))
-        key = (stage.evaluate_size, stage.rectangular, stage.variant)
+        """Validation batches for the phase that ends with, or contains, this step."""
+        phase = self.timeline.phase_at(max(0, step - 1))
+        key = (phase.evaluate_size, phase.rectangular, phase.variant)
         if key not in self._evaluators:
-            self._evaluators = {key: self.source.evaluator(stage, self.world.rank, self.world.size, self.world.device)}
+            self._evaluators = {key: self.source.evaluator(phase, self.world.rank, self.world.size, self.world.device)}
         return self._evaluators[key]
 
     @property
@@ -77,35 +79,36 @@ class Setup:
         return partial(precision.autocast, self.precision, self.world.device)
 
     def average_buffers(self) -> None:
-        """Make ranks agree on batch-norm statistics, those of the averaged weights included."""
+        """Average batch-norm statistics over ranks, including those of the EMA model."""
         for model in [self.replica.module] + ([self.ema.model] if self.ema else []):
             average_buffers(model, self.world)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Everything that resuming needs, whole; order, augmentation and dropout follow from seed and step alone."""
-        whole = self.replica.gathered
+        """Return the unsharded state needed to resume. Sample order, augmentation and dropout depend only on seed and
+        step, so they have no state."""
+        gather = self.replica.full_state
         return {
-            "model": whole(self.replica.module.state_dict()),
-            "ema": whole(self.ema.model.state_dict()) if self.ema else {},
-            "optimizer": whole(self.optimizer.state_dict()),
+            "model": gather(self.replica.module.state_dict()),
+            "ema": gather(self.ema.model.state_dict()) if self.ema else {},
+            "optimizer": gather(state_dict(self.optimizer)),
             "progress": {
                 "step": step,
                 "scaler": self.scaler.state_dict(),
                 "recipe": to_tree(self.recipe),
                 "data": self.source.fingerprint,
-                **self.described(step),
+                **self._inference_metadata(step),
             },
         }
 
-    def described(self, step: int) -> dict[str, Any]:
-        """What using the weights needs: classes, preprocessing, model arguments."""
-        model, stage = self.recipe.model, self.timeline.stage_at(max(0, step - 1))
+    def _inference_metadata(self, step: int) -> dict[str, Any]:
+        """Return what is needed to use the weights: classes, preprocessing, model arguments."""
+        model, phase = self.recipe.model, self.timeline.phase_at(max(0, step - 1))
         return {
-            "classes": [[own.id, own.name] for own in self.source.classes],
+            "classes": [[entry.id, entry.name] for entry in self.source.classes],
             "preprocessing": {
                 "mean": self.loader.mean.tolist(),
                 "std": self.loader.std.tolist(),
-                **self.source.preprocessing(stage),
+                **self.source.preprocessing(phase),
             },
             "model": {
                 "name": model.name,
@@ -116,23 +119,26 @@ class Setup:
         }
 
     def load(self, parts: dict[str, Any], origin: str) -> int:
-        """Take over a saved state; the step to go on from."""
+        """Load the state of a checkpoint and return the step to resume from. `origin` names it in messages."""
         step: int = parts["progress"]["step"]
         if parts["progress"]["data"] != self.source.fingerprint:
             raise UserError(
-                f"{origin} was trained on other data (fingerprint {parts['progress']['data']}, here "
-                f"{self.source.fingerprint}); start a new run with --name"
+                "checkpoint-data-mismatch",
+                f"{origin} was trained on data with fingerprint {parts['progress']['data']}, but the fingerprint of "
+                f"{self.source.name} is {self.source.fingerprint}. Start a new run with --name.",
+                path=origin,
             )
         load_weights(self.replica.module, parts["model"], origin)
         if self.ema:
             load_weights(self.ema.model, parts["ema"] or parts["model"], origin)
-        groups.load_state(self.optimizer, parts["optimizer"], step, origin)
+        load_state(self.optimizer, self.recipe.optim, parts["optimizer"], step, origin)
         if parts["progress"]["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(parts["progress"]["scaler"])
         return step
 
 
 def build(recipe: Recipe, world: World) -> Setup:
+    """Return the data, model, optimizer and schedule of a recipe for this rank."""
     source = open_source(recipe)
     plan = Plan.of(recipe, source.num_train, world.size, world.rank)
     timeline = plan.timeline
@@ -140,12 +146,16 @@ def build(recipe: Recipe, world: World) -> Setup:
     model = build_model(recipe, source, len(source.classes), timeline, world)
     if isinstance(model, AirbenchNet) and recipe.model.weights == "random":
         model.prepare(loader.plain_images(5000))
-    has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+    check_same_model(model, world)
+    broadcast_model(model, world)  # before it is copied and sharded; not all weights come from torch's generator
+    has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in model.modules())
     for layout in plan.layouts.values():
-        if layout.per_rank_batch == 1 and has_batch_norm and not recipe.model.sync_norm:
+        if layout.per_rank_batch == 1 and has_batch_norm and not recipe.model.sync_batchnorm:
             raise UserError(
-                f"{layout}: batch norm cannot learn from one image at a time; raise --train.global_batch, or use fewer "
-                "ranks or less accumulation"
+                "batch-too-small-for-batch-norm",
+                f"{layout}: batch norm cannot train on one image at a time. Increase --train.global_batch, or use "
+                "fewer ranks or accumulation steps.",
+                per_rank_batch=1,
             )
     resolved = precision.resolve(recipe.precision, world.device)
     lr_plan = LrPlan.of(recipe.optim, timeline)
@@ -163,71 +173,77 @@ def build(recipe: Recipe, world: World) -> Setup:
         optimizer=groups.create(model, recipe.optim, fused=resolved != "fp16" and not sharded),
         objective=Objective(recipe.train, len(source.classes), recipe.seed),
         ema=ema,
-        scaler=precision.grad_scaler(resolved, world.device, recipe.train.loss_scale),
+        scaler=precision.grad_scaler(resolved, world.device, recipe.train.init_loss_scale),
         precision=resolved,
         lr_plan=lr_plan,
     )
 
 
 def _sharded(model: nn.Module, ema: AveragedModel | None, world: World, recipe: Recipe, resolved: str) -> "Sharded":
-    from paceline.engine import sharded  # not at the start: FSDP takes seconds to load
+    from paceline.distributed import fsdp  # imported late because it takes seconds
 
     if ema:
-        sharded.shard(ema.model, world, recipe, "fp32")
-    return sharded.Sharded(model, world, recipe, resolved)
+        fsdp.shard(ema.model, world, recipe, "fp32")
+    return fsdp.Sharded(model, world, recipe, resolved)
 
 
 def _strategy(recipe: Recipe, world: World) -> str:
     if recipe.strategy == "single" and world.size > 1:
-        raise UserError(f"strategy=single, but there are {world.size} ranks; use ddp or fsdp, or one process")
+        raise UserError(
+            "strategy-needs-one-rank",
+            f"strategy=single does not support {world.size} ranks. Use ddp or fsdp, or start one process.",
+            ranks=world.size,
+        )
     if recipe.strategy == "fsdp" and world.size == 1:
-        log.warning("strategy=fsdp has nothing to shard on one rank: training as a single one")
+        log.warning("strategy=fsdp has nothing to shard on one rank; training with strategy=single")
         return "single"
-    if recipe.strategy == "fsdp" and recipe.fsdp.offload and world.device.type == "cpu" and world.is_leader:
-        log.warning("fsdp.offload has nothing to move: the device is the host's own memory")
+    if recipe.strategy == "fsdp" and recipe.fsdp.cpu_offload and world.device.type == "cpu" and world.is_rank_zero:
+        log.warning("fsdp.cpu_offload has no effect on CPU ranks, whose parameters are in host memory already")
     return recipe.strategy
 
 
-def build_model(recipe: Recipe, source: Source, num_classes: int, timeline: Timeline, world: World) -> nn.Module:
-    """The model on its device, with the same initial weights on every rank, tried on an image of every size."""
-    channels = source.channels
-    torch.manual_seed(recipe.seed)
-    model = zoo.create(recipe.model, num_classes, channels)
-    for side in source.sizes(timeline):
-        try:
-            with torch.no_grad():
-                model.eval()(torch.zeros(1, channels, *side))
-        except (RuntimeError, AssertionError, ValueError) as error:
-            raise UserError(
-                f"model.name={recipe.model.name} does not take images of {side[0]}x{side[1]} with {channels} channels "
-                f"({' '.join(str(error).split())[:160]}); set data.size, or choose another model"
-            ) from None
-    if recipe.model.sync_norm and world.size > 1:
-        model = synchronise(model, world)
-    # FSDP flattens weights, and so wants them in their plain order; images are channels_last all the same
+def build_model(recipe: Recipe, source: DataSource, num_classes: int, timeline: Timeline, world: World) -> nn.Module:
+    """Return the model on its device, with the same initial weights on every rank.
+
+    It is tested on an image of every size that the recipe uses.
+    """
+    channels, name = source.channels, recipe.model.name
+    model = create_model(recipe.model, recipe.seed, num_classes, channels)
+    for size in source.sizes(timeline):
+        probe(model, name, num_classes, channels, size)
+    if recipe.model.sync_batchnorm and world.size > 1:
+        model = synchronize(model, world)
+    # FSDP flattens weights, so they must be contiguous; images are channels_last in any case
     plain = recipe.strategy == "fsdp" or not recipe.channels_last
     layout = torch.contiguous_format if plain else torch.channels_last
     return model.train().to(world.device, memory_format=layout)  # type: ignore[call-overload]
 
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) -> None:
-    """Take over the weights of a save, which may be a stranger's, after all of them have been checked."""
-    own = model.state_dict()
-    wrong = sorted(own.keys() ^ weights.keys())
-    wrong += [name for name in weights if name in own and _kind(own[name]) != _kind(weights[name])]
+    """Load the weights of a checkpoint, which may be untrusted, after all of them have been checked."""
+    expected = model.state_dict()
+    wrong = sorted(expected.keys() ^ weights.keys())
+    wrong += [name for name in weights if name in expected and _kind(expected[name]) != _kind(weights[name])]
     if wrong:
         raise UserError(
-            f"{origin} is a save of another model: {len(wrong)} tensors differ ({', '.join(wrong[:3])} ...); "
-            "use the recipe it was trained with"
+            "checkpoint-model-mismatch",
+            f"{origin} is a checkpoint of another model: {len(wrong)} tensors differ ({', '.join(wrong[:3])} ...). "
+            "Use the recipe it was trained with.",
+            path=origin,
+            tensors=wrong,
         )
-    parameters = {name for name, _ in model.named_parameters()}
     for name, tensor in weights.items():
-        if problem := _odd_values(tensor, None if name in parameters else own[name]):
-            raise UserError(f"{origin}: {name} {problem}; use an earlier checkpoint")
+        if problem := _invalid_values(name, tensor, expected[name]):
+            raise UserError(
+                "checkpoint-weights-invalid",
+                f"{origin}: {name} {problem}. Use an earlier checkpoint.",
+                path=origin,
+                tensor=name,
+            )
     if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
-        from paceline.engine.sharded import load_whole
+        from paceline.distributed.fsdp import load_full_state
 
-        load_whole(model, weights)
+        load_full_state(model, weights)
     else:
         model.load_state_dict(weights)
 
@@ -236,12 +252,10 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
     return tensor.shape, tensor.dtype
 
 
-def _odd_values(tensor: torch.Tensor, buffer: torch.Tensor | None) -> str:
-    """Why a model cannot compute with these values; `buffer`: what a new model has there, None for a parameter."""
+def _invalid_values(name: str, tensor: torch.Tensor, new: torch.Tensor) -> str:
+    """Return why a model cannot use these values, or "". `new` is the value in a new model."""
     if tensor.is_floating_point():
-        masks = buffer is not None and not buffer.isfinite().all()  # minus infinity hides what is not to be seen
-        return "" if masks or tensor.isfinite().all() else "holds numbers that are not finite"
-    if buffer is None or not tensor.ndim:
-        return "" if tensor.min() >= 0 else "counts below zero"
-    # tables of places, which training leaves alone: another one would be read beyond its end
-    return "" if torch.equal(tensor, buffer.to(tensor.device)) else "is not what this model has"
+        masks = not new.isfinite().all()  # attention masks hold minus infinity
+        return "" if masks or tensor.isfinite().all() else "contains NaN or infinity"
+    negative = name.endswith("num_batches_tracked") and tensor.min() < 0
+    return "contains a negative count" if negative else ""

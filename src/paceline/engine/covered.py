@@ -1,17 +1,17 @@
-"""Where a run resumes: at a checkpoint whose steps are all in the records."""
+"""Chooses the checkpoint to resume from: one whose steps are all in the records."""
 
 from typing import Any
 
-from paceline.base.logs import log
 from paceline.checkpoint import store
-from paceline.checkpoint.verified import DamagedCheckpoint, Save, describe, read
+from paceline.checkpoint.verified import CheckpointInfo, CorruptCheckpoint, describe, read
+from paceline.system.logs import log
 from paceline.track.records import RunFolder
 
 
-def newest_covered(folder: RunFolder) -> tuple[Save, dict[str, Any]] | None:
-    """The newest sound checkpoint that the records reach; without one, the newest, and what is missing is said.
+def newest_covered(folder: RunFolder) -> tuple[CheckpointInfo, dict[str, Any]] | None:
+    """Return the newest valid checkpoint that the records cover; if there is none, the newest one, with a warning.
 
-    Records reach every checkpoint, unless the disk or the user has lost some of them.
+    Records cover every checkpoint unless some of them were lost.
     """
     saved = store.last(folder.checkpoints)
     end = folder.last_recorded_step
@@ -23,9 +23,9 @@ def newest_covered(folder: RunFolder) -> tuple[Save, dict[str, Any]] | None:
             if describe(path).step > end:
                 continue
             covered = read(path)
-        except DamagedCheckpoint:
+        except CorruptCheckpoint:
             continue
-        log.warning("%s; resuming from step %d, so that no record is missing", lost, covered[0].step)
+        log.warning("%s; resuming from step %d so that no record is missing", lost, covered[0].step)
         return covered
-    log.warning("%s: records of %d steps are missing, and are marked as missing", lost, saved[0].step - end)
+    log.warning("%s; the records of %d steps are missing and are marked as such", lost, saved[0].step - end)
     return saved

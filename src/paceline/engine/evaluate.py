@@ -1,4 +1,4 @@
-"""Exact evaluation: every sample counts once on any number of ranks; sums are reduced, nothing is padded."""
+"""Exact evaluation: every sample counts once on any number of ranks. Sums are all-reduced, and nothing is padded."""
 
 import signal
 from collections.abc import Callable, Iterable
@@ -20,19 +20,19 @@ def evaluate(
     num_classes: int,
     world: World,
     autocast: Callable[[], AbstractContextManager[object]],
-    views: str = "none",
+    tta: str = "none",
     on_batch: Callable[[int], object] = lambda _: None,
     stop: Callable[[], int] = lambda: 0,
 ) -> dict[str, float]:
-    """Top-1, top-5 and loss over all ranks' batches, with the counts they come from.
+    """Return top-1, top-5 and loss over all ranks' batches, with the counts they are computed from.
 
-    `chance` is what answering the most frequent class would reach, `predicted` how many classes were ever predicted.
-    `on_batch` hears how many samples this rank has seen in each batch. Where `stop` gives any rank a signal, that rank
-    leaves its remaining batches, and all ranks raise Stopped.
+    `chance` is the accuracy of always predicting the most frequent class, `predicted` the number of classes that were
+    predicted at least once. `on_batch` is called with the number of samples of each batch on this rank. If `stop`
+    returns a signal on any rank, that rank skips its remaining batches, and all ranks raise Stopped.
     """
     was_training = model.training
     model.eval()
-    # float64 holds counts exactly, and the loss without a trace of the order in which ranks are added
+    # float64 holds counts exactly, and makes the loss independent of the order in which ranks are added
     totals = torch.zeros(6, dtype=torch.float64, device=world.device)
     labels, predictions = torch.zeros(2, num_classes, dtype=torch.float64, device=world.device)
     for batch in batches:
@@ -40,7 +40,7 @@ def evaluate(
             totals[4 if signum == signal.SIGINT else 5] += 1
             break
         with autocast():
-            logits = predict(model, batch.images, views)
+            logits = predict(model, batch.images, tta)
         logits = logits.float()
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices
         top = best == batch.labels[:, None]
@@ -55,11 +55,11 @@ def evaluate(
     model.train(was_training)
     world.sum_(labels)
     world.sum_(predictions)
-    samples, top1, top5, loss, *stops = world.sum_(totals).tolist()  # waits for the device: once an evaluation
+    samples, top1, top5, loss, *stops = world.sum_(totals).tolist()  # synchronizes with the device once per evaluation
     if any(stops):
         raise Stopped(signal.SIGINT if stops[0] else signal.SIGTERM)
     if not samples:
-        raise UserError("not one validation image could be read; the lines above name them")
+        raise UserError("no-validation-image-readable", "no validation image could be read. The log lists them.")
     return {
         "samples": int(samples),
         "correct": int(top1),
@@ -72,27 +72,30 @@ def evaluate(
     }
 
 
-def refuse_damage(metrics: dict[str, float], expected: int, max_damaged: float) -> None:
-    """Samples that could not be read do not count; too many of them are an error, the same on all ranks."""
+def check_corrupt_fraction(metrics: dict[str, float], expected: int, max_corrupt: float) -> None:
+    """Raise an error, the same on all ranks, if too many samples were left out because they could not be read."""
     lost = expected - int(metrics["samples"])
-    if lost > max(1.0, max_damaged * expected):
+    if lost > max(1.0, max_corrupt * expected):
         raise UserError(
-            f"{lost} of {expected} validation images could not be read, more than data.max_damaged={max_damaged}; "
-            "the lines above name them"
+            "too-many-corrupt-samples",
+            f"{lost} of {expected} validation images could not be read, more than data.max_corrupt={max_corrupt}. "
+            "The log lists them.",
+            corrupt=lost,
+            samples=expected,
         )
 
 
-def predict(model: nn.Module, images: torch.Tensor, views: str) -> torch.Tensor:
-    """Logits, averaged over the views asked for: mirrored, or mirrored and shifted by a pixel either way."""
-    if views == "none":
+def predict(model: nn.Module, images: torch.Tensor, tta: str) -> torch.Tensor:
+    """Return logits averaged by test-time augmentation: flipped, or flipped and translated by one pixel."""
+    if tta == "none":
         return model(images)
-    logits = _both_ways(model, images)
-    if views == "flip":
+    logits = _with_flip(model, images)
+    if tta == "flip":
         return logits
     padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
-    shifted = [_both_ways(model, part) for part in (padded[..., :-2, :-2], padded[..., 2:, 2:])]
+    shifted = [_with_flip(model, part) for part in (padded[..., :-2, :-2], padded[..., 2:, 2:])]
     return logits * 0.5 + (shifted[0] + shifted[1]) * 0.25
 
 
-def _both_ways(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+def _with_flip(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return (model(images) + model(images.flip(-1))) / 2

@@ -1,4 +1,4 @@
-"""When something that happens every so often is due."""
+"""Decides after which steps a periodic action is due."""
 
 import math
 import time
@@ -7,8 +7,8 @@ from paceline.config.duration import parse
 from paceline.config.timeline import Timeline
 
 
-class Interval:
-    """Every so many steps or epochs; or seconds, which a rank wishes for and all ranks then act on together."""
+class IntervalTrigger:
+    """A period in steps, epochs or seconds. For seconds, ranks vote so that all of them act after the same step."""
 
     def __init__(self, text: str, timeline: Timeline):
         amount = parse(text)
@@ -18,22 +18,23 @@ class Interval:
         self._last = time.monotonic()
         self._just_due = False
 
-    def wish(self, now: float) -> int:
-        """This rank's vote for the next step."""
+    def vote(self, now: float) -> int:
+        """Return this rank's vote for the next step (1: due)."""
         return int(bool(self._seconds) and now - self._last >= self._seconds)
 
     def due(self, step: int, agreed: int, now: float) -> bool:
+        """Return whether the action is due after this step; `agreed` is the largest vote of all ranks."""
         if self._steps:
             return step % self._steps == 0
         if self._epochs:
             return self._times(step) > self._times(step - 1)
-        # the votes of the step that acts on the votes before it are still on their way: pass them over
+        # votes arrive one step late, so the votes cast before this action arrive after it: ignore them
         self._just_due = bool(agreed) and not self._just_due
         if self._just_due:
             self._last = now
         return self._just_due
 
     def _times(self, step: int) -> int:
-        """How many whole intervals lie before the end of a step, to the nearest step."""
-        stage = self._timeline.stage_at(step)
-        return math.floor((self._timeline.epoch_at(step) + 0.5 / stage.steps_per_epoch) / self._epochs)
+        """Return how many whole periods end before the end of a step, rounded to the nearest step."""
+        phase = self._timeline.phase_at(step)
+        return math.floor((self._timeline.epoch_at(step) + 0.5 / phase.steps_per_epoch) / self._epochs)

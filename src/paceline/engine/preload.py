@@ -1,13 +1,13 @@
-"""Imported once by the process that ranks fork from: what is slow to import. It starts no threads."""
+"""Slow imports, done once by the process that ranks are forked from. Importing this starts no threads."""
 
-from paceline.distributed.forks import enter_server
+from paceline.distributed.forkserver import enter_server
 
 enter_server()
-from paceline.base.compat import allow_torchvision  # noqa: E402
+from paceline.system.torchvision_compat import allow_torchvision  # noqa: E402
 
 allow_torchvision()
 import timm  # noqa: E402, F401
 
+import paceline.distributed.fsdp  # noqa: E402
 import paceline.engine.session  # noqa: E402
-import paceline.engine.sharded  # noqa: E402
 import paceline.engine.trial  # noqa: E402, F401

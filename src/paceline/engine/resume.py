@@ -1,24 +1,29 @@
-"""Which run folder a start belongs to, and whether its recipe is still the one that was trained there."""
+"""Chooses the run folder of a start, and checks that a resumed run still trains the same recipe."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint import store
-from paceline.checkpoint.verified import DamagedCheckpoint, Save, describe
+from paceline.checkpoint.verified import CheckpointInfo, CorruptCheckpoint, describe
+from paceline.config.import_files import changed_files
 from paceline.config.io import fingerprint, leaves, load_recipe, recipe_from_tree, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
 from paceline.errors import ConfigError, UserError
+from paceline.system.logs import log
 from paceline.track.records import RunFolder
 
 
 def choose_folder(recipe: Recipe, root: Path, name: str, again: bool) -> Path:
-    """The unfinished run of this name and recipe, or a new folder; `again`: the finished one, after a restart."""
+    """Return the unfinished run with this name and recipe, or a new folder.
+
+    With `again`, after a restart by the launcher, a finished run is returned as well.
+    """
     if again and RunFolder(root / name).finished:
         return root / name
     numbered = [root / name, *(root / f"{name}-{number}" for number in range(2, 10_000))]
-    free = next(number for number, path in enumerate(numbered) if not RunFolder(path).is_taken)
+    free = next(number for number, path in enumerate(numbered) if not RunFolder(path).contains_run)
     for path in reversed(numbered[:free]):
         folder = RunFolder(path)
         if not folder.finished and fingerprint(recipe) in _fingerprints_of(folder):
@@ -27,10 +32,10 @@ def choose_folder(recipe: Recipe, root: Path, name: str, again: bool) -> Path:
 
 
 def _fingerprints_of(folder: RunFolder) -> Iterator[str]:
-    """What the run trains: as recipe.yaml tells, and, where that may not be as it was written, others that know."""
-    as_written = folder.recipe_is_as_written
+    """Yield the fingerprint of recipe.yaml and, unless that is known to be unchanged, of the other copies."""
+    as_written = folder.recipe_is_unchanged
     if as_written is not False:
-        with suppress(UserError, OSError):  # missing, damaged, or written by another version
+        with suppress(UserError, OSError):  # missing, corrupt, or written by another version
             yield fingerprint(load_recipe(str(folder.recipe)))
     if not as_written:
         yield from (str(start["recipe"]) for start in folder.read_starts()[-1:] if "recipe" in start)
@@ -39,60 +44,79 @@ def _fingerprints_of(folder: RunFolder) -> Iterator[str]:
 
 
 def saved_recipe(folder: RunFolder) -> tuple[Recipe, Path] | None:
-    """The copy of the recipe in the newest sound checkpoint, and where that is."""
+    """Return the copy of the recipe in the newest valid checkpoint, and the path of that checkpoint."""
     for path in store.committed(folder.checkpoints):
         try:
             return recipe_from_tree(describe(path).recipe, str(path)), path
-        except (DamagedCheckpoint, ConfigError):
+        except (CorruptCheckpoint, ConfigError):
             continue
     return None
 
 
 def experiment(tree: dict[str, Any]) -> dict[str, Any]:
-    """What a recipe says of the experiment; the data's own identity is compared by its fingerprint."""
+    """Return the fields of a recipe that define the experiment. Data is compared by its fingerprint, not its path."""
     data = {key: value for key, value in tree["data"].items() if key not in PLACE_FIELDS}
-    return {key: value for key, value in tree.items() if key != "about"} | {"data": data}
+    return {key: value for key, value in tree.items() if key not in ("about", "imports", "callbacks")} | {"data": data}
 
 
-def check_recipe_file(folder: RunFolder, saved: Save | None, asked: Sequence[str]) -> None:
-    """Refuse a recipe.yaml that differs from the checkpoint unasked: a flipped bit makes another learning rate."""
-    if folder.recipe_is_lost or folder.recipe_is_as_written:
-        return  # the checkpoint's copy is used; or options of an earlier resume, killed before its first checkpoint
+def check_recipe_file(folder: RunFolder, saved: CheckpointInfo | None, overrides: Sequence[str]) -> None:
+    """Refuse a recipe.yaml that differs from the checkpoint in fields other than `overrides`.
+
+    A flipped bit could change the learning rate.
+    """
+    if folder.recipe_is_missing or folder.recipe_is_unchanged:
+        return  # the copy in the checkpoint is used, or an earlier resume was killed before its first checkpoint
     if saved is None:
-        if folder.recipe_is_as_written is False:
+        if folder.recipe_is_unchanged is False:
             raise UserError(
-                f"{folder.recipe} is not what the run was started with, and there is no checkpoint yet; start it again "
-                "from its own recipe, with another --name"
+                "recipe-file-changed",
+                f"{folder.recipe} has changed since the run was started, and there is no checkpoint with a copy of "
+                "it. Start a new run from the original recipe with another --name.",
+                path=folder.recipe,
             )
         return
-    mine, kept = (dict(leaves(tree)) for tree in (to_tree(load_recipe(str(folder.recipe))), _tree_of(saved)))
-    differing = [key for key in sorted(mine.keys() | kept.keys()) if mine.get(key) != kept.get(key)]
-    if unasked := [key for key in differing if not any(_covers(option, key) for option in asked)]:
-        values = "".join(f"\n  {key}: {mine.get(key)!r} there, {kept.get(key)!r} in the checkpoint" for key in unasked)
-        key = unasked[0]
+    found, kept = (dict(leaves(tree)) for tree in (to_tree(load_recipe(str(folder.recipe))), _tree_of(saved)))
+    differing = [key for key in sorted(found.keys() | kept.keys()) if found.get(key) != kept.get(key)]
+    if unexpected := [key for key in differing if not any(_covers(option, key) for option in overrides)]:
+        values = "".join(
+            f"\n  {key}: {found.get(key)!r} in recipe.yaml, {kept.get(key)!r} in the checkpoint" for key in unexpected
+        )
+        key = unexpected[0]
         raise UserError(
-            f"{folder.recipe} is not the recipe of {saved.folder}:{values}\n"
-            f"Delete {folder.recipe} to continue with the checkpoint's recipe, or give the values that you want as "
-            f"options, e.g. --{key} {kept.get(key)}"
+            "recipe-differs-from-checkpoint",
+            f"{folder.recipe} differs from the recipe of {saved.folder}:{values}\n"
+            f"Delete {folder.recipe} to continue with the checkpoint's recipe, or pass the values that you want as "
+            f"options, e.g. --{key} {kept.get(key)}",
+            keys=unexpected,
         )
 
 
 def _covers(option: str, key: str) -> bool:
-    """Whether an option sets a field: itself, its group, or an entry of its list."""
+    """Return whether an option sets a field: the field itself, its group, or an entry of its list."""
     return option == key or key.startswith(f"{option}.") or option.startswith(f"{key}.")
 
 
-def _tree_of(saved: Save) -> dict[str, Any]:
+def _tree_of(saved: CheckpointInfo) -> dict[str, Any]:
     return to_tree(recipe_from_tree(saved.recipe, f"{saved.folder}: recipe"))
 
 
-def check_same_experiment(folder: RunFolder, recipe: Recipe, saved: Save) -> None:
-    """Overrides of a resumed run must not change what its position in the data means."""
+def check_same_experiment(folder: RunFolder, recipe: Recipe, saved: CheckpointInfo) -> None:
+    """Refuse overrides of a resumed run that change the experiment or the order of its data."""
     old, new = experiment(_tree_of(saved)), experiment(to_tree(recipe))
     changed = [key for key in ("seed", "data", "model", "phases", "ramp") if old[key] != new[key]]
     changed += [f"train.{key}" for key in ("global_batch",) if old["train"][key] != new["train"][key]]
-    changed += [f"optim.{key}" for key in ("name",) if old["optim"][key] != new["optim"][key]]
+    changed += [f"optim.{key}" for key in ("name", "options") if old["optim"][key] != new["optim"][key]]
     if changed:
         raise UserError(
-            f"{folder.path}: {', '.join(changed)} cannot change in a resumed run; start a new one with --name"
+            "resume-changes-experiment",
+            f"{folder.path}: {', '.join(changed)} cannot change in a resumed run. Start a new run with --name.",
+            path=folder.path,
+            keys=changed,
         )
+
+
+def warn_of_changed_code(folder: RunFolder, files: Mapping[str, str]) -> None:
+    """Log which files of imported modules differ from those of the last start. No error: users fix their code."""
+    last = (folder.read_starts() or [{}])[-1]
+    if changed := changed_files(last.get("import_files", files), files):
+        log.warning("the code of imported modules has changed since the last start of this run: %s", changed)

@@ -1,32 +1,32 @@
-"""A run's books: opens or resumes its folder, and writes down what the loop does.
+"""Records what the training loop does in the run folder: metrics, checkpoints, summary.
 
-Ranks other than the leader go through the same motions with null objects, so that the loop has no special cases.
+Ranks other than 0 use null objects, so that the loop has no special cases.
 """
 
 import math
 import os
 import time
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
-
-from paceline.base import logs
-from paceline.base.device import peak_memory
-from paceline.base.files import disk_error
-from paceline.base.host import host_name
-from paceline.base.logs import log
 from paceline.checkpoint import store
 from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
-from paceline.engine.doubts import doubts
-from paceline.engine.mirror import Mirror, newest_step
+from paceline.engine.callbacks import Callbacks, callback_error
+from paceline.engine.replicas import Replicas, newest_step
+from paceline.engine.sanity import sanity_warnings
 from paceline.engine.totals import totals
-from paceline.engine.window import SPLIT, Window
+from paceline.engine.window import Window, WindowFigures
 from paceline.errors import UserError
+from paceline.system import logs
+from paceline.system.device import peak_memory
+from paceline.system.files import disk_error
+from paceline.system.host import host_name
+from paceline.system.logs import log
 from paceline.track.progress import Display
 from paceline.track.records import RunFolder
 from paceline.track.sealed import write_sealed
@@ -34,21 +34,24 @@ from paceline.track.sinks import DiskWarning, Sink
 
 
 @dataclass
-class Run:
+class TrainingRun:
+    """The outputs of a training run, on one rank."""
+
     folder: RunFolder
     setup: Setup
     sink: Sink
     writer: Writer | NoWriter
     display: Display
-    mirror: Mirror
+    replicas: Replicas
+    callbacks: Callbacks
     first_step: int = 0
     best: float | None = None
     disk: DiskWarning = field(default_factory=DiskWarning)
     window: Window = field(default_factory=Window)
-    off_track: str = ""
-    """Why the run should end after its next save."""
+    below_curve: str = ""
+    """Why the run must end after its next checkpoint, if it fell below the expected curve."""
     _evaluation: dict[str, Any] = field(default_factory=dict)
-    _doubted: set[str] = field(default_factory=set)
+    _warned: set[str] = field(default_factory=set)
     _scale: float = 0.0
     _status: str = "running"
 
@@ -57,63 +60,74 @@ class Run:
         return self.setup.world
 
     def _place(self, step: int) -> dict[str, Any]:
-        """What a record of a step says first; `phase` is that of the step just done."""
+        """Return the fields that every record has. `phase` is that of the step just completed."""
         timeline = self.setup.timeline
-        return {"step": step, "epoch": timeline.epoch_at(step), "phase": timeline.stage_at(max(0, step - 1)).number}
+        return {"step": step, "epoch": timeline.epoch_at(step), "phase": timeline.phase_at(max(0, step - 1)).number}
 
     def log(self, step: int, lr: float) -> None:
-        """Close the window: every rank learns every rank's figures, the leader writes them down."""
-        newest = newest_step(self.folder.checkpoints) if self.mirror.needed and self._world.is_leader else -1
-        more = [self.setup.loader.damaged, peak_memory(self._world.device), newest]
-        own = torch.cat([self.window.take(), torch.tensor(more, dtype=torch.float64)])
-        ranks = torch.stack(self._world.gather(own))
-        split = {name: times for name, times in zip(SPLIT, ranks[:, 5:-3].T.tolist(), strict=True) if _known(times)}
-        steps = int(ranks[0, 0])
-        if (ranks[:, 3] >= 0).any():
-            first = step - steps + 1 + int(ranks[ranks[:, 3] >= 0, 3].min())
-            self._not_finite(f"the loss is not finite at step {first} (learning rate {lr:.4g} now)", first - 1)
-        images = int(ranks[0, 4])
+        """Gather the metrics of all ranks since the last call and write a train record."""
+        newest = newest_step(self.folder.checkpoints) if self.replicas.needed and self._world.is_rank_zero else -1
+        local = replace(
+            self.window.take(),
+            num_corrupt=self.setup.loader.num_corrupt,
+            peak_memory=peak_memory(self._world.device),
+            newest_checkpoint=newest,
+        )
+        ranks = [WindowFigures.unpack(packed) for packed in self._world.gather(local.pack())]
+        steps, images = ranks[0].steps, ranks[0].images
+        if bad := [rank.first_bad for rank in ranks if rank.first_bad >= 0]:
+            first = step - steps + 1 + min(bad)
+            self._fail_not_finite(
+                "loss-not-finite",
+                f"the loss is not finite at step {first} (current learning rate {lr:.4g})",
+                first - 1,
+            )
+        split = {name: [rank.seconds[name] for rank in ranks] for name in ranks[0].seconds}
         seconds = {name: sum(times) / len(times) for name, times in split.items()}
         record = {
             "kind": "train",
             **self._place(step),
             "steps": steps,
             "lr": lr,
-            "loss": (ranks[:, 1].mean() / steps).item(),
-            "top1": ranks[:, 2].sum().item() / images,
+            "loss": sum(rank.loss for rank in ranks) / len(ranks) / steps,
+            "top1": sum(rank.correct for rank in ranks) / images,
             "images": images,
             "images_per_second": images / sum(seconds.values()),
             "seconds": seconds,
         }
         if self.setup.scaler.is_enabled():
             record["loss_scale"] = scale = self.setup.scaler.get_scale()
-            if scale < self._scale and self._world.is_leader:
-                log.info("fp16 overflowed before step %d: those steps were skipped, loss scale now %g", step, scale)
+            if scale < self._scale and self._world.is_rank_zero:
+                log.info(
+                    "fp16 gradients overflowed before step %d; those steps were skipped, and the loss scale is now %g",
+                    step,
+                    scale,
+                )
             self._scale = scale
-        if damaged := int(ranks[:, -3].sum()):
-            record["damaged"] = damaged
+        if corrupt := sum(rank.num_corrupt for rank in ranks):
+            record["corrupt"] = corrupt
         if self._world.size > 1:
             record["seconds_per_rank"] = split
-        record["memory_per_rank"] = ranks[:, -2].long().tolist()
+        record["memory_per_rank"] = [rank.peak_memory for rank in ranks]
         self.sink.write(record)
         self.display.train(record)
-        self.mirror.follow(int(ranks[0, -1]), self.writer.wait)
+        self.replicas.follow(ranks[0].newest_checkpoint, self.writer.wait)
 
-    def _not_finite(self, what: str, weights_of: int) -> None:
-        """End the run; the weights after step `weights_of` are no good, so neither is a save of that step."""
+    def _fail_not_finite(self, code: str, what: str, weights_of: int) -> None:
+        """End the run. The weights after step `weights_of` are invalid, and so are later checkpoints."""
         self.writer.wait()
-        good = self._world.on_leader(lambda: str(store.put_aside_from(self.folder.checkpoints, weights_of) or ""))
-        where = f"the last good checkpoint is {good}" if good else "no checkpoint was saved before it"
+        good = self._world.on_rank_zero(lambda: str(store.set_aside_from(self.folder.checkpoints, weights_of) or ""))
+        where = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
         message = (
-            f"{what}; {where}; try a lower --optim.lr, a longer --optim.schedule.warmup, --optim.clip_norm 1, "
-            "or another --precision"
+            f"{what}; {where}. Try a lower --optim.lr, a longer --optim.schedule.warmup, --optim.clip_grad_norm 1, "
+            "or another --precision."
         )
-        self._summarise("failed", weights_of, message=message)
+        self._summarize("failed", weights_of, message=message)
         self.close()
-        raise UserError(message)
+        raise UserError(code, message, checkpoint=good)
 
     def evaluate(self, step: int, measure: Callable[..., dict[str, float]]) -> bool:
-        """Show an evaluation while it goes on, and write it down; whether it is the best so far."""
+        """Evaluate with a progress display and write an eval record. Returns whether it is the best so far."""
         begin = time.perf_counter()
         with self.display.evaluating(self.setup.evaluator(step)) as advance:
             metrics = measure(on_batch=advance)
@@ -122,10 +136,13 @@ class Run:
         self.sink.write(record)
         self.display.evaluated(record)
         if not math.isfinite(metrics["loss"]):
-            self._not_finite(f"the validation loss is not finite after step {step}", step)
+            self._fail_not_finite(
+                "validation-loss-not-finite", f"the validation loss is not finite after step {step}", step
+            )
         self._evaluation = record
+        self.callbacks.evaluation(record)
         self._compare_with_curve(record)
-        self._question(record)
+        self._check_sanity(record)
         self.window.restart()
         metric = self.setup.recipe.checkpoint.best
         value = -metrics[metric] if metric == "loss" else metrics[metric]
@@ -134,126 +151,147 @@ class Run:
         return improved
 
     def _compare_with_curve(self, record: dict[str, Any]) -> None:
-        """Say when the run falls clearly below what its recipe expects by now; end it if the recipe says so."""
+        """Warn if the run falls below the expected curve of its recipe, or end it if curve.stop is set."""
         curve = self.setup.recipe.curve
         expected, found = curve.expected(record["epoch"]), record[curve.metric]
         if expected is None or found >= expected - curve.tolerance:
             return
         what = (
-            f"{curve.metric} is {found:.2%} after epoch {record['epoch']:.2f}, where {self.setup.recipe.name} should "
-            f"have reached {expected:.2%}"
+            f"{curve.metric} is {found:.2%} after epoch {record['epoch']:.2f}, below the {expected:.2%} that "
+            f"{self.setup.recipe.name} expects"
         )
         if curve.stop:
-            self.off_track = what
-        elif self._world.is_leader:
+            self.below_curve = what
+        elif self._world.is_rank_zero:
             log.warning("%s", what)
 
-    def _question(self, record: dict[str, Any]) -> None:
-        """Say when an evaluation looks like a failed training: once for each reason, and once more at the end."""
+    def _check_sanity(self, record: dict[str, Any]) -> None:
+        """Warn if an evaluation indicates a failed training: once for each reason, and again at the end."""
         progress = record["step"] / self.setup.total_steps
-        for reason, text in doubts(record, len(self.setup.source.classes), progress).items():
-            if self._world.is_leader and (reason not in self._doubted or progress == 1):
+        for reason, text in sanity_warnings(record, len(self.setup.source.classes), progress).items():
+            if self._world.is_rank_zero and (reason not in self._warned or progress == 1):
                 log.warning("epoch %.2f: %s", record["epoch"], text)
-            self._doubted.add(reason)
+            self._warned.add(reason)
 
     def give_up(self, step: int) -> None:
-        """End a run that fell below its curve; it has been saved, and can go on with curve.stop off."""
-        self._settle(step)
-        self._summarise("failed", step, message=self.off_track)
+        """End a run that fell below its curve. Its checkpoint can be resumed with curve.stop=false."""
+        self._wait_for_checkpoint(step)
+        self._summarize("failed", step, message=self.below_curve)
         self.close()
         raise UserError(
-            f"{self.off_track}; stopped, as curve.stop says; to go on all the same: "
-            f"paceline train --resume {self.folder.path} --curve.stop false"
+            "below-expected-curve",
+            f"{self.below_curve}. The run is stopped because of curve.stop=true. To continue it anyway: "
+            f"paceline train --resume {self.folder.path} --curve.stop false",
+            path=self.folder.path,
         )
 
     def save(self, step: int, setup: Setup) -> None:
-        """Start a save; only the copy into host memory holds training up."""
+        """Start writing a checkpoint. Training waits only for the copy to host memory."""
         begin = time.perf_counter()
         measured = self._evaluation if self._evaluation.get("step") == step else {}
         metrics: dict[str, float] = {name: measured[name] for name in ("top1", "top5", "loss") if name in measured}
-        state = setup.state(step) if setup.replica.gathers else None  # all ranks take part
+        state = setup.state(step) if setup.replica.state_is_sharded else None  # a collective
         parts = self.writer.snapshot(lambda: state or setup.state(step))
-        self.sink.write({"kind": "save", **self._place(step), "seconds": time.perf_counter() - begin})
-        self.writer.start(step, parts, metrics, partial(self._bring_records_to_disk, step))
+        self.callbacks.checkpoint_written()  # the previous one, which was perhaps still being written at every step
+        self.sink.write({"kind": "checkpoint", **self._place(step), "seconds": time.perf_counter() - begin})
+        self.callbacks.checkpoint(self.writer.start(step, parts, metrics, partial(self._sync_records, step)))
         self.window.restart()
 
-    def _bring_records_to_disk(self, step: int) -> None:
-        """In the background, before the checkpoint of this step is committed."""
+    def _sync_records(self, step: int) -> None:
+        """Write all records to disk, in the background, before the checkpoint of this step is committed."""
         self.sink.flush()
-        self._summarise("running", step)
+        self._summarize("running", step)
         self.folder.sync()
-        self.disk.take_back()
+        self.disk.clear()
 
     def begin(self) -> None:
+        """Mark the run as running in its summary, and start its callbacks."""
         self._scale = self.setup.scaler.get_scale()
-        self._summarise("running", self.first_step)
+        self._summarize("running", self.first_step)
+        self.callbacks.start(self.sink)
 
     def stopped(self, step: int) -> None:
-        self._settle(step)
-        self._summarise("interrupted", step)
+        """Finish the last checkpoint and log how to resume, after a signal."""
+        self._wait_for_checkpoint(step)
+        self.callbacks.end(self._summarize("interrupted", step))
         self.close()
-        self.mirror.complete()
-        how = f"go on with: paceline train --resume {self.folder.path}"
+        self.replicas.complete()
+        how = f"resume with: paceline train --resume {self.folder.path}"
         if self._world.local_size > 1:
             how += f" --procs {self._world.local_size}"
         if self._world.local_size < self._world.size:
-            how = "to go on, start the same command again on every machine"
+            how = "to resume, run the same command again on every node"
         if job := os.environ.get("PACELINE_JOB"):
-            how = f"go on with: paceline resume {job}"
+            how = f"resume with: paceline resume {job}"
         log.info("stopped after step %d; %s", step, how)
 
-    def failed(self, message: str) -> None:
-        """Write down why the run ends here, unless that has been done."""
+    def failed(self, error: UserError) -> None:
+        """Record why the run failed, unless its end is recorded already, and the traceback of user code."""
         self.writer.wait()
-        if self._world.is_leader and self._status == "running":
-            self._summarise("failed", self.folder.read_summary().get("step", self.first_step), message=message)
-            logs.to_file_only(message)
+        if self._world.is_rank_zero and self._status == "running":
+            self._summarize("failed", self.folder.read_summary().get("step", self.first_step), message=str(error))
+            logs.to_file_only(str(error))
             self.close()
+        if error.__cause__:
+            logs.to_file_only("".join(traceback.format_exception(error.__cause__)))
 
-    def finish(self) -> dict[str, Any]:
-        step = self.setup.total_steps
-        self._settle(step)
-        summary = self._summarise("finished", step)
+    def finish(self, step: int) -> dict[str, Any]:
+        """Complete the run after its last step and return its summary."""
+        self._wait_for_checkpoint(step)
+        if failure := self._world.broadcast_object(self.callbacks.failure):
+            self._summarize("failed", step, message=failure)
+            self.close()
+            raise callback_error(failure) from self.callbacks.cause
+        summary = self._summarize("finished", step, **self._early_stop(step))
+        self.callbacks.end(summary)
         self.close()
-        self.mirror.complete()
+        self.replicas.complete()
         return summary
 
-    def _settle(self, step: int) -> None:
-        """Wait for the last save; a run whose end could not be saved has failed."""
+    def _early_stop(self, step: int) -> dict[str, Any]:
+        """Return what the summary says about a run that a callback stopped before its last step."""
+        callbacks, planned = self.callbacks, self.setup.total_steps
+        if not callbacks.reason or step == planned:
+            return {}
+        log.info("stopped early by %s after step %d of %d: %s", callbacks.stopped_by, step, planned, callbacks.reason)
+        return {"stopped_by": callbacks.stopped_by, "stop_reason": callbacks.reason, "total_steps": step}
+
+    def _wait_for_checkpoint(self, step: int) -> None:
+        """Wait for the last checkpoint. A run whose last checkpoint cannot be written has failed."""
         self.writer.wait()
+        self.callbacks.checkpoint_written()
         error = self.writer.error
-        if error := self._world.from_leader(error and f"{host_name()}: {error}"):
+        if error := self._world.broadcast_object(error and f"{host_name()}: {error}"):
             newest = next(store.committed(self.folder.checkpoints), None)
             message = f"the checkpoint of step {step} was not written on {error}. " + (
-                f"The newest is {newest}; resume from it with: paceline train --resume {self.folder.path}"
+                f"The newest checkpoint is {newest}. Resume with: paceline train --resume {self.folder.path}"
                 if newest
-                else "There is none yet; start the same command again"
+                else "There is no checkpoint yet. Run the same command again."
             )
-            self._summarise("failed", step, message=message)
+            self._summarize("failed", step, message=message)
             self.close()
-            raise UserError(message)
+            raise UserError("checkpoint-not-written", message, step=step, path=self.folder.path)
 
-    def _summarise(self, status: str, step: int, **more: Any) -> dict[str, Any]:
+    def _summarize(self, status: str, step: int, **more: Any) -> dict[str, Any]:
         self._status = status
-        if not self._world.is_leader:
+        if not self._world.is_rank_zero:
             return {}
-        summary = {"status": status, **more, **self._place(step), "total_steps": self.setup.total_steps}
-        if status != "running":  # adding up a long run's records takes time
+        if status == "failed":
+            self.callbacks.checkpoint_written()
+            self.callbacks.failed(more["message"])
+        summary = {"status": status, **self._place(step), "total_steps": self.setup.total_steps, **more}
+        if status != "running":  # reading all records of a long run takes time
             summary |= totals(self.folder, self.setup)
         try:
             write_sealed(self.folder.summary, summary)
         except OSError as error:
             if status == "finished":
-                raise UserError(f"{disk_error(error)}. All steps are done; start the same command again") from None
+                message = f"{disk_error(error)}. All steps are done. Run the same command again to write the summary."
+                raise UserError("summary-not-written", message, path=self.folder.summary) from None
             if status == "running":
-                self.disk.give(error)
+                self.disk.warn(error)
         return summary
 
     def close(self) -> None:
         self.display.close()
         self.sink.close(self._status)
-
-
-def _known(times: list[float]) -> bool:
-    """Under FSDP the wait for others is not: it goes on all through forward and backward."""
-    return not any(math.isnan(seconds) for seconds in times)

@@ -1,4 +1,4 @@
-"""What a finished or a running run left: find a save, and evaluate it."""
+"""Finds a checkpoint of a run and evaluates it."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from paceline.base import logs
 from paceline.checkpoint import store
-from paceline.checkpoint.shared import read_on_leader
+from paceline.checkpoint.shared import read_on_rank_zero
 from paceline.checkpoint.verified import read
+from paceline.config.imports import load_imports
 from paceline.config.io import recipe_from_tree, split_overrides
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
@@ -22,57 +22,73 @@ from paceline.data.load.source import open_source
 from paceline.distributed.world import World
 from paceline.engine import precision
 from paceline.engine.build import build_model, load_weights
-from paceline.engine.evaluate import evaluate, refuse_damage
+from paceline.engine.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.resume import saved_recipe
 from paceline.engine.session import display_of
 from paceline.errors import UserError
-from paceline.model import zoo
+from paceline.models import factory
+from paceline.system import logs
 from paceline.track.records import RunFolder
 
 
-def find_save(path: Path, which: str) -> Path:
-    """The save a path means: itself, or a run's best or last one."""
+def find_checkpoint(path: Path, which: str) -> Path:
+    """Return the checkpoint at a path: the path itself, or the best or last checkpoint of a run folder."""
     if (path / "COMMIT").exists():
         return path
     folder = RunFolder(path)
     if not folder.exists and not folder.checkpoints.is_dir():
-        raise UserError(f"{path} is neither a run folder (with recipe.yaml) nor a checkpoint (with COMMIT)")
+        raise UserError(
+            "not-a-run-or-checkpoint",
+            f"{path} is neither a run folder (with recipe.yaml) nor a checkpoint (with COMMIT). `paceline runs` lists "
+            "runs.",
+            path=path,
+        )
     newest = next(store.committed(folder.checkpoints), None)
     if newest is None:
-        raise UserError(f"{path} has no complete checkpoint; let it train to its first save")
+        raise UserError(
+            "no-checkpoint",
+            f"{path} has no complete checkpoint. Let it train until its first checkpoint.",
+            path=path,
+        )
     if which == "last":
         return newest
-    # by the checkpoint's own copy: recipe.yaml is not covered by a checksum
+    # the metric comes from the checkpoint, because recipe.yaml has no checksum
     recipe = saved_recipe(folder)
     best = store.best(folder.checkpoints, recipe[0].checkpoint.best) if recipe else None
     return best.folder if best else newest
 
 
 def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str, dict[str, float]]:
-    """Evaluate a save with its own recipe, some fields overridden; what it was, and (on the leader) its metrics."""
-    # only the leader need see the folder, so a device other than the default has to come from the command line
+    """Evaluate a checkpoint with its recipe and some overrides. Returns a label, and the metrics on rank 0."""
+    # only rank 0 needs the folder, so the device cannot come from the recipe in it
     world = World.from_env("".join(dict(split_overrides(overrides)).get("device", [])) or "auto")
     with world.connected():
         logs.set_up(world.rank, world.size)
-        # the run may be going on, and replace its saves: the leader's choice counts
-        save, parts = read_on_leader(world, lambda: read(find_save(path, which)))
-        folder = save.folder
-        recipe = kinds.resolve(_saved_recipe(parts, str(folder), overrides))
+        # a running training may replace its checkpoints, so rank 0 chooses one for all ranks
+        checkpoint, parts = read_on_rank_zero(world, lambda: read(find_checkpoint(path, which)))
+        folder = checkpoint.folder
+        recipe = _saved_recipe(parts, str(folder), overrides)
+        load_imports(recipe)
+        recipe = kinds.resolve(recipe)
         source = open_source(recipe, only_evaluate=True)
         if (channels := len(parts["progress"]["preprocessing"]["mean"])) != source.channels:
             raise UserError(
-                f"{folder} was trained on images of {channels} channels, {source.name} has {source.channels}; "
-                "evaluate it on data of the same kind"
+                "channels-mismatch",
+                f"{folder} was trained on images with {channels} channels, but {source.name} has {source.channels}. "
+                "Evaluate it on data with the same number of channels.",
+                path=folder,
+                expected=channels,
+                found=source.channels,
             )
-        # the save brings all the weights: nothing is to be fetched
-        plain = dataclasses.replace(recipe, model=zoo.untrained(recipe.model))
+        # the checkpoint has all the weights, so none are downloaded
+        plain = dataclasses.replace(recipe, model=factory.untrained(recipe.model))
         timeline = Timeline.of(recipe, source.num_train)
-        classes = [Class(*own) for own in parts["progress"]["classes"]]
+        classes = [Class(*entry) for entry in parts["progress"]["classes"]]
         numbers = match(classes, source.classes, folder, source.place or source.name)
         model = build_model(plain, source, len(classes), timeline, world)
         load_weights(model, parts["ema"] or parts["model"], str(folder))
         resolved = precision.resolve(recipe.precision, world.device)
-        batches = source.evaluator(timeline.stages[-1], world.rank, world.size, world.device)
+        batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device)
         with closing(display_of(world)) as display, display.evaluating(batches) as advance:
             metrics = evaluate(
                 model,
@@ -80,19 +96,19 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
                 len(classes),
                 world,
                 lambda: precision.autocast(resolved, world.device),
-                recipe.evaluate.views,
+                recipe.evaluate.tta,
                 advance,
             )
-    refuse_damage(metrics, batches.num_samples, recipe.data.max_damaged)
+    check_corrupt_fraction(metrics, batches.num_samples, recipe.data.max_corrupt)
     lost = batches.num_samples - metrics["samples"]
-    some = f", {lost:g} images left out" if lost else ""
+    some = f", {lost:g} corrupt images left out" if lost else ""
     some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
-    label = f"{folder} (step {save.step}), {source.place or source.name}{some}, views {recipe.evaluate.views}"
-    return label, metrics if world.is_leader else {}
+    label = f"{folder} (step {checkpoint.step}), {source.place or source.name}{some}, TTA {recipe.evaluate.tta}"
+    return label, metrics if world.is_rank_zero else {}
 
 
 def _relabeled(batches: Iterable[Batch], numbers: list[int]) -> Iterator[Batch]:
-    """Labels of the data as the model numbers its classes."""
+    """Map labels of the data to the class indices of the model."""
     if numbers == list(range(len(numbers))):
         yield from batches
         return
@@ -102,11 +118,11 @@ def _relabeled(batches: Iterable[Batch], numbers: list[int]) -> Iterator[Batch]:
 
 
 def _saved_recipe(parts: dict[str, Any], origin: str, overrides: Sequence[str]) -> Recipe:
-    """The recipe of a save; images are normalised as in training, whatever data they come from."""
+    """Return the recipe of a checkpoint, with the normalization of its training data."""
     tree, seen = parts["progress"]["recipe"], parts["progress"]["preprocessing"]
-    # augmentation has no bearing here, and may not suit other data
+    # evaluation does not augment, and the settings may not be valid for other data
     tree["data"] = tree["data"] | {"mean": seen["mean"], "std": seen["std"], "augment": {}}
     given = {key for key, _ in split_overrides(overrides)}
     if "data.path" in given and "data.name" not in given:
-        tree["data"]["name"] = ""  # the path decides
+        tree["data"]["name"] = ""  # derived from the path
     return recipe_from_tree(tree, origin, overrides)

@@ -1,4 +1,4 @@
-"""One start of the program: find the run folder, build the experiment, train or evaluate it."""
+"""One training session: chooses the run folder, builds the setup, trains or resumes."""
 
 import hashlib
 import os
@@ -8,40 +8,47 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from paceline.base import logs
-from paceline.base.files import LOCK_NAME, FolderLock, disk_error, ignoring_a_full_disk, make_folder, write_text
-from paceline.base.logs import console, log
+from paceline.analysis.read import read
+from paceline.analysis.verdict import verdict
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
-from paceline.checkpoint.shared import read_on_leader
-from paceline.checkpoint.verified import Save
+from paceline.checkpoint.shared import read_on_rank_zero
+from paceline.checkpoint.verified import CheckpointInfo
 from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.config.batch import memory_key, strategy
-from paceline.config.io import dump_recipe, fingerprint, leaves, to_tree
+from paceline.config.import_files import file_hashes, sources
+from paceline.config.io import dump_recipe, fingerprint, to_tree
 from paceline.config.recipe import Recipe
 from paceline.data import kinds
 from paceline.data.load.source import fetch
+from paceline.distributed.run import report_run
 from paceline.distributed.world import World
 from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
+from paceline.engine.callbacks import Callbacks
 from paceline.engine.covered import newest_covered
 from paceline.engine.examples import examples
-from paceline.engine.mirror import Mirror
-from paceline.engine.resume import check_recipe_file, check_same_experiment, choose_folder, experiment
-from paceline.engine.run import Run
+from paceline.engine.parts import check_parts
+from paceline.engine.rank_checks import check_same_data, check_same_imports, check_same_recipe
+from paceline.engine.replicas import Replicas
+from paceline.engine.resume import check_recipe_file, check_same_experiment, choose_folder, warn_of_changed_code
+from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
 from paceline.errors import UserError
-from paceline.logbook.read import read
-from paceline.logbook.verdict import verdict
+from paceline.system import logs
+from paceline.system.files import LOCK_NAME, FolderLock, disk_error, make_folder, suppress_os_errors, write_text
+from paceline.system.logs import console, log
+from paceline.system.outcome import report_outcome
 from paceline.track import environment
+from paceline.track.json_lines import JsonLines
 from paceline.track.progress import Bar, Display, Lines
-from paceline.track.records import JsonLines, RunFolder, largest_batch
+from paceline.track.records import RunFolder, largest_batch
 from paceline.track.sinks import (
     DiskWarning,
-    Fan,
     Guarded,
     InBackground,
     MLflow,
+    MultiSink,
     Sink,
     WeightsAndBiases,
     identity,
@@ -50,7 +57,7 @@ from paceline.track.sinks import (
 from paceline.track.telemetry import HostSampler
 from paceline.track.tensorboard import TensorBoard
 
-_ENDING = 5.0  # seconds that ranks of a killed launcher may need to end: they have gigabytes to free
+_LOCK_GRACE = 5.0  # seconds that ranks of a killed launcher may need to exit and free their memory
 
 
 def train_recipe(
@@ -59,193 +66,189 @@ def train_recipe(
     name: str,
     resume: Path | None = None,
     results: str = "",
-    asked: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Train a recipe in a new run folder below `root`, or go on in an unfinished one; its summary.
+    overrides: Sequence[str] = (),
+) -> Path:
+    """Train a recipe in a new run folder in `root`, or resume an unfinished one, and return the folder.
 
-    `asked`: fields of a resumed run that the user gave, which may differ from what its recipe.yaml says.
+    `overrides`: fields of a resumed run that the user set, which may differ from its recipe.yaml.
     """
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
+    check_parts(recipe)  # before a folder is created or data is fetched
     recipe = kinds.resolve(recipe)
-    fetch(recipe)  # it may take longer than connected ranks wait for each other
-    # uploads go on after the ranks have left each other, who would take a slow one for lost
-    with ExitStack() as at_last, world.connected(), ExitStack() as cleanup:
-        _check_same_recipe(recipe, world)
-        again = any(world.from_all(_is_started_again()))
+    fetch(recipe)  # may take longer than the timeout of connected ranks
+    # uploads end after the ranks have disconnected, because a slow upload would exceed their timeout
+    with ExitStack() as after_disconnect, world.connected(), ExitStack() as cleanup:
+        check_same_recipe(recipe, world)
+        check_same_imports(recipe, world)
+        again = any(world.all_gather_object(_is_restart()))
         path = Path(
-            world.on_leader(lambda: str(_claim_folder(resume or choose_folder(recipe, root, name, again), cleanup)))
+            world.on_rank_zero(lambda: str(_claim_folder(resume or choose_folder(recipe, root, name, again), cleanup)))
         )
         folder = RunFolder(path)
-        mirror = Mirror(world, folder)
-        cleanup.callback(mirror.wait)
-        mirror.bring_newest()
-        if again and world.from_leader(folder.finished):
-            if results and world.is_leader:
-                at_last.callback(Results(path, results, recipe.checkpoint.best).close)
-            return folder.read_summary()
-        if folder.is_taken and not resume:
-            log.info("%s is not finished; going on with it", path)
-        saved = read_on_leader(world, lambda: _last_of_this_experiment(folder, recipe, asked if resume else None))
+        replicas = Replicas(world, folder)
+        cleanup.callback(replicas.wait)
+        replicas.copy_newest()
+        if again and world.broadcast_object(folder.finished):
+            if results and world.is_rank_zero:
+                after_disconnect.callback(Results(path, results, recipe.checkpoint.best).close)
+            return path
+        if folder.contains_run and not resume:
+            log.info("%s is not finished; resuming it", path)
+        saved = read_on_rank_zero(world, lambda: _checkpoint_to_resume(folder, recipe, overrides if resume else None))
         setup = build(recipe, world)
-        _check_same_data(setup)
+        check_same_data(setup.source, world)
         announce(setup, path, saved[0].folder if saved else None)
-        run = _open_run(folder, setup, saved, mirror)
+        run = _open_run(folder, setup, saved, replicas)
         if results and world.local_rank == 0:
-            only = "" if world.is_leader else "telemetry"
-            at_last.callback(Results(path, results, recipe.checkpoint.best, only).close)
+            only = "" if world.is_rank_zero else "telemetry"
+            after_disconnect.callback(Results(path, results, recipe.checkpoint.best, only).close)
         gpus, processes = world.gpus_here(), world.processes_here()
         if world.local_rank == 0:
             sampler = HostSampler(folder.telemetry, gpus=gpus, processes=processes)
-            cleanup.callback(ignoring_a_full_disk(folder.sync))
-            cleanup.callback(ignoring_a_full_disk(sampler.stop))
+            cleanup.callback(suppress_os_errors(folder.sync))
+            cleanup.callback(suppress_os_errors(sampler.stop))
         cleanup.callback(run.display.close)
         try:
             summary = train(setup, run)
         except UserError as error:
-            run.failed(str(error))
+            run.failed(error)
             raise
-        if world.is_leader:
-            _say_verdict(path)
-            _say_finished(folder, setup, summary)
-        return summary
+        if world.is_rank_zero:
+            _log_verdict(path)
+            _log_results(folder, setup, summary)
+        return path
 
 
-def _last_of_this_experiment(
-    folder: RunFolder, recipe: Recipe, asked: Sequence[str] | None
-) -> tuple[Save, dict[str, Any]] | None:
-    """The checkpoint to resume from, whose recipe must be this one but for what may change."""
+def _checkpoint_to_resume(
+    folder: RunFolder, recipe: Recipe, overrides: Sequence[str] | None
+) -> tuple[CheckpointInfo, dict[str, Any]] | None:
+    """Return the checkpoint to resume from, after checking that it is of the same experiment."""
     saved = newest_covered(folder)
     kept = saved[0] if saved else None
-    if asked is not None:
-        check_recipe_file(folder, kept, asked)
+    if overrides is not None:
+        check_recipe_file(folder, kept, overrides)
     if kept:
         check_same_experiment(folder, recipe, kept)
     return saved
 
 
-def _say_finished(folder: RunFolder, setup: Setup, summary: dict[str, Any]) -> None:
+def _log_results(folder: RunFolder, setup: Setup, summary: dict[str, Any]) -> None:
     final, metric = summary.get("final"), setup.recipe.checkpoint.best
     if not final:
         return
     last, best = next(store.committed(folder.checkpoints)), store.best(folder.checkpoints, metric)
-    told = f"top-1 {final['top1']:.2%}, top-5 {final['top5']:.2%} ({last.name})"
+    results = f"top-1 {final['top1']:.2%}, top-5 {final['top5']:.2%} ({last.name})"
     if best and best.folder != last:
         value = f"{best.metrics['top1']:.2%}" if metric == "top1" else f"{best.metrics['loss']:.4f}"
         epoch = setup.timeline.epoch_at(best.step)
-        told += f"; best {'top-1' if metric == 'top1' else metric} {value} (epoch {epoch:g}, {best.folder.name})"
+        results += f"; best {'top-1' if metric == 'top1' else metric} {value} (epoch {epoch:g}, {best.folder.name})"
     speed = f"{summary['train_seconds']:.1f} s of training, {summary['images_per_second']:,.0f} images/s"
-    log.info("finished: %s; %s; %s", told, speed, folder.path)
+    log.info("finished: %s; %s; %s", results, speed, folder.path)
 
 
-def _say_verdict(path: Path) -> None:
+def _log_verdict(path: Path) -> None:
     try:
         run = read(path)
         log.info("%s", verdict(run)[0].text)
         if run.disturbance:
             log.warning("%s", run.disturbance)
-    except Exception as error:  # the run is done, and its records are safe: no reader's mistake may fail it now
-        log.warning("no verdict: %s", error)
+    except Exception as error:  # the run is complete, so a bug in the analysis must not fail it
+        log.warning("the bottlenecks of the run could not be determined: %s", error)
 
 
-def _check_same_recipe(recipe: Recipe, world: World) -> None:
-    """Machines started by hand may have been given different options, which would train what no recipe says."""
-    trees = [dict(leaves(experiment(tree))) for tree in world.from_all(to_tree(recipe))]
-    for rank, tree in enumerate(trees):
-        if differing := sorted(key for key in trees[0].keys() | tree.keys() if trees[0].get(key) != tree.get(key)):
-            values = "; ".join(f"{key} is {trees[0].get(key)!r} there, {tree.get(key)!r} here" for key in differing)
-            raise UserError(
-                f"rank {rank} was started with another recipe than rank 0: {values}; give all the same options"
-            )
-
-
-def _check_same_data(setup: Setup) -> None:
-    """Machines may hold different data in the same place, which would train what no record shows."""
-    prints = setup.world.from_all(setup.source.fingerprint)
-    for rank, found in enumerate(prints):
-        if found != prints[0]:
-            raise UserError(
-                f"rank {rank} reads other data than rank 0 (fingerprint {found} instead of {prints[0]}); "
-                "bring the same prepared data to every machine"
-            )
-
-
-def _is_started_again() -> bool:
-    """By an agent, after a failure, here or on another machine: what was finished before is not trained anew."""
+def _is_restart() -> bool:
+    """Return whether the elastic agent restarted this rank after a failure: a finished run is not trained again."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def _claim_folder(path: Path, cleanup: ExitStack) -> Path:
-    """Be the folder's only writer, and copy the log there, until the clean-up."""
+    """Lock the folder and log to it until the cleanup, and report it to the launcher."""
     folder = RunFolder(path)
     new = not path.exists()
     if refused := list(folder.unwritable()):
-        raise UserError(f"{path}: {'; '.join(refused)}")
+        message = f"{path} is not safe to write to: {'; '.join(refused)}"
+        raise UserError("run-folder-unsafe", message, path=path)
     try:
         make_folder(path)
-        cleanup.callback(FolderLock(path, grace=_ENDING).release)
+        cleanup.callback(FolderLock(path, grace=_LOCK_GRACE).release)
         if new:
             cleanup.callback(_remove_if_unused, folder)
         handler = logs.also_to(folder.log)
     except OSError as error:
-        raise UserError(f"{disk_error(error)}; or choose another --runs folder") from None
-    cleanup.callback(ignoring_a_full_disk(handler.close))
+        message = f"{disk_error(error)}, or choose another folder with --runs."
+        raise UserError("run-folder-not-writable", message, path=path) from None
+    cleanup.callback(suppress_os_errors(handler.close))
     cleanup.callback(log.removeHandler, handler)
+    report_outcome(run=str(path.absolute()))
+    report_run(path.absolute())
     return path
 
 
 def _remove_if_unused(folder: RunFolder) -> None:
-    """A start that was refused leaves no empty run behind."""
+    """Remove the folder of a start that was refused before it trained anything."""
     if not folder.exists and {path.name for path in folder.path.iterdir()} <= {LOCK_NAME, folder.log.name}:
         shutil.rmtree(folder.path)
 
 
-def _open_run(folder: RunFolder, setup: Setup, saved: tuple[Save, dict[str, Any]] | None, mirror: Mirror) -> Run:
+def _open_run(
+    folder: RunFolder, setup: Setup, saved: tuple[CheckpointInfo, dict[str, Any]] | None, replicas: Replicas
+) -> TrainingRun:
     world, recipe = setup.world, setup.recipe
     first_step = 0
     if saved:
-        save, parts = saved
-        first_step = setup.load(parts, str(save.folder))
+        checkpoint, parts = saved
+        first_step = setup.load(parts, str(checkpoint.folder))
     if first_step > setup.total_steps or (first_step == setup.total_steps and folder.finished):
-        raise UserError(f"{folder.path} is finished at step {first_step}; to train longer, raise --train.duration")
+        raise UserError(
+            "run-finished",
+            f"{folder.path} is finished at step {first_step}. Increase --train.duration to train longer.",
+            path=folder.path,
+            step=first_step,
+        )
+    callbacks = Callbacks.create(recipe, world, folder, setup.total_steps, first_step)
     if saved:
         log.info("resuming from step %d (%s)", first_step, saved[0].folder)
     hosts = world.hosts()
     start = environment.collect(hosts, world.device)
-    if world.is_leader:  # only now: a start that was refused changes nothing
+    if world.is_rank_zero:  # only after all checks: a refused start changes nothing
+        import_files = file_hashes(recipe.imports)
         if saved:
-            store.put_aside_from(folder.checkpoints, first_step + 1)
+            warn_of_changed_code(folder, import_files)
+            store.set_aside_from(folder.checkpoints, first_step + 1)
         text = dump_recipe(recipe)
         checksum = hashlib.sha256(text.encode()).hexdigest()
         folder.append_environment(
             start
             | {"ranks": world.size, "host_of_rank": hosts, "precision": setup.precision, "first_step": first_step}
             | {"recipe": fingerprint(recipe), "recipe_sha256": checksum, "data": setup.source.fingerprint}
+            | {"imports": sources(recipe.imports), "import_files": import_files}
             | {"strategy": strategy(recipe, world.size), "threads_chosen": "PACELINE_THREADS" in os.environ}
             | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
         )
         write_text(folder.recipe, text)
     metric = recipe.checkpoint.best
-    best = world.on_leader(lambda: _best_value(folder, metric))
+    best = world.on_rank_zero(lambda: _best_value(folder, metric))
     disk = DiskWarning()
-    run = Run(
+    run = TrainingRun(
         folder,
         setup,
-        Fan(_sinks(folder, setup, first_step, disk) if world.is_leader else []),
-        Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_leader else NoWriter(),
+        MultiSink(_sinks(folder, setup, first_step, disk) if world.is_rank_zero else []),
+        Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_rank_zero else NoWriter(),
         display_of(world, setup.total_steps, first_step),
-        mirror,
+        replicas,
+        callbacks,
         first_step,
         best=best,
         disk=disk,
     )
-    if world.is_leader:
+    if world.is_rank_zero:
         run.begin()
     return run
 
 
 def _best_value(folder: RunFolder, metric: str) -> float | None:
-    """Of the best save; larger is better."""
+    """Return the metric of the best checkpoint, negated if lower is better."""
     best = store.best(folder.checkpoints, metric)
     return (-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None
 
@@ -272,6 +275,6 @@ def _sinks(folder: RunFolder, setup: Setup, first_step: int, disk: DiskWarning) 
 
 
 def display_of(world: World, total_steps: int = 0, first_step: int = 0) -> Display:
-    if not world.is_leader:
+    if not world.is_rank_zero:
         return Display()
     return Bar(total_steps, first_step) if console.is_terminal else Lines()

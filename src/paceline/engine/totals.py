@@ -1,15 +1,15 @@
-"""Results and times of a run, added up from its records: what summary.json holds when it ends."""
+"""Results and times of a run, computed from its records for summary.json."""
 
 from datetime import UTC, datetime
 from typing import Any
 
 from paceline.config.io import fingerprint
-from paceline.data.load.source import Source
+from paceline.data.load.source import DataSource
 from paceline.engine.build import Setup
 from paceline.track.records import RunFolder, split_seconds
 
 
-def _described(source: Source) -> dict[str, Any]:
+def _described(source: DataSource) -> dict[str, Any]:
     return {
         "name": source.name,
         "path": source.place,
@@ -21,7 +21,7 @@ def _described(source: Source) -> dict[str, Any]:
 
 
 def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
-    """Results and times of a run, added up from its records."""
+    """Return the results and times of a run."""
     records = folder.records()
     trained = [record for record in records if record["kind"] == "train"]
     evals = [record for record in records if record["kind"] == "eval"]
@@ -29,7 +29,7 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
     seconds = split_seconds(trained)
     train_seconds = sum(seconds.values())
     seconds["evaluate"] = sum(record["seconds"] for record in evaluated)
-    seconds["checkpoint"] = sum(record["seconds"] for record in records if record["kind"] == "save")
+    seconds["checkpoint"] = sum(record["seconds"] for record in records if record["kind"] == "checkpoint")
     images = sum(record["images"] for record in trained)
     metric = setup.recipe.checkpoint.best
     choose = min if metric == "loss" else max
@@ -45,7 +45,7 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
         "precision": setup.precision,
         "parameters": sum(p.numel() for p in setup.replica.module.parameters()),
         "images": images,
-        "damaged": trained[-1].get("damaged", 0) if trained else 0,
+        "corrupt": trained[-1].get("corrupt", 0) if trained else 0,
         "train_seconds": train_seconds,
         "seconds": seconds,
         "images_per_second": images / train_seconds if train_seconds else None,

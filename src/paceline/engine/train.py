@@ -2,17 +2,17 @@
 
     paceline train digits                                         one process
     paceline train digits --procs 2                               two processes on this machine (DDP)
-    torchrun --nproc-per-node 2 -m paceline train digits          the same, under one's own torchrun
-    srun -N 2 --ntasks-per-node 1 paceline train RECIPE           one process per task, under SLURM
-    paceline train RECIPE --nodes 2 --node-rank 0 --rendezvous HOST:29400      on the first of two machines
+    torchrun --nproc-per-node 2 -m paceline train digits          the same with torchrun
+    srun -N 2 --ntasks-per-node 1 paceline train RECIPE           one process per task (SLURM)
+    paceline train RECIPE --nodes 2 --node-rank 0 --rendezvous HOST:29400      on the first of two nodes
     paceline train RECIPE --nodes 2 --node-rank 1 --rendezvous HOST:29400      on the second
-    paceline train --resume runs/digits                           go on after a stop or a crash
+    paceline train --resume runs/digits                           resume after a stop or a crash
 
-In the order the data passes them: config/recipe.py (what to do), distributed/world.py (who am I), data/load/order.py
-(which samples when), data/load/source.py (batches, from memory or from photographs), model/zoo.py, engine/objective.py
-(the loss), engine/parallel.py and engine/exchange.py (DDP) or engine/sharded.py (FSDP2), optim/, engine/evaluate.py,
-checkpoint/store.py, track/ (the evidence).
-engine/build.py puts them together; engine/run.py opens the run folder and keeps the books.
+Modules in the order of the data flow: config/recipe.py (settings), distributed/world.py (rank and world size),
+data/load/order.py (sample order), data/load/source.py (batches, from memory or decoded from shards),
+models/factory.py, engine/objective.py (the loss), distributed/ddp.py and distributed/grad_sync.py (DDP) or
+distributed/fsdp.py (FSDP2), optim/, engine/evaluate.py, checkpoint/store.py, track/ (records of the run).
+engine/build.py assembles them; engine/run.py writes the run folder.
 """
 
 import time
@@ -23,27 +23,30 @@ from typing import Any
 
 import torch
 
-from paceline.base.device import between, now
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
 from paceline.data.load.batch import Batch
 from paceline.data.load.order import step_seed
 from paceline.engine.build import Setup
-from paceline.engine.evaluate import evaluate, refuse_damage
-from paceline.engine.interval import Interval
-from paceline.engine.run import Run
+from paceline.engine.evaluate import check_corrupt_fraction, evaluate
+from paceline.engine.interval import IntervalTrigger
+from paceline.engine.model import check_logits, naming_model
+from paceline.engine.run import TrainingRun
 from paceline.engine.stop import Agreement, Signals
-from paceline.engine.window import Step
+from paceline.engine.window import StepResult
 from paceline.errors import Stopped
 from paceline.optim.groups import set_lr
 from paceline.optim.schedules import lr_at
+from paceline.system.device import between, now
 
 
-def train(setup: Setup, run: Run) -> dict[str, Any]:
-    """Train from where the run stands to the end of the recipe; the results."""
+def train(setup: Setup, run: TrainingRun) -> dict[str, Any]:
+    """Train from the first step of the run to the end of the recipe and return the summary."""
     recipe, total = setup.recipe, setup.total_steps
-    log_every, evaluate_every, save_every = intervals(recipe, setup.timeline)
-    agreement = Agreement(setup.world, num_wishes=4)
+    log_every, evaluate_every, checkpoint_every = intervals(recipe, setup.timeline)
+    # the stop of a callback ends the run at the same step on any number of ranks; only rank 0 needs callbacks
+    wait = setup.world.broadcast_object(bool(recipe.callbacks))
+    agreement, done = Agreement(setup.world, 5, wait), run.first_step
     batches = setup.loader.steps(run.first_step)
     with Signals(setup.world) as signals, closing(agreement):
         for step in range(run.first_step, total):
@@ -51,82 +54,91 @@ def train(setup: Setup, run: Run) -> dict[str, Any]:
                 micro_batches = next(batches)
             lr = lr_at(step, setup.lr_plan)
             torch.manual_seed(step_seed(recipe.seed, step, setup.world.rank))
-            run.window.add(train_step(setup, micro_batches, step, lr), setup.timeline.stage_at(step).global_batch)
+            result = train_step(setup, micro_batches, step, lr)
+            run.window.add(result, setup.timeline.phase_at(step).global_batch)
             done = step + 1
             if step == run.first_step:
-                setup.world.hasten()
+                setup.world.shorten_timeout()
             if setup.ema:
                 setup.ema.update(setup.replica.module, done)
             run.display.step(done)
+            run.callbacks.step(done, setup.timeline.epoch_at(done), lr, result.loss, run.writer.writing)
 
             now = time.monotonic()
-            wishes = [signals.received, log_every.wish(now), evaluate_every.wish(now), save_every.wish(now)]
-            stop, log_due, evaluate_due, save_due = agreement.exchange(wishes)
-            last = done == total
+            votes = [signals.received, log_every.vote(now), evaluate_every.vote(now), checkpoint_every.vote(now)]
+            stop, log_due, evaluate_due, checkpoint_due, asked = agreement.agree([*votes, run.callbacks.vote])
+            last = done == total or bool(asked and not stop)
             evaluating = evaluate_every.due(done, evaluate_due, now)
-            saving = save_every.due(done, save_due, now)
-            if log_every.due(done, log_due, now) or evaluating or saving or stop or last:
+            checkpointing = checkpoint_every.due(done, checkpoint_due, now)
+            if log_every.due(done, log_due, now) or evaluating or checkpointing or stop or last:
                 run.log(done, lr)
-            if not last and (evaluating or saving or stop):
-                pause(setup, run, done, evaluating, saving, stop, signals)
-        # the end counts as a step to evaluate and to save; a run stopped right here comes back to it
-        pause(setup, run, total, evaluating=True, saving=True, stop=0, signals=signals)
-        return run.finish()
+            if last:
+                break
+            if evaluating or checkpointing or stop:
+                pause(setup, run, done, evaluating, checkpointing, stop, signals)
+        # the last step is always evaluated and checkpointed; a run that is stopped here resumes here
+        pause(setup, run, done, evaluating=True, checkpointing=True, stop=0, signals=signals)
+        return run.finish(done)
 
 
-def pause(setup: Setup, run: Run, done: int, evaluating: bool, saving: bool, stop: int, signals: Signals) -> None:
-    """Between two steps: evaluate, save, or stop, which saves as well."""
+def pause(
+    setup: Setup, run: TrainingRun, done: int, evaluating: bool, checkpointing: bool, stop: int, signals: Signals
+) -> None:
+    """Evaluate, checkpoint or stop between two steps. Stopping also writes a checkpoint."""
     setup.average_buffers()
     if evaluating and not stop:
         try:
-            saving |= run.evaluate(done, partial(measure, setup, done, stop=lambda: signals.received))
+            checkpointing |= run.evaluate(done, partial(measure, setup, done, stop=lambda: signals.received))
         except Stopped as early:
             stop = early.signum
-    if saving or stop or run.off_track:
+    if checkpointing or stop or run.below_curve:
         run.save(done, setup)
-    if run.off_track:
+    if run.below_curve:
         run.give_up(done)
     if stop:
         run.stopped(done)
         raise Stopped(stop)
 
 
-def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -> Step:
-    """One optimizer step."""
+def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -> StepResult:
+    """Run forward, backward and one optimizer step on all micro-batches of a global batch."""
     recipe, replica, scaler = setup.recipe, setup.replica, setup.scaler
     loss_sum, correct = torch.zeros((), device=setup.world.device), torch.zeros((), device=setup.world.device)
     for number, batch in enumerate(micro_batches, start=1):
-        with replica.exchanging(last=number == len(micro_batches)):
+        with replica.sync_gradients(last=number == len(micro_batches)):
             images, targets = setup.objective.prepare(batch, step)
-            with setup.autocast():
+            with setup.autocast(), naming_model(recipe.model.name):
                 logits = replica.forward(images)
+            check_logits(logits, recipe.model.name, (len(images), len(setup.source.classes)))
             loss = setup.objective.loss(logits.float(), targets)
             scaler.scale(loss / len(micro_batches)).backward()
         loss_sum += loss.detach() / len(micro_batches)
         correct += (logits.detach().argmax(1) == batch.labels).sum()
     sync_seconds, begin = replica.sync_seconds(), now(setup.world.device)
     set_lr(setup.optimizer, lr)
-    if recipe.optim.clip_norm:
+    if recipe.optim.clip_grad_norm:
         scaler.unscale_(setup.optimizer)
-        torch.nn.utils.clip_grad_norm_(replica.module.parameters(), recipe.optim.clip_norm)
+        torch.nn.utils.clip_grad_norm_(replica.module.parameters(), recipe.optim.clip_grad_norm)
     scaler.step(setup.optimizer)
     with replica.follow_scale(scaler):
         scaler.update()
     setup.optimizer.zero_grad()
-    return Step(loss_sum, correct, sync_seconds, between(begin, now(setup.world.device)))
+    return StepResult(loss_sum, correct, sync_seconds, between(begin, now(setup.world.device)))
 
 
 def measure(setup: Setup, step: int, on_batch: Callable[[int], object], stop: Callable[[], int]) -> dict[str, float]:
-    model, views = setup.evaluated_model, setup.recipe.evaluate.views
-    with setup.replica.whole(model):
+    """Return the validation metrics after a step."""
+    model, tta = setup.evaluated_model, setup.recipe.evaluate.tta
+    with setup.replica.unsharded(model):
         classes = len(setup.source.classes)
         batches = setup.evaluator(step)
-        metrics = evaluate(model, batches, classes, setup.world, setup.autocast, views, on_batch, stop)
-    refuse_damage(metrics, batches.num_samples, setup.recipe.data.max_damaged)
+        metrics = evaluate(model, batches, classes, setup.world, setup.autocast, tta, on_batch, stop)
+    check_corrupt_fraction(metrics, batches.num_samples, setup.recipe.data.max_corrupt)
     return metrics
 
 
-def intervals(recipe: Recipe, timeline: Timeline) -> tuple[Interval, Interval, Interval]:
+def intervals(recipe: Recipe, timeline: Timeline) -> tuple[IntervalTrigger, IntervalTrigger, IntervalTrigger]:
+    """Return when to log, to evaluate and to checkpoint."""
     texts = (recipe.log.every, recipe.evaluate.every, recipe.checkpoint.every)
-    log_every, evaluate_every, save_every = (Interval(text, timeline) for text in texts)
-    return log_every, evaluate_every, save_every
+    log_every, evaluate_every, checkpoint_every = (IntervalTrigger(text, timeline) for text in texts)
+    return log_every, evaluate_every, checkpoint_every

@@ -1,4 +1,4 @@
-"""One attempt at a batch size: a few real training steps on generated images of the largest size a recipe has."""
+"""Tests one batch size: a few training steps on synthetic images of the largest size in the recipe."""
 
 import dataclasses
 import resource
@@ -7,9 +7,6 @@ from pathlib import Path
 
 import psutil
 
-from paceline.base import logs
-from paceline.base.device import peak_memory, wait
-from paceline.base.files import write_json
 from paceline.config.data import Augment, Data, Synthetic
 from paceline.config.recipe import Recipe
 from paceline.data import kinds
@@ -19,15 +16,18 @@ from paceline.distributed.world import World
 from paceline.engine.build import Setup, build
 from paceline.engine.train import train_step
 from paceline.errors import UserError
-from paceline.model import zoo
+from paceline.models import factory
 from paceline.optim.schedules import lr_at
+from paceline.system import logs
+from paceline.system.device import peak_memory, wait
+from paceline.system.files import write_json
 
 _SHAPES = {"digits": (1, 8, 10), "cifar10": (3, 32, 10), "imagenet": (3, DEFAULT_SIZE, 1000)}
-"""Channels, side and classes of known data, which need not be here for a trial."""
+"""Channels, side and classes of known datasets, which are not needed for a trial."""
 
 
 def try_batch(recipe: Recipe, per_rank_batch: int, steps: int, limits: list[int], result: Path) -> None:
-    """Train a few steps with this batch; the leader writes down how that went. Too large a batch ends the process."""
+    """Train a few steps with this batch; rank 0 writes speed and memory to `result`. Running out of memory exits."""
     world = World.from_env(recipe.device)
     logs.set_up(1, 2)  # warnings only
     if limits and world.device.type == "cpu":
@@ -35,27 +35,30 @@ def try_batch(recipe: Recipe, per_rank_batch: int, steps: int, limits: list[int]
     with world.connected():
         setup = build(as_trial(recipe, per_rank_batch, world.size, steps), world)
         seconds = _run(setup, steps)
-        memory = world.from_all(peak_memory(world.device))
-        if world.is_leader:
+        memory = world.all_gather_object(peak_memory(world.device))
+        if world.is_rank_zero:
             images = per_rank_batch * world.size * steps
             write_json(result, {"images_per_second": images / max(seconds, 1e-9), "memory": memory})
 
 
 def _limit_memory(size: int) -> None:
-    """Let the process have so many bytes in all; addresses without memory behind them do not count."""
-    own = psutil.Process().memory_info()
-    if size <= own.rss:
+    """Limit the resident memory of this process. Reserved addresses without memory do not count."""
+    used = psutil.Process().memory_info()
+    if size <= used.rss:
         raise UserError(
-            f"out of memory: a process uses {own.rss / 1e9:.2f} GB before training starts, more than the memory limit; "
-            "raise --memory-limit"
+            "memory-limit-too-low",
+            f"out of memory: a process uses {used.rss / 1e9:.2f} GB before training starts, more than the limit of "
+            f"{size / 1e9:.2f} GB. Increase --memory-limit.",
+            limit=size,
+            used=used.rss,
         )
-    resource.setrlimit(resource.RLIMIT_AS, (own.vms + size - own.rss,) * 2)
+    resource.setrlimit(resource.RLIMIT_AS, (used.vms + size - used.rss,) * 2)
 
 
 def as_trial(recipe: Recipe, per_rank_batch: int, ranks: int, steps: int) -> Recipe:
-    """The recipe on generated images, at its largest size, for a few steps; what costs memory stays as it is."""
-    channels, own, classes = shape_of(recipe)
-    sides = [phase.size or recipe.data.size or own for phase in recipe.all_phases()]
+    """Return the recipe for a few steps on synthetic images of its largest size, with the same memory use."""
+    channels, side, classes = shape_of(recipe)
+    sides = [phase.size or recipe.data.size or side for phase in recipe.all_phases()]
     samples = per_rank_batch * ranks
     synthetic = Synthetic(max(samples, 2), 2, channels, max(sides), classes)
     return dataclasses.replace(
@@ -63,18 +66,18 @@ def as_trial(recipe: Recipe, per_rank_batch: int, ranks: int, steps: int) -> Rec
         data=Data(
             name="synthetic", synthetic=synthetic, mean=(0.5,) * channels, std=(0.25,) * channels, augment=Augment()
         ),
-        train=dataclasses.replace(recipe.train, global_batch=samples, duration=f"{steps + 1}ba", accumulation=1),
+        train=dataclasses.replace(recipe.train, global_batch=samples, duration=f"{steps + 1}ba", grad_accumulation=1),
         optim=dataclasses.replace(recipe.optim, schedule=dataclasses.replace(recipe.optim.schedule, warmup="0ba")),
-        model=zoo.untrained(recipe.model),
+        model=factory.untrained(recipe.model),
         evaluate=dataclasses.replace(recipe.evaluate, size=0),
-        exchange=dataclasses.replace(recipe.exchange, powersgd_after=0),
+        grad_sync=dataclasses.replace(recipe.grad_sync, powersgd_start_step=0),
         phases=(),
         ramp=type(recipe.ramp)(),
     )
 
 
 def shape_of(recipe: Recipe) -> tuple[int, int, int]:
-    """Channels, side and number of classes of a recipe's images, guessed where its data is not here."""
+    """Return channels, side and number of classes of a recipe's images, guessed if its data is not available."""
     data = recipe.data
     if data.name == "synthetic":
         return data.synthetic.channels, data.synthetic.size, data.synthetic.classes
@@ -87,7 +90,7 @@ def shape_of(recipe: Recipe) -> tuple[int, int, int]:
 
 
 def _run(setup: Setup, steps: int) -> float:
-    """Seconds of the steps behind the first one, which allocates what the others use again."""
+    """Return the seconds of all steps but the first, which allocates the memory that the others reuse."""
     batches = setup.loader.steps()
     begin = 0.0
     for step in range(steps + 1):

@@ -1,4 +1,4 @@
-"""Before anything costs money: whether machines can train together, and what is wrong with each, with a cure."""
+"""Check whether hosts can train together, before anything costs money: find the problems of each, with a fix."""
 
 import shlex
 import subprocess
@@ -12,176 +12,197 @@ from threading import Timer
 from typing import Any
 
 from paceline.distributed.channel import TOKEN, new_token
-from paceline.launch.facts import Facts, Link, Rate, believed
+from paceline.errors import Problem
+from paceline.launch.host_facts import AllReduceRate, Facts, Link, validated
 from paceline.launch.hosts import Host, HostError, addresses, free_port, last_line, port_of
 from paceline.launch.values import quoted
 
+# facts that must be the same on all hosts: code and message
 _SAME = {
-    "code": ("the code of paceline", "install the same version everywhere, or leave --python out: then it is copied"),
-    "torch": ("torch", "install the same version everywhere"),
-    "python": ("Python", "use the same version everywhere"),
-    "driver": ("the NVIDIA driver", "install the same version everywhere"),
-    "data": ("the data", "bring the same prepared data to every machine"),
+    "code": (
+        "code-differs",
+        "the code of paceline differs: {values}. Install the same version on all hosts, or omit --python to copy it.",
+    ),
+    "torch": ("torch-differs", "the version of torch differs: {values}. Install the same version on all hosts."),
+    "python": ("python-differs", "the version of Python differs: {values}. Use the same version on all hosts."),
+    "driver": ("driver-differs", "the NVIDIA driver differs: {values}. Install the same version on all hosts."),
+    "data": ("data-differs", "the data differs: {values}. Copy the same prepared data to all hosts."),
 }
-_SOON = 60.0  # seconds, for a program to begin
-LEAST_DISK, LEAST_SHARED, _LEAST_CORES, _MOST_SKEW = 10e9, 1e9, 4, 1.0
+_START_TIMEOUT = 60.0  # seconds until a program prints its first line
+MIN_DISK, MIN_SHARED_MEMORY, _MIN_CORES_PER_GPU, _MAX_SKEW = 10e9, 1e9, 4, 1.0
 
 
 @dataclass
-class Checked:
-    """What was seen of the machines, and what is wrong."""
+class HostReport:
+    """Facts, measurements and problems of hosts."""
 
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    """What was measured."""
-    findings: list[str] = field(default_factory=list)
+    connections: list[tuple[str, str, str]] = field(default_factory=list)
+    """What was measured between hosts: hosts, bandwidth, round trip."""
+    problems: list[Problem] = field(default_factory=list)
 
 
-def check(hosts: Sequence[Host], python: str, data: str) -> Checked:
-    found = Checked()
+def check(hosts: Sequence[Host], python: str, data: str) -> HostReport:
+    """Return what was measured on the hosts, and the problems found."""
+    report = HostReport()
     with ThreadPoolExecutor(len(hosts)) as pool:
-        for host, answer in zip(hosts, pool.map(lambda host: _ask(host, python, data), hosts), strict=True):
-            if isinstance(answer, str):
-                found.findings.append(answer)
+        for host, answer in zip(hosts, pool.map(lambda host: _facts_or_error(host, python, data), hosts), strict=True):
+            if isinstance(answer, HostError):
+                report.problems.append(_problem(answer))
             else:
-                found.facts[host.name] = answer
-    for name, facts in found.facts.items():
-        found.lines.append(f"{name}: {_described(facts)}")
-        found.findings += [f"{name}: {text}" for text in _alone(facts)]
-    found.findings += _differences(found.facts)
-    reached = [host for host in hosts if host.name in found.facts]
-    for one, other in permutations(reached, 2):
-        _between(one, other, python, found)
-    if len(reached) > 1 and not found.findings:
+                report.facts[host.name] = answer
+    for name, facts in report.facts.items():
+        report.problems += [Problem(code, f"{name}: {text}") for code, text in _problems_of_host(facts)]
+    report.problems += _differences(report.facts)
+    reached = [host for host in hosts if host.name in report.facts]
+    for source, target in permutations(reached, 2):
+        _measure_link(source, target, python, report)
+    if len(reached) > 1 and not report.problems:
         try:
-            _together(reached, python, found)
+            _measure_all_reduce(reached, python, report)
         except HostError as error:
-            found.findings.append(str(error))
-    return found
+            report.problems.append(_problem(error))
+    return report
+
+
+def _problem(error: HostError) -> Problem:
+    return Problem(error.code, str(error))
 
 
 def refuse_different_code(hosts: Sequence[Host], python: str) -> None:
-    """Before a job starts: ranks of different code would train what no record shows."""
+    """Raise HostError if the hosts have different code: no record would show what the ranks trained."""
     with ThreadPoolExecutor(len(hosts)) as pool:
-        answers = list(pool.map(lambda host: _ask(host, python, ""), hosts))
-    for answer in answers:
-        if isinstance(answer, str):
-            raise HostError(answer)
-    told = {host.name: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, dict)}
-    if found := list(_differences(told, ("code", "torch"))):
-        raise HostError("; ".join(found))
+        answers = list(pool.map(lambda host: _facts(host, python, ""), hosts))
+    facts = {host.name: answer for host, answer in zip(hosts, answers, strict=True)}
+    if problems := list(_differences(facts, ("code", "torch"))):
+        raise HostError(problems[0].code, " ".join(problem.message for problem in problems))
 
 
-def _ask(host: Host, python: str, data: str) -> dict[str, Any] | str:
-    begin = time.time()
+def _facts_or_error(host: Host, python: str, data: str) -> dict[str, Any] | HostError:
     try:
-        words = f"{quoted(python)} -m paceline facts" + (f" --data={quoted(data)}" if data else "")
-        answer = host.call(words, timeout=60)
+        return _facts(host, python, data)
     except HostError as error:
-        return str(error)
-    if answer.status:
-        return (
-            f"{host.name}: {python} cannot run paceline there ({last_line(answer)}); install it, or say --python PATH"
-        )
+        return error
+
+
+def _facts(host: Host, python: str, data: str) -> dict[str, Any]:
+    """Return the facts of a host, and how far its clock is off."""
+    begin = time.time()
+    command = f"{quoted(python)} -m paceline facts" + (f" --data={quoted(data)}" if data else "")
+    result = host.call(command, timeout=60)
+    if result.status:
+        message = f"{python} cannot run paceline there ({last_line(result)}). Install it, or pass --python PATH."
+        raise host.error("paceline-not-installed", message)
     end = time.time()
     try:
-        facts = believed(answer.text, Facts)
+        facts = validated(result.text, Facts)
     except ValueError as error:
-        return f"{host.name}: `{python} -m paceline facts` is not understood ({error}); install the same version there"
-    # it told its time somewhere between the two
+        message = f"the output of `{python} -m paceline facts` is invalid ({error}). Install the same version there."
+        raise host.error("host-facts-invalid", message) from None
+    # the host read its clock between begin and end
     facts["skew"] = max(begin - facts["time"], facts["time"] - end, 0.0)
     return facts
 
 
-def _described(facts: dict[str, Any]) -> str:
+def described(facts: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return cores, memory, GPUs and version of torch of a host."""
     gpus = Counter(gpu["name"] for gpu in facts["gpus"])
-    devices = ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "no GPU"
-    return f"{facts['cores']} cores, {facts['memory_bytes'] / 1e9:.0f} GB, {devices}, torch {facts['torch']}"
+    devices = ", ".join(f"{count} x {name}" for name, count in gpus.items())
+    return str(facts["cores"]), f"{facts['memory_bytes'] / 1e9:.0f} GB", devices or "-", facts["torch"] or "-"
 
 
-def _alone(facts: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with a machine, whatever the others are like."""
+def _problems_of_host(facts: dict[str, Any]) -> Iterator[Problem]:
+    """Yield the problems of a single host."""
     if facts["torch"] is None:
-        yield "torch is not installed there; install paceline with its dependencies"
-    if facts["skew"] > _MOST_SKEW:
-        yield f"its clock is {facts['skew']:.1f} s off; let it follow a time server (timedatectl set-ntp true)"
-    if facts["disk_bytes"] is not None and facts["disk_bytes"] < LEAST_DISK:
-        yield f"only {facts['disk_bytes'] / 1e9:.1f} GB of disk are free; make room for saves and data"
-    if facts["shared_memory_bytes"] is not None and facts["shared_memory_bytes"] < LEAST_SHARED:
+        yield Problem("torch-not-installed", "torch is not installed. Install paceline with its dependencies.")
+    if facts["skew"] > _MAX_SKEW:
+        text = f"the clock is {facts['skew']:.1f} s off. Synchronize it with NTP (timedatectl set-ntp true)."
+        yield Problem("clock-skew", text)
+    if facts["disk_bytes"] is not None and facts["disk_bytes"] < MIN_DISK:
+        text = (
+            f"only {facts['disk_bytes'] / 1e9:.1f} GB of disk space is free. Free some space for checkpoints and data."
+        )
+        yield Problem("disk-space-low", text)
+    if facts["shared_memory_bytes"] is not None and facts["shared_memory_bytes"] < MIN_SHARED_MEMORY:
         size = facts["shared_memory_bytes"] / 1e6
-        yield f"/dev/shm has only {size:.0f} MB free; in a container use --shm-size or --ipc=host"
-    if facts["gpus"] and facts["cores"] / len(facts["gpus"]) < _LEAST_CORES:
-        number = len(facts["gpus"])
-        yield f"{facts['cores']} cores for {number} GPUs are few; prepare the data, so that loading is cheap"
+        text = f"/dev/shm has only {size:.0f} MB free. In a container, use --shm-size or --ipc=host."
+        yield Problem("shared-memory-low", text)
+    if facts["gpus"] and facts["cores"] / len(facts["gpus"]) < _MIN_CORES_PER_GPU:
+        text = f"{facts['cores']} cores are few for {len(facts['gpus'])} GPUs. Prepare the data to make loading cheap."
+        yield Problem("few-cores-per-gpu", text)
     if facts["gpu_processes"]:
-        numbers = ", ".join(map(str, facts["gpu_processes"]))
-        yield f"processes {numbers} compute on its GPUs already; end them if they are left over"
+        pids = ", ".join(map(str, facts["gpu_processes"]))
+        text = f"processes {pids} already use the GPUs. Terminate them if nobody needs them."
+        yield Problem("gpu-in-use", text)
     if facts.get("data") == "missing":
-        yield "the data are not there; prepare or copy them"
+        yield Problem("data-not-found", "the data folder does not exist. Prepare or copy the data.")
 
 
-def _differences(facts: dict[str, dict[str, Any]], keys: Iterable[str] = _SAME) -> Iterator[str]:
+def _differences(facts: dict[str, dict[str, Any]], keys: Iterable[str] = _SAME) -> Iterator[Problem]:
     for key in keys:
-        name, cure = _SAME[key]
-        values = {host: own[key] for host, own in facts.items() if own.get(key) not in (None, "missing")}
+        code, message = _SAME[key]
+        values = {host: one[key] for host, one in facts.items() if one.get(key) not in (None, "missing")}
         if len(set(values.values())) > 1:
-            told = ", ".join(f"{value} on {host}" for host, value in values.items())
-            yield f"{name} differs: {told}; {cure}"
+            listed = ", ".join(f"{value} on {host}" for host, value in values.items())
+            yield Problem(code, message.format(values=listed))
 
 
-def _between(one: Host, other: Host, python: str, found: Checked) -> None:
-    """Whether one can connect to the other, how quickly and how fast."""
-    answering = other.start(f"{quoted(python)} -m paceline probe --serve")
+def _measure_link(source: Host, target: Host, python: str, report: HostReport) -> None:
+    """Measure the connection from one host to another."""
+    server = target.start(f"{quoted(python)} -m paceline probe --serve")
     try:
-        address = addresses(other)[1]
-        place = shlex.quote(f"{address}:{port_of(other, _first_line(answering))}")
-        answer = one.call(f"{quoted(python)} -m paceline probe --call {place}", timeout=60)
-        if not answer.status:
-            told = believed(answer.text, Link)
+        address = addresses(target)[1]
+        endpoint = shlex.quote(f"{address}:{port_of(target, _first_line(server))}")
+        result = source.call(f"{quoted(python)} -m paceline probe --call {endpoint}", timeout=60)
+        if not result.status:
+            link = validated(result.text, Link)
     except (HostError, ValueError) as error:
-        found.findings.append(f"{one.name} -> {other.name} was not measured: {error}")
+        message = f"{source.name} -> {target.name} was not measured: {error}"
+        report.problems.append(Problem("connection-not-measured", message))
         return
     finally:
-        answering.kill()
-        answering.wait()
-    if answer.status:
-        found.findings.append(
-            f"{one.name} cannot connect to {other.name} ({place}): {last_line(answer)}; "
-            "machines need all TCP ports between each other: open the firewall or security group"
+        server.kill()
+        server.wait()
+    if result.status:
+        message = (
+            f"{source.name} cannot connect to {target.name} ({endpoint}): {last_line(result)}. "
+            "Nodes must reach each other on all TCP ports: open the firewall or security group."
         )
+        report.problems.append(Problem("connection-blocked", message))
         return
-    rate, trip = 8 * told["bytes_per_second"] / 1e9, 1000 * told["seconds"]
-    found.lines.append(f"{one.name} -> {other.name}: {rate:.2g} Gbit/s, {trip:.2g} ms there and back")
+    rate, round_trip = 8 * link["bytes_per_second"] / 1e9, 1000 * link["seconds"]
+    report.connections.append((f"{source.name} -> {target.name}", f"{rate:.2g} Gbit/s", f"{round_trip:.2g} ms"))
 
 
 def _first_line(process: "subprocess.Popen[bytes]") -> str:
-    """Of what it prints; a short one, and soon."""
-    ending = Timer(_SOON, process.kill)
-    ending.start()
+    """Return the first line that a process prints, within limits of time and length."""
+    timer = Timer(_START_TIMEOUT, process.kill)
+    timer.start()
     try:
         return (process.stdout.readline(100) if process.stdout else b"").decode(errors="replace").strip()
     finally:
-        ending.cancel()
+        timer.cancel()
 
 
-def _together(hosts: Sequence[Host], python: str, found: Checked) -> None:
-    """Ranks on all of them exchange for three seconds."""
-    place = f"{addresses(hosts[0])[1]}:{free_port(hosts[0], python)}"
-    nodes = f"--nodes {len(hosts)} --rendezvous {shlex.quote(place)}"
-    words = f"{quoted(python)} -m paceline try-exchange {nodes} --node-rank"
-    # through standard input: command lines are for everybody to read
+def _measure_all_reduce(hosts: Sequence[Host], python: str, report: HostReport) -> None:
+    """Run an all-reduce between all hosts for three seconds."""
+    endpoint = f"{addresses(hosts[0])[1]}:{free_port(hosts[0], python)}"
+    nodes = f"--nodes {len(hosts)} --rendezvous {shlex.quote(endpoint)}"
+    command = f"{quoted(python)} -m paceline test-allreduce {nodes} --node-rank"
+    # through standard input: every user can read command lines
     secret = f"export {TOKEN}={new_token()}\nexec"
     with ThreadPoolExecutor(len(hosts)) as pool:
-        scripts = [f"{secret} {words} {number}\n".encode() for number in range(len(hosts))]
+        scripts = [f"{secret} {command} {number}\n".encode() for number in range(len(hosts))]
         calls = [pool.submit(host.call, "sh -s", script, 120) for host, script in zip(hosts, scripts, strict=True)]
-        answers = [call.result() for call in calls]
-    told = [line for answer in answers for line in answer.text.splitlines() if line.startswith("{")]
-    reasons = {last_line(answer) for answer in answers if answer.status}
+        results = [call.result() for call in calls]
+    lines = [line for result in results for line in result.text.splitlines() if line.startswith("{")]
+    reasons = {last_line(result) for result in results if result.status}
     try:
-        rate = 8 * believed(told[0] if told else "", Rate)["bytes_per_second"] / 1e9
+        rate = 8 * validated(lines[0] if lines else "", AllReduceRate)["bytes_per_second"] / 1e9
     except ValueError as error:
         reasons = reasons or {str(error)}
     if reasons:
-        found.findings.append(f"exchanging between all machines failed: {'; '.join(sorted(reasons))}")
+        message = f"the all-reduce between all nodes failed: {'; '.join(sorted(reasons))}"
+        report.problems.append(Problem("all-reduce-failed", message))
         return
-    found.lines.append(f"all machines together exchange gradients at {rate:.2g} Gbit/s")
+    report.connections.append(("all-reduce between all hosts", f"{rate:.2g} Gbit/s", "-"))

@@ -1,4 +1,4 @@
-"""Machines that jobs run on: this one, or others through the user's own ssh. Scripts go in, text comes out."""
+"""Hosts that jobs run on: this machine, or others through the user's ssh. Scripts go in, output comes back."""
 
 import atexit
 import io
@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from paceline.base.files import printable
 from paceline.errors import UserError
-from paceline.launch.answers import TooMuch, communicate, unpack
+from paceline.launch.host_output import OutputTooLarge, communicate, shown, unpack
+from paceline.launch.ssh_errors import ssh_problem
 from paceline.launch.values import in_ssh_option, quoted
+from paceline.system.files import printable
 
 # below Linux's default range of ephemeral ports, so that another process is unlikely to get it before it is used
 _FREE_PORT = """import random, socket
@@ -30,25 +31,27 @@ while True:
         continue
     print(port)
     break"""
-_MOST = 16 << 20  # bytes of an answer
-_MOST_PADDING = 1 << 20
-_LONGEST_SOCKET_FOLDER = 40  # a socket has 107 bytes; ssh adds 41 for its name and 17 while it makes it
-_LONGEST_LINE = 500  # of one that is shown
+NO_FOLDER = 97
+"""Exit status of a script for a host that does not have the job's folder."""
+_MAX_OUTPUT = 16 << 20  # bytes
+_MAX_PADDING = 1 << 20
+_MAX_SOCKET_FOLDER = 40  # characters; a socket path has at most 107, of which ssh adds 58
 
-# every folder from ~/.paceline down to the job's own: others could put scripts into one that they may write to
+# every folder from ~/.paceline down to the job's: in one that others may write to, they could replace scripts
 _FOLDERS = """umask 077
-fail() {{ echo "$*" >&2; exit 1; }}
+fail() {{ status=$1; shift; echo "$*" >&2; exit $status; }}
 for folder in {folders}; do
     mkdir -p "$folder" || exit 1
-    [ -O "$folder" ] || fail "$folder belongs to another user; remove it, or run: chown $(id -u) $folder"
+    [ -O "$folder" ] || fail 91 "$folder belongs to another user. Remove it, or run: chown $(id -u) $folder"
     case $(ls -ld "$folder/.") in
-        ?????w* | ????????w*) fail "others may write to $folder; run: chmod go-w $folder" ;;
+        ?????w* | ????????w*) fail 92 "other users may write to $folder. Run: chmod go-w $folder" ;;
     esac
 done"""
+_FOLDER_CODES = {91: "folder-not-owned", 92: "folder-writable-by-others"}
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     status: int
     out: bytes
     err: str
@@ -59,51 +62,55 @@ class Answer:
 
 
 class HostError(UserError):
-    """A machine that cannot be reached, or did not do what it was asked to."""
+    """A host is unreachable, or a command on it failed."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine, and the job's folder there ($HOME is that machine's)."""
+    """A host and the job's folder on it, in which $HOME is the host's."""
 
     name: str
     folder: str
 
     def argv(self, command: str) -> list[str]:
-        """What runs a shell command there; nothing secret may be in it."""
+        """Return the local command line that runs a shell command there; it must not contain secrets."""
         return ["sh", "-c", command]
 
-    def call(self, command: str, data: bytes = b"", timeout: float = 120) -> Answer:
+    def call(self, command: str, data: bytes = b"", timeout: float = 120) -> CommandResult:
+        """Run a shell command there with `data` on standard input; return its status and output."""
         pipe = subprocess.PIPE
         with subprocess.Popen(self.argv(command), bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe) as process:
             try:
-                out, errors = communicate(process, data, timeout, _MOST)
+                out, errors = communicate(process, data, timeout, _MAX_OUTPUT)
             except subprocess.TimeoutExpired:
-                raise HostError(f"{self.name} did not answer within {timeout:g} s") from None
-            except TooMuch:
-                raise HostError(f"{self.name} answered with more than {_MOST >> 20} MB; look at what it runs") from None
+                raise self.error("host-timeout", f"no answer within {timeout:g} s") from None
+            except OutputTooLarge:
+                message = f"the host sent more than {_MAX_OUTPUT >> 20} MB. Check what runs on it."
+                raise self.error("host-output-too-large", message) from None
             finally:
-                process.kill()  # nothing, once it has ended
-        return Answer(process.returncode, out, errors.decode(errors="replace"))
+                process.kill()  # no effect once it has ended
+        return CommandResult(process.returncode, out, errors.decode(errors="replace"))
 
     def start(self, command: str) -> subprocess.Popen[bytes]:
-        """Begin a command there, and leave it to the caller."""
+        """Start a command there; the caller has to end it."""
         return subprocess.Popen(
             self.argv(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
 
-    def run(self, script: str, timeout: float = 120) -> Answer:
-        """Run a script, which goes in through standard input, in the job's folder; what it writes is its user's."""
-        return self.call("sh -s", f"umask 077; cd {quoted(self.folder)} || exit 97\n{script}\n".encode(), timeout)
+    def run(self, script: str, timeout: float = 120) -> CommandResult:
+        """Run a script in the job's folder through standard input; files it writes are readable by the user only."""
+        enter = f"umask 077; cd {quoted(self.folder)} || exit {NO_FOLDER}"
+        return self.call("sh -s", f"{enter}\n{script}\n".encode(), timeout)
 
-    def must(self, script: str, what: str, timeout: float = 120) -> str:
-        answer = self.run(script, timeout)
-        if answer.status:
-            raise HostError(f"{self.name}: {what} failed: {last_line(answer)}")
-        return answer.text
+    def run_checked(self, script: str, what: str, timeout: float = 120) -> str:
+        """Run a script in the job's folder and return its output; raise HostError if it fails."""
+        result = self.run(script, timeout)
+        if result.status:
+            raise self.error("host-command-failed", f"step {what!r} failed: {last_line(result)}")
+        return result.text
 
     def send(self, files: Mapping[str, bytes], tree: Path | None = None) -> None:
-        """Put files, and a tree's files under code/, into the job's folder; only the user may read them."""
+        """Copy files, and those of a source tree under code/, to the job's folder, readable by the user only."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as tar:
             for name, content in files.items():
@@ -113,139 +120,123 @@ class Host:
             for path in tracked_files(tree) if tree else ():
                 tar.add(path, f"code/{path.relative_to(tree or path)}", recursive=False, filter=_private)
         folders = " ".join(map(quoted, self._folders))
-        answer = self.call("sh -s", _FOLDERS.format(folders=folders).encode())
-        if not answer.status:
-            words = f"umask 077; tar -C {quoted(self.folder)} -xzf -"
-            answer = self.call(words, packed.getvalue(), timeout=600)
-        if answer.status:
-            raise HostError(f"{self.name}: files could not be copied to {self.folder}: {last_line(answer)}")
+        result = self.call("sh -s", _FOLDERS.format(folders=folders).encode())
+        if result.status:
+            code = _FOLDER_CODES.get(result.status, "host-copy-failed")
+            raise self.error(code, f"cannot copy files to {self.folder}: {last_line(result)}")
+        command = f"umask 077; tar -C {quoted(self.folder)} -xzf -"
+        result = self.call(command, packed.getvalue(), timeout=600)
+        if result.status:
+            raise self.error("host-copy-failed", f"cannot copy files to {self.folder}: {last_line(result)}")
 
     @property
     def _folders(self) -> list[str]:
-        """The job's own, after those above it up to ~/.paceline, and that of environments."""
-        found = [self.folder]
-        while "/.paceline/" in found[0]:
-            found.insert(0, found[0].rpartition("/")[0])
-        return [found[0], f"{found[0]}/envs", *found[1:]] if len(found) > 1 else found
+        """All folders from ~/.paceline down to the job's, and the one of environments."""
+        folders = [self.folder]
+        while "/.paceline/" in folders[0]:
+            folders.insert(0, folders[0].rpartition("/")[0])
+        return [folders[0], f"{folders[0]}/envs", *folders[1:]] if len(folders) > 1 else folders
 
     def fetch(self, names: Sequence[str], target: Path) -> None:
-        """Bring files and folders of the job's folder here."""
-        with self.start(f"tar -C {quoted(self.folder)} -cf - -- {shlex.join(names)}") as sending:
-            assert sending.stdout
+        """Copy files and folders of the job's folder to `target` on this machine."""
+        with self.start(f"tar -C {quoted(self.folder)} -cf - -- {shlex.join(names)}") as sender:
+            assert sender.stdout
             try:
-                unpack(sending.stdout, names, target)
-                sending.stdout.read(_MOST_PADDING)  # tar would fail if nobody took it
+                unpack(sender.stdout, names, target)
+                sender.stdout.read(_MAX_PADDING)  # otherwise tar fails with a broken pipe
             except (tarfile.TarError, OSError) as error:
-                sending.kill()
-                reason = printable(str(error))
-                raise HostError(f"{self.name}: {', '.join(names)} could not be fetched: {reason}") from None
-        if sending.returncode not in (0, 1):  # 1: a file changed while it was read
-            raise HostError(
-                f"{self.name}: {', '.join(names)} could not be fetched: tar ended with {sending.returncode}"
-            )
+                sender.kill()
+                raise self._fetch_error(names, printable(str(error))) from None
+        if sender.returncode not in (0, 1):  # 1: a file changed while tar read it
+            raise self._fetch_error(names, f"tar ended with status {sender.returncode}")
+
+    def _fetch_error(self, names: Sequence[str], reason: str) -> HostError:
+        return self.error("host-fetch-failed", f"cannot fetch {', '.join(names)}: {reason}")
+
+    def error(self, code: str, message: str) -> HostError:
+        """Return an error about this host."""
+        return HostError(code, f"{self.name}: {message}", host=self.name)
 
 
 @dataclass(frozen=True)
 class SshHost(Host):
-    """Through OpenSSH's client, so that the user's config, agent, jump hosts and known hosts count."""
+    """A host reached with OpenSSH's client, so that the user's config, agent, jump hosts and known hosts apply."""
 
     options: tuple[str, ...] = field(default=())
-    """More words for ssh, before the host's name."""
+    """Arguments of ssh before the host name."""
 
     def argv(self, command: str) -> list[str]:
-        # one connection for all calls of this process; never a question, since nobody may be there to answer
-        control = f'"{in_ssh_option(_sockets())}/%C"'
+        # one connection for all calls of this process, and no prompts: nobody may be there to answer them
+        control = f'"{in_ssh_option(_control_folder())}/%C"'
         settings = ["BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=10", "ServerAliveCountMax=3"]
         settings += ["ControlMaster=auto", f"ControlPath={control}", "ControlPersist=15"]
-        given = (word for setting in settings for word in ("-o", setting))
-        return ["ssh", *self.options, *given, self.name, "--", command]
+        options = (word for setting in settings for word in ("-o", setting))
+        return ["ssh", *self.options, *options, self.name, "--", command]
 
-    def call(self, command: str, data: bytes = b"", timeout: float = 120) -> Answer:
-        answer = super().call(command, data, timeout)
-        if answer.status == 255:
-            raise HostError(f"{self.name}: {_ssh_trouble(self.name, answer.err)}")
-        return answer
+    def call(self, command: str, data: bytes = b"", timeout: float = 120) -> CommandResult:
+        result = super().call(command, data, timeout)
+        if result.status == 255:
+            raise self.error(*ssh_problem(self.name, result.err))
+        return result
 
 
 @cache
-def _sockets() -> Path:
-    """A folder that nobody else can look into, for as long as this process lives."""
+def _control_folder() -> Path:
+    """Return a private folder for ssh control sockets, removed when this process ends."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-"))
-    if len(str(folder)) > _LONGEST_SOCKET_FOLDER:  # TMPDIR may be anywhere
+    if len(str(folder)) > _MAX_SOCKET_FOLDER:  # TMPDIR may be long
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="paceline-", dir="/tmp"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-_TROUBLES = {
-    "REMOTE HOST IDENTIFICATION HAS CHANGED": "its host key has changed: somebody else may answer in its place; if the "
-    "machine was set up anew, `ssh-keygen -R {host}` forgets the old key",
-    "Host key verification failed|No .* host key is known": "its host key is not known; `ssh {host}` once, and compare "
-    "the fingerprint that it shows",
-    "Permission denied": "it refuses your key; check `ssh {host}`, the key in ssh-agent, and authorized_keys there",
-    "Could not resolve hostname": "there is no machine of that name; check the spelling, or ~/.ssh/config",
-    "Connection refused": "nothing listens at its ssh port; is sshd running, and is the port right in ~/.ssh/config?",
-    "timed out|No route to host|Network is unreachable": "it cannot be reached; is it running, and does a firewall "
-    "let you in?",
-}
-
-
-def _ssh_trouble(host: str, errors: str) -> str:
-    for pattern, cure in _TROUBLES.items():
-        if re.search(pattern, errors):
-            return cure.format(host=host)
-    return f"ssh failed: {_shown(errors.strip().splitlines()[-1]) if errors.strip() else 'it says nothing'}"
-
-
-def _shown(line: str) -> str:
-    return printable(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ...")
-
-
 def addresses(host: Host) -> tuple[str, str]:
-    """Address of this machine as the host sees it, and its own."""
-    answer = host.call('echo "$SSH_CONNECTION"').text.split()
-    if len(answer) != 4:
-        raise HostError(
-            f"{host.name}: SSH_CONNECTION is not set there, which tells addresses; look at its sshd's settings"
-        )
-    return _address(host, answer[0]), _address(host, answer[2])
+    """Return the IP address of this machine as the host sees it, and the host's own."""
+    words = host.call('echo "$SSH_CONNECTION"').text.split()
+    if len(words) != 4:
+        message = "SSH_CONNECTION is not set on the host, so its IP address is unknown. Check the sshd configuration."
+        raise host.error("host-address-unknown", message)
+    return _address(host, words[0]), _address(host, words[2])
 
 
 def _address(host: Host, text: str) -> str:
-    """What one machine says becomes part of commands of others."""
+    """Return a valid address only: it becomes part of commands on other hosts."""
     try:
-        if "%" not in text:  # an interface of that machine, which means nothing to others
+        if "%" not in text:  # a scope names an interface of that host, which means nothing to others
             return str(ipaddress.ip_address(text))
     except ValueError:
         pass
-    raise HostError(
-        f"{host.name}: SSH_CONNECTION holds {_shown(text)!r} there, where an IP address is expected; "
-        "set HostName in ~/.ssh/config to one"
+    message = (
+        f"SSH_CONNECTION on the host contains {shown(text)!r} instead of an IP address. "
+        "Set HostName in ~/.ssh/config to an address."
     )
+    raise host.error("host-address-invalid", message)
 
 
 def port_of(host: Host, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
-        raise HostError(f"{host.name}: it told {_shown(text)!r} where a port was expected; look at what it runs")
+        message = f"the host sent {shown(text)!r} instead of a port number. Check what runs on it."
+        raise host.error("host-port-invalid", message)
     return int(text)
 
 
 def free_port(host: Host, python: str) -> int:
-    answer = host.call(f"{quoted(python)} -c '{_FREE_PORT}'")
-    if answer.status:
-        raise HostError(f"{host.name}: looking for a free port failed: {last_line(answer)}")
-    return port_of(host, answer.text)
+    result = host.call(f"{quoted(python)} -c '{_FREE_PORT}'")
+    if result.status:
+        raise host.error("host-command-failed", f"cannot find a free port: {last_line(result)}")
+    return port_of(host, result.text)
 
 
-def last_line(answer: Answer) -> str:
-    lines = [line for line in (answer.err.strip() or answer.text).splitlines() if not line.startswith("tar: Exiting")]
-    telling = [line for line in lines if re.match(r"\s*(error|fatal)\b", line, re.IGNORECASE)]
-    return _shown((telling or lines)[-1]) if lines else f"status {answer.status}"
+def last_line(result: CommandResult) -> str:
+    """Return the line of a command's output that best explains its failure."""
+    lines = [line for line in (result.err.strip() or result.text).splitlines() if not line.startswith("tar: Exiting")]
+    errors = [line for line in lines if re.match(r"\s*(error|fatal)\b", line, re.IGNORECASE)]
+    return shown((errors or lines)[-1]) if lines else f"status {result.status}"
 
 
 def _private(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """The user's own there: root's tar would give files to whoever has the same number on that machine."""
+    """Drop the owner: run by root, tar would give files to the user with the same id on that host."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mode = 0o700 if entry.mode & 0o100 else 0o600
@@ -253,22 +244,13 @@ def _private(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def tracked_files(folder: Path) -> list[Path]:
-    """Files of a project, without those that its .gitignore names; without git, without what is clearly made."""
-    asked = [
-        "git",
-        "-c",
-        "core.fsmonitor=false",
-        "-C",
-        str(folder),
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]
+    """Return the files of a project that .gitignore does not exclude; without git, all but common build folders."""
+    # core.fsmonitor would run a program that the repository names
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-z"]
+    command += ["--cached", "--others", "--exclude-standard"]
     try:
-        found = subprocess.run(asked, capture_output=True, check=True).stdout.split(b"\0")
-        return [path for name in found if name and (path := folder / os.fsdecode(name)).is_file()]
+        names = subprocess.run(command, capture_output=True, check=True).stdout.split(b"\0")
+        return [path for name in names if name and (path := folder / os.fsdecode(name)).is_file()]
     except (OSError, subprocess.CalledProcessError):
         skipped = {".git", ".venv", "venv", "runs", "__pycache__", "node_modules"}
         return [path for path in folder.rglob("*") if path.is_file() and not skipped & set(path.parts)]

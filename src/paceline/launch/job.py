@@ -1,102 +1,91 @@
-"""A job: what is to be trained, and where; kept in a small file, so that any terminal can go on with it."""
+"""A job: a spec that was launched. It is stored in a small file, so that any terminal of the user can manage it."""
 
 import dataclasses
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, ClassVar
 
-from paceline.base.files import LOCK_NAME, private_folder, sync, write_json, write_text
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
+
 from paceline.distributed.channel import new_token
 from paceline.errors import UserError
-from paceline.launch.values import host_name, run_name, variable
+from paceline.launch.specs import STRICT, JobSpec, Spec
+from paceline.launch.values import first_problem, run_name, variable
+from paceline.system.files import LOCK_NAME, private_folder, sync, write_json, write_text
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An EC2 instance."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    id: str
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ec2Resources:
+    """What was created on EC2 for a job, and what its replacements need."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    region: str
+    zone: str
+    subnet: str
+    image: str
+    root_device: str
+    security_group: str
+    placement_group: str
+    used_addresses: tuple[str, ...] = ()
+    """Those of --addresses that an instance has had."""
+    instances: dict[str, Instance] = field(default_factory=dict)
+    """By host."""
 
 
 @dataclass(frozen=True)
 class Job:
+    """A spec with an id, and what its launch added."""
+
+    __pydantic_config__: ClassVar = STRICT
+
     id: str
-    backend: str
-    name: str
-    """Of the run, and of its folder."""
-    recipe: str
-    """All of it, as YAML."""
-    hosts: tuple[str, ...]
-    procs: int = 1
-    """Processes on each host."""
-    fewest: int = 1
-    """Hosts that are enough to go on."""
-    meeting: str = ""
-    """HOST:PORT where the hosts find each other."""
-    within: int = 300
-    """Seconds to wait there until all are there."""
-    meeting_host: str = ""
-    """The host that keeps it; empty: the machine that launched."""
-    patience: int = 15
-    """Seconds after which a silent rank counts as lost."""
-    python: str = ""
-    """Interpreter on the hosts that has paceline; empty: an environment is made from the code that is copied."""
-    container: str = ""
-    """Image with paceline in it, instead of an interpreter."""
-    code: str = ""
-    """Folder that is copied to the hosts."""
-    passed: tuple[str, ...] = ()
-    """Names of variables that ranks get; their values are never written down here."""
-    variables: dict[str, str] = field(default_factory=dict)
-    """Others, which are no secrets."""
-    before: dict[str, str] = field(default_factory=dict)
-    """Scripts of single hosts, to be run before anything else."""
-    runs: str = "runs"
-    """Where the run folder is brought to."""
-    resume: str = ""
-    """Results in an object store to go on with, instead of beginning."""
-    results: str = ""
-    """Object store that it is copied to while the run goes on."""
+    spec: Annotated[Spec, Field(discriminator="backend")]
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    extra: dict[str, Any] = field(default_factory=dict)
-    """What a back end has to remember."""
+    rendezvous: str = ""
+    """HOST:PORT of the rendezvous store."""
+    rendezvous_host: str = ""
+    """Host that runs the rendezvous store; empty: the launching machine."""
+    join_timeout: int = 300
+    """Seconds to wait for all nodes to join."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the ranks that are not secret."""
+    setup_scripts: dict[str, str] = field(default_factory=dict)
+    """Scripts per host that run before anything else."""
+    slurm_id: str = ""
+    """Id of the job in SLURM."""
+    ec2: Ec2Resources | None = None
 
     def __post_init__(self) -> None:
-        """What becomes a folder, or stands in a script without quotes; the command line has refused others before."""
+        """Check again what becomes a folder name or stands unquoted in a script."""
         run_name("job", self.id)
-        run_name("--name", self.name)
-        for host in self.hosts:
-            host_name("--hosts", host)
-        for name in (*self.passed, *self.variables):
-            variable("--pass", name)
+        run_name("--name", self.spec.name)
+        for name in self.variables:
+            variable("variable", name)
 
 
-class Backend(Protocol):
-    """What a kind of place can do with jobs: modules of this package do."""
-
-    def plan(self, job: Job) -> Sequence[object]:
-        """What would be done, as text."""
-
-    def submit(self, job: Job) -> Job:
-        """Start it; the job with what was found out on the way."""
-
-    def resume(self, job: Job) -> Job:
-        """Start one again that ended before its time, from its last save."""
-
-    def follow(self, job: Job, *, until: Callable[[], bool] = ..., bring_back: bool = ...) -> int:
-        """Show what it prints until it is over, and bring lost machines back; its exit status."""
-
-    def status(self, job: Job) -> list[tuple[str, str]]:
-        """Parts of the job and what they do."""
-
-    def stop(self, job: Job, grace: float) -> list[str]:
-        """End it; what could not be ended."""
-
-    def tidy(self, job: Job) -> None:
-        """After its end."""
-
-    def fetch(self, job: Job) -> Path:
-        """Bring the run folder here."""
+@cache
+def _adapter() -> TypeAdapter[Job]:
+    return TypeAdapter(Job)
 
 
 def home() -> Path:
@@ -108,21 +97,43 @@ def folder_of(job_id: str) -> Path:
 
 
 def _check_home() -> None:
-    """Who can write there can make this user run anything."""
+    """Refuse folders that others can write to: they could make this user run anything."""
     for folder in (home(), home() / "jobs"):
         private_folder(folder)
 
 
-def new_id(name: str, reserve: bool) -> str:
-    """Readable, in order of time, and free."""
+def draft(spec: Spec) -> Job:
+    """Return the job that a spec would become, for a plan: nothing is stored."""
+    return _with_id(spec, new_id(spec, reserve=False))
+
+
+@contextmanager
+def new_job(spec: Spec) -> Iterator[Job]:
+    """Yield a job with a new id and folder; if an error occurs before it is saved, remove the folder."""
+    job = _with_id(spec, new_id(spec, reserve=True))
+    try:
+        yield job
+    except BaseException:
+        if not is_known(job):
+            forget(job)
+        raise
+
+
+def _with_id(spec: Spec, job_id: str) -> Job:
+    return Job(job_id, replace(spec, name=spec.name or job_id))
+
+
+def new_id(spec: JobSpec, reserve: bool) -> str:
+    """Return an unused id that starts with the name of the run or recipe and sorts by time."""
+    name = spec.name or str(yaml.safe_load(spec.recipe).get("name", ""))
     stamp = datetime.now().strftime("%m%d-%H%M%S")
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name)[:100].strip("-.") or "job"
-    names = (f"{plain}-{stamp}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    prefix = re.sub(r"[^A-Za-z0-9.-]+", "-", name)[:100].strip("-.") or "job"
+    names = (f"{prefix}-{stamp}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
     return next(name for name in names if _is_free(name, reserve))
 
 
 def _is_free(name: str, reserve: bool) -> bool:
-    """Two launches in one second must not get the same."""
+    """Reserve by creating the folder, so that two launches within a second get different ids."""
     if not reserve:
         return not folder_of(name).exists()
     _check_home()
@@ -137,35 +148,46 @@ def save(job: Job) -> None:
     folder = folder_of(job.id)
     _check_home()
     private_folder(folder)
-    sync(folder.parent)  # a new id has made the folder already
+    sync(folder.parent)  # new_id has created the folder
     (folder / LOCK_NAME).touch(0o600)
-    write_text(folder / "recipe.yaml", job.recipe, 0o600)
-    fields = {key: value for key, value in dataclasses.asdict(job).items() if key != "recipe"}
-    write_json(folder / "job.json", fields, 0o600)
+    content = dataclasses.asdict(job)
+    write_text(folder / "recipe.yaml", content["spec"].pop("recipe"), 0o600)
+    write_json(folder / "job.json", content, 0o600)
 
 
 def load(job_id: str) -> Job:
-    """By its id, the beginning of one, or without any the newest."""
+    """Return a job by its id or the start of it; by "" the newest."""
     known = all_ids()
-    found = [known_id for known_id in known if known_id == job_id] or [i for i in known if i.startswith(job_id)]
+    matches = [known_id for known_id in known if known_id == job_id] or [i for i in known if i.startswith(job_id)]
     if not known:
-        raise UserError(f"there is no job yet in {home() / 'jobs'}; `paceline launch --help`")
-    if not found or (job_id and len(found) > 1):
-        which = f"{job_id!r} is {'no job' if not found else 'the beginning of several jobs'}"
-        raise UserError(f"{which}; there are {', '.join(known[-5:])}")
-    folder = folder_of(found[-1])
+        folder = home() / "jobs"
+        raise UserError("no-jobs", f"there are no jobs in {folder}. See `paceline launch --help`.", path=folder)
+    newest = ", ".join(known[-5:])
+    if not matches:
+        raise UserError("unknown-job", f"no job is named {job_id!r}. The newest are {newest}.", job=job_id)
+    if job_id and len(matches) > 1:
+        message = f"several jobs start with {job_id!r}. Write more of the id; the newest are {newest}."
+        raise UserError("ambiguous-job", message, job=job_id)
+    folder = folder_of(matches[-1])
     _check_home()
     private_folder(folder)
     try:
-        content = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-        lists = {key: tuple(content[key]) for key in ("hosts", "passed")}
-        return Job(**(content | lists), recipe=(folder / "recipe.yaml").read_text(encoding="utf-8"))
+        return _read(folder)
     except (OSError, ValueError, TypeError, KeyError, RecursionError, UserError) as error:
-        raise UserError(f"{folder / 'job.json'} is damaged ({error}); remove the folder to forget the job") from None
+        path = folder / "job.json"
+        reason = first_problem(error) if isinstance(error, ValidationError) else error
+        message = f"{path} is corrupt ({reason}). Remove the folder {folder} to forget the job."
+        raise UserError("job-corrupt", message, path=path) from None
+
+
+def _read(folder: Path) -> Job:
+    content = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    content["spec"]["recipe"] = (folder / "recipe.yaml").read_text(encoding="utf-8")
+    return _adapter().validate_json(json.dumps(content))
 
 
 def token_of(job: Job) -> str:
-    """The secret of its nodes, made when it is first asked for; any terminal of the user can start a node again."""
+    """Return the secret that the nodes of a job share, created on first use and stored for restarts of nodes."""
     folder = folder_of(job.id)
     _check_home()
     private_folder(folder)
@@ -184,6 +206,6 @@ def forget(job: Job) -> None:
 
 
 def all_ids() -> list[str]:
-    """Oldest first."""
+    """Return the ids of all jobs, oldest first."""
     paths = (home() / "jobs").glob("*/job.json")
     return [path.parent.name for path in sorted(paths, key=lambda path: path.stat().st_mtime)]

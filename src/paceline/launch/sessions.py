@@ -1,17 +1,19 @@
-"""What goes on on a machine without its launcher: a session of its own.
+"""Detached processes of a job on a host, each in its own session, so that they survive the launcher.
 
-Its log, process number and exit status are files in the job's folder there, so that another terminal can go on.
+Log, process id and exit status are files in the job's folder on the host, so that another terminal can take over.
 """
 
-import re
 import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Thread
 
-from paceline.launch.hosts import Host, HostError
+from paceline.errors import UserError
+from paceline.launch.hosts import NO_FOLDER, Host, HostError
+from paceline.launch.states import NodeState, NodeStatus, parse_node, unreachable
 
-# whether the session of NAME.pid lives: numbers are used again, and dead entries stay until somebody clears them away
+# whether the session of NAME.pid is alive: compares start times, since process ids are reused, and ignores zombies
 _STARTED = """started() { sed 's/.*) //' "/proc/$1/stat" 2> /dev/null | cut -d' ' -f20; }"""
 _ALIVE = f"""{_STARTED}
 alive() {{
@@ -20,16 +22,14 @@ alive() {{
     ps -s "$sid" -o stat= 2> /dev/null | grep -qv '^Z'
 }}"""
 
-
-_STATE = re.compile(rb"running|lost|absent|ended [0-9]{1,3}")
-_CHUNK = 1 << 20  # bytes of a log that are asked for at once
-_LONGEST_LINE = 1 << 16
+_CHUNK = 1 << 20  # bytes of a log per request
+_MAX_LINE = 1 << 16
 
 
 def detached(name: str, command: str, prepare: str = ":") -> str:
-    """In a session of its own, without a terminal: what ends the launcher does not end it.
+    """Return a script that starts a command in its own session without a terminal, so that it survives the launcher.
 
-    `prepare` is done before others are told that it has begun.
+    `prepare` runs before NAME.pid shows that the session has started.
     """
     inner = shlex.quote(f"{prepare}; {_STARTED}; echo $$ $(started $$) > {name}.pid; exec {command}")
     return f"""{_ALIVE}
@@ -42,45 +42,57 @@ begun"""
 
 
 @dataclass
-class Progress:
-    """Of one machine, as far as it has been seen."""
+class NodeMonitor:
+    """The status and the log of one node, as far as they were read."""
 
     host: Host
-    state: str = "unknown"
-    """running, ended N, lost, absent, or unreachable and why."""
-    seen: int = 0
-    """Bytes of its log."""
+    status: NodeStatus = field(init=False)
+    offset: int = 0
+    """Bytes of its log that were read."""
     tail: bytes = b""
-    behind: bool = False
-    """Whether more of its log is there than was asked for."""
+    has_more: bool = False
+    """Whether the host has more of the log than the last request returned."""
+
+    def __post_init__(self) -> None:
+        self.status = NodeStatus(self.host.name, NodeState.UNKNOWN)
 
     @property
-    def over(self) -> bool:
-        return self.state.startswith("ended")
+    def state(self) -> NodeState:
+        return self.status.state
 
-    def look(self) -> list[str]:
-        """Ask once; whole new lines of its log."""
-        self.behind = False
-        tail = f"tail -c +{self.seen + 1} node.log 2> /dev/null | head -c {_CHUNK}"
+    def poll(self) -> list[str]:
+        """Ask the host once for status and log; return the new complete lines of the log."""
+        self.has_more, name = False, self.host.name
+        tail = f"tail -c +{self.offset + 1} node.log 2> /dev/null | head -c {_CHUNK}"
         try:
-            answer = self.host.run(f"{_STATUS}\n{tail}", timeout=30)
-        except HostError as error:
-            self.state = f"unreachable: {error}"
+            result = self.host.run(f"{_STATUS}\n{tail}", timeout=30)
+            if result.status == NO_FOLDER:
+                self.status = NodeStatus(name, NodeState.NOT_STARTED)
+                return []
+            line, _, log = result.out.partition(b"\n")
+            self.status = parse_node(name, line)
+        except UserError as error:
+            self.status = unreachable(name, error)
             return []
-        if answer.status == 97:
-            self.state = "absent"
-            return []
-        state, _, log = answer.out.partition(b"\n")
-        if not _STATE.fullmatch(state):
-            self.state = f"unreachable: {self.host.name} tells no state but {state[:100]!r}; look at what it runs"
-            return []
-        self.state = state.decode()
-        self.seen += len(log)
-        self.behind = len(log) >= _CHUNK
+        self.offset += len(log)
+        self.has_more = len(log) >= _CHUNK
         *lines, self.tail = (self.tail + log).split(b"\n")
-        if self.tail and ((self.over and not self.behind) or len(self.tail) > _LONGEST_LINE):
+        has_ended = self.status.exit_status is not None
+        if self.tail and ((has_ended and not self.has_more) or len(self.tail) > _MAX_LINE):
             lines, self.tail = [*lines, self.tail], b""
         return [line.decode(errors="replace") for line in lines]
+
+
+def poll_all(hosts: Sequence[Host]) -> list[NodeMonitor]:
+    """Return the nodes on these hosts, each asked once, in parallel."""
+    monitors = [NodeMonitor(host) for host in hosts]
+    # daemon threads: listing jobs does not wait for hosts that do not answer
+    threads = [Thread(target=node.poll, daemon=True) for node in monitors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return monitors
 
 
 # a full disk leaves node.exit empty
@@ -91,10 +103,10 @@ elif [ -s node.pid ]; then echo lost; else echo absent; fi"""
 
 _STOP = """{alive}
 rm -f secrets
-for name in node meet; do
+for name in node rendezvous; do
     alive $name || continue
     sid=$(cut -d' ' -f1 $name.pid)
-    pkill -TERM -s "$sid" -f 'paceline (train|meet)'
+    pkill -TERM -s "$sid" -f 'paceline (train|rendezvous)'
     i=0; while alive $name && [ $i -lt {tenths} ]; do sleep 0.1; i=$((i+1)); done
     pkill -KILL -s "$sid"
     [ ! -s $name.cid ] || docker rm -f "$(cat $name.cid)" > /dev/null 2>&1
@@ -109,15 +121,15 @@ def is_alive(host: Host, name: str) -> bool:
 
 
 def stop(hosts: Sequence[Host], grace: float) -> list[str]:
-    """End the job everywhere; what is left over, which should be nothing."""
+    """Stop the sessions of a job on all hosts; return a line for each that could not be stopped."""
 
-    def one(host: Host) -> list[str]:
+    def stop_on(host: Host) -> list[str]:
         try:
-            answer = host.run(_STOP.format(alive=_ALIVE, tenths=int(10 * grace)), timeout=grace + 60)
+            result = host.run(_STOP.format(alive=_ALIVE, tenths=int(10 * grace)), timeout=grace + 60)
         except HostError as error:
             return [str(error)]
-        names = {"node", "meet"} & set(answer.text.split()) if answer.status != 97 else ()
-        return [f"{host.name}: {name} could not be ended" for name in sorted(names)]
+        names = {"node", "rendezvous"} & set(result.text.split()) if result.status != NO_FOLDER else ()
+        return [f"{host.name}: process {name!r} did not stop" for name in sorted(names)]
 
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:
-        return [left for found in pool.map(one, hosts) for left in found]
+        return [line for lines in pool.map(stop_on, hosts) for line in lines]

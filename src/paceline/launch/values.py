@@ -1,12 +1,17 @@
-"""Values that go into scripts and onto command lines, here and on other machines: quoted, or refused by name."""
+"""Check values before they go into scripts and command lines, here and on other hosts; quote them for a shell."""
 
 import re
 import shlex
 import unicodedata
+from typing import TYPE_CHECKING
 
 from paceline.errors import UserError
+from paceline.system.files import printable
 
-_LONGEST = 4096  # as paths of Linux
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+_MAX_LENGTH = 4096  # PATH_MAX on Linux
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@-]{0,99}")
 _HOST = re.compile(rf"({_USER.pattern}@)?[A-Za-z0-9_:][A-Za-z0-9._:-]*")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
@@ -14,58 +19,71 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_PLAIN = {"Cc": "a control character", "Cs": "a byte that is not UTF-8", "Zl": "a line break", "Zp": "a line break"}
 
 
-def plain(what: str, text: str) -> str:
-    """The text, if it is one line: quotes of a shell keep it together, and no comment or directive ends in it."""
+def plain(option: str, text: str) -> str:
+    """Return the text if it is a single printable line, so that shell quotes, comments and directives can hold it."""
     for letter in text:
-        if found := _NOT_PLAIN.get(unicodedata.category(letter)):
-            raise UserError(f"{what} {text[:100]!r} contains {found} ({letter!a}); remove it")
-    if len(text) > _LONGEST:
-        raise UserError(f"{what} {text[:40]!r}... has {len(text)} characters; use at most {_LONGEST}")
+        if problem := _NOT_PLAIN.get(unicodedata.category(letter)):
+            message = f"{option} {text[:100]!r} contains {problem} ({letter!a}). Remove it."
+            raise UserError("invalid-character", message, option=option)
+    if len(text) > _MAX_LENGTH:
+        message = f"{option} {text[:40]!r}... has {len(text)} characters. Use at most {_MAX_LENGTH}."
+        raise UserError("value-too-long", message, option=option)
     return text
 
 
-def operand(what: str, text: str) -> str:
-    """One line that no program takes for an option."""
+def operand(option: str, text: str) -> str:
+    """Return the text if it is a single line that no program takes for an option."""
     if text.startswith("-"):
-        raise UserError(f"{what} {text[:100]!r} begins with a dash, as options do; write ./{text[:100]} for a file")
-    return plain(what, text)
+        shown = text[:100]
+        message = f"{option} {shown!r} starts with a dash, like an option. Write ./{shown} for a file."
+        raise UserError("value-starts-with-dash", message, option=option)
+    return plain(option, text)
 
 
-def run_name(what: str, text: str) -> str:
-    """Of a run or job: it becomes a folder, and part of scripts."""
+def run_name(option: str, text: str) -> str:
+    """Return the name of a run or job if it can be a folder name and part of a script."""
     if not _NAME.fullmatch(text):
-        rule = "use letters, digits, dots and dashes, at most 200, beginning with a letter or digit"
-        raise UserError(f"{what} {text[:100]!r}: {rule}")
+        rule = "Use at most 200 letters, digits, dots, dashes and underscores, starting with a letter or digit."
+        raise UserError("invalid-name", f"{option} {text[:100]!r} is not a valid name. {rule}", option=option)
     return text
 
 
-def host_name(what: str, text: str) -> str:
-    """As ssh takes it, and as a folder can be called; ssh would take others for options, or hand them to a shell."""
+def host_name(option: str, text: str) -> str:
+    """Return the host name if ssh takes it as one and it can be a folder name; ssh could run other text as options."""
     if not _HOST.fullmatch(text) or len(text) > 255:
-        rule = "write NAME or USER@NAME; ports and the like belong into ~/.ssh/config"
-        raise UserError(f"{what} {text[:100]!r} is not a host name; {rule}")
+        rule = "Write NAME or USER@NAME; set the port and other options in ~/.ssh/config."
+        raise UserError("invalid-host-name", f"{option} {text[:100]!r} is not a host name. {rule}", host=text[:100])
     return text
 
 
-def user_name(what: str, text: str) -> str:
-    """That ssh logs in as."""
+def user_name(option: str, text: str) -> str:
+    """Return the name of the user to log in as, if it is valid for ssh."""
     if not _USER.fullmatch(text):
-        raise UserError(f"{what} {text[:100]!r} is not the name of a user; use letters, digits, dots and dashes")
+        rule = "Use letters, digits, dots and dashes."
+        raise UserError("invalid-user-name", f"{option} {text[:100]!r} is not a user name. {rule}", option=option)
     return text
 
 
-def variable(what: str, text: str) -> str:
-    """The name of an environment variable, which no shell can quote."""
+def variable(option: str, text: str) -> str:
+    """Return the name of an environment variable, if valid: a shell cannot quote it."""
     if not _VARIABLE.fullmatch(text):
-        raise UserError(f"{what} {text[:100]!r} is not the name of a variable; use letters, digits and underscores")
+        message = f"{option} {text[:100]!r} is not the name of an environment variable. Use letters, digits and _."
+        raise UserError("invalid-variable-name", message, option=option)
     return text
 
 
 def quoted(path: str) -> str:
-    """For a shell; $HOME is that of the machine."""
+    """Return the path quoted for a shell; a leading $HOME stays a variable of the host that runs it."""
     return '"$HOME"' + shlex.quote(path.removeprefix("$HOME")) if path.startswith("$HOME") else shlex.quote(path)
 
 
 def in_ssh_option(path: object) -> str:
-    """For the double quotes of an option of ssh, which would split words and fill in what follows a percent sign."""
+    """Return the path escaped for double quotes in an ssh option, where a percent sign starts a token."""
     return re.sub(r'(["\\])', r"\\\1", str(path)).replace("%", "%%")
+
+
+def first_problem(error: "ValidationError") -> str:
+    """Return the first of the problems that pydantic found in untrusted values, as one short printable line."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    key = ".".join(map(str, first["loc"]))
+    return printable(f"{key}: {first['msg']}" if key else first["msg"])[:200]

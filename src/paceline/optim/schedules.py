@@ -1,14 +1,19 @@
-"""The learning rate of a step, as a pure function."""
+"""Learning-rate schedules: the learning rate as a pure function of the step."""
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from numbers import Real
+from typing import Any
 
 from paceline.config.duration import parse, text_of
-from paceline.config.recipe import Optim
+from paceline.config.recipe import SCHEDULES, Optim, Schedule
 from paceline.config.timeline import Timeline
 from paceline.errors import UserError
+from paceline.extensions import Extension, find, unknown
 
 
 @dataclass(frozen=True)
@@ -21,45 +26,92 @@ class LrPlan:
     warmup: int
     start: float
     end: float
-    fall: float
-    falls: tuple[int, ...]
+    gamma: float
+    decay_steps: tuple[int, ...]
     points: tuple[tuple[int, float], ...]
     phases: tuple[tuple[int, int, float, float], ...]
-    """Begin, end, first and last learning rate; empty: the schedule counts."""
+    """Begin, end, first and last learning rate per phase; if empty, the schedule applies."""
+    registered: Callable[[int], float] | None = None
+    """The factor at a step, by a registered schedule, which replaces all of the above but the phases."""
 
     @property
     def highest(self) -> float:
-        """The largest learning rate of the training."""
+        """The largest learning rate of the run; with a registered schedule, of a thousand of its steps."""
         if self.phases:
             return max(lr for _, _, *ends in self.phases for lr in ends)
+        if self.registered:
+            return self.peak * max(map(self.registered, range(0, self.total, math.ceil(self.total / 1000))))
         return self.peak * max((factor for _, factor in self.points), default=1.0)
 
     @classmethod
     def of(cls, optim: Optim, timeline: Timeline) -> "LrPlan":
+        """Return the plan of a recipe's optimizer over a timeline."""
         schedule, total = optim.schedule, timeline.total
-        every = parse(schedule.every)
-        falls: list[int] = []
+        extension = check(schedule)
+        every = parse(schedule.step_size)
+        decay_steps: list[int] = []
         if schedule.name == "step":
-            if timeline.steps(schedule.every) < 1:
-                raise UserError(f"optim.schedule.every={schedule.every} is less than a step; write a longer time")
-            while not falls or falls[-1] < total:
-                falls.append(timeline.steps(text_of(every.value * (len(falls) + 1), every.unit)))
+            if timeline.steps(schedule.step_size) < 1:
+                raise UserError(
+                    "schedule-step-too-short",
+                    f"optim.schedule.step_size={schedule.step_size} is less than one step. Use a longer duration.",
+                    step_size=schedule.step_size,
+                )
+            while not decay_steps or decay_steps[-1] < total:
+                decay_steps.append(timeline.steps(text_of(every.value * (len(decay_steps) + 1), every.unit)))
         return cls(
             name=schedule.name,
             peak=optim.lr,
             total=total,
             warmup=min(timeline.steps(schedule.warmup), total),
-            start=schedule.start,
-            end=schedule.end,
-            fall=schedule.factor,
-            falls=tuple(falls),
+            start=schedule.start_factor,
+            end=schedule.end_factor,
+            gamma=schedule.gamma,
+            decay_steps=tuple(decay_steps),
             points=tuple((timeline.steps(point.at), point.factor) for point in schedule.points),
-            phases=tuple((stage.begin, stage.end, *stage.lr) for stage in timeline.stages if stage.lr),
+            phases=tuple((phase.begin, phase.end, *phase.lr) for phase in timeline.phases if phase.lr),
+            registered=partial(_call, extension, total, schedule.options) if extension else None,
         )
 
 
+_CURVE_FIELDS = ("warmup", "start_factor", "end_factor", "step_size", "gamma")
+
+
+def check(schedule: Schedule) -> Extension | None:
+    """Return the registered schedule of a recipe, None for a built-in one. Refuses unknown names and unused fields."""
+    extension = find("schedule", schedule.name)
+    if extension:
+        for name in _CURVE_FIELDS:
+            value, default = getattr(schedule, name), getattr(Schedule(), name)
+            if _differ(value, default):
+                message = (
+                    f"optim.schedule.{name}={value} has no effect, because the registered schedule "
+                    f"{schedule.name!r} sets the whole curve. Remove it."
+                )
+                raise UserError("schedule-field-unused", message, field=f"optim.schedule.{name}")
+    elif schedule.name not in SCHEDULES:
+        raise unknown("schedule", "optim.schedule.name", schedule.name, SCHEDULES)
+    return extension
+
+
+def _differ(value: str | float, default: str | float) -> bool:
+    """Return whether a field does not have its default value. A duration of zero is one in any unit."""
+    if isinstance(value, str) and isinstance(default, str):
+        given, usual = parse(value), parse(default)
+        return given != usual and bool(given.value or usual.value)
+    return value != default
+
+
+def _call(extension: Extension, total: int, options: dict[str, Any], step: int) -> float:
+    """Return the factor of a registered schedule at a step."""
+    factor = extension(step, total, **options)
+    if isinstance(factor, bool) or not isinstance(factor, Real) or not 0 <= float(factor) < math.inf:
+        raise extension.error(f"returned {factor!r} at step {step}, which is not a finite number >= 0")
+    return float(factor)
+
+
 def lr_at(step: int, plan: LrPlan) -> float:
-    """Learning rate for the update of step 0 .. total - 1; `end` is what step `total` would have."""
+    """Return the learning rate of step 0 .. total - 1. The end factor is reached at step `total`."""
     for begin, end, first, last in reversed(plan.phases):
         if step >= begin:
             return _linear(first, last, (step - begin) / (end - begin))
@@ -67,6 +119,8 @@ def lr_at(step: int, plan: LrPlan) -> float:
 
 
 def _factor(step: int, plan: LrPlan) -> float:
+    if plan.registered:
+        return plan.registered(step)
     if plan.name == "piecewise":
         return _piecewise(step, plan.points)
     if step < plan.warmup:
@@ -75,17 +129,17 @@ def _factor(step: int, plan: LrPlan) -> float:
     if plan.name == "constant":
         return 1.0
     if plan.name == "step":
-        return plan.fall ** bisect_right(plan.falls, step)
+        return plan.gamma ** bisect_right(plan.decay_steps, step)
     curve = _linear if plan.name == "linear" else _cosine
     return curve(1.0, plan.end, (step - plan.warmup) / max(1, plan.total - plan.warmup))
 
 
-def _linear(begin: float, end: float, share: float) -> float:
-    return begin + (end - begin) * share
+def _linear(begin: float, end: float, fraction: float) -> float:
+    return begin + (end - begin) * fraction
 
 
-def _cosine(begin: float, end: float, share: float) -> float:
-    return end + (begin - end) * (1 + math.cos(math.pi * share)) / 2
+def _cosine(begin: float, end: float, fraction: float) -> float:
+    return end + (begin - end) * (1 + math.cos(math.pi * fraction)) / 2
 
 
 def _piecewise(step: int, points: tuple[tuple[int, float], ...]) -> float:

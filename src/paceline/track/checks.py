@@ -1,69 +1,73 @@
-"""What files of a run folder must look like to be believed: each record is checked once, where it is read."""
+"""Schemas for the files of a run folder, which may be untrusted. Each record is validated once, when it is read."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Required
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
-from paceline.untrusted import HUGE, is_plain
+from paceline.system.untrusted import HUGE, is_plain
 
-_FAR = 1e15
-Finite = Annotated[float, Field(allow_inf_nan=False, ge=-HUGE, le=HUGE)]
+_MAX_SECONDS = 1e15
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False, ge=-HUGE, le=HUGE)]
 Percent = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1000)]
-Share = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
-Count = Annotated[int, Field(ge=0, le=10**18)]
-Positive = Annotated[int, Field(ge=1, le=10**12)]
-NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0, le=_FAR)]
+UnitFraction = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=10**18)]
+PositiveInt = Annotated[int, Field(ge=1, le=10**12)]
+NonNegativeFloat = Annotated[float, Field(allow_inf_nan=False, ge=0, le=_MAX_SECONDS)]
 Part = Annotated[str, Field(pattern=r"^\w{1,32}$")]
-"""Of a step: data, compute, sync, optimizer."""
+"""A part of a step: data, compute, sync, optimizer."""
 
 
-def _as_many_of_each(split: dict[str, list[float]]) -> dict[str, list[float]]:
+def _same_number_of_ranks(split: dict[str, list[float]]) -> dict[str, list[float]]:
     if "data" not in split or len({len(times) for times in split.values()}) > 1:
-        raise ValueError("not the same number of ranks in each part")
+        raise ValueError("the parts have different numbers of ranks")
     return split
 
 
-class _Place(TypedDict, total=False):
-    step: Required[Count]
-    epoch: NotNegative
-    phase: Count
+class _RecordBase(TypedDict, total=False):
+    step: Required[NonNegativeInt]
+    epoch: NonNegativeFloat
+    phase: NonNegativeInt
 
 
-class _Train(_Place, total=False):
-    steps: Required[Positive]
-    images: Required[Count]
-    seconds: Required[dict[Part, NotNegative]]
-    seconds_per_rank: Annotated[dict[Part, list[NotNegative]], AfterValidator(_as_many_of_each)]
-    memory_per_rank: Annotated[list[Count], Field(min_length=1)]
-    images_per_second: NotNegative
-    top1: Share
-    lr: Finite
-    loss: Finite | None
+class _TrainRecord(_RecordBase, total=False):
+    steps: Required[PositiveInt]
+    images: Required[NonNegativeInt]
+    seconds: Required[dict[Part, NonNegativeFloat]]
+    seconds_per_rank: Annotated[dict[Part, list[NonNegativeFloat]], AfterValidator(_same_number_of_ranks)]
+    memory_per_rank: Annotated[list[NonNegativeInt], Field(min_length=1)]
+    images_per_second: NonNegativeFloat
+    top1: UnitFraction
+    lr: FiniteFloat
+    loss: FiniteFloat | None
 
 
-class _Eval(_Place, total=False):
-    top1: Required[Share | None]
-    top5: Required[Share | None]
-    loss: Required[Finite | None]
-    samples: Count
-    chance: Share
-    predicted: Count
-    seconds: Required[NotNegative]
+class _EvalRecord(_RecordBase, total=False):
+    top1: Required[UnitFraction | None]
+    top5: Required[UnitFraction | None]
+    loss: Required[FiniteFloat | None]
+    samples: NonNegativeInt
+    chance: UnitFraction
+    predicted: NonNegativeInt
+    seconds: Required[NonNegativeFloat]
 
 
-class _Save(_Place, total=False):
-    seconds: Required[NotNegative]
+class _CheckpointRecord(_RecordBase, total=False):
+    seconds: Required[NonNegativeFloat]
+
+
+class _CallbackRecord(_RecordBase):
+    values: dict[str, FiniteFloat | str]
 
 
 class _Hardware(TypedDict, total=False):
     cpu: str
     gpu: str
     device: str
-    cores: Positive
-    threads_per_process: Positive
-    gpus: Count
+    cores: PositiveInt
+    threads_per_process: PositiveInt
+    gpus: NonNegativeInt
 
 
 class _LargestBatch(TypedDict):
@@ -76,99 +80,113 @@ class _LargestBatch(TypedDict):
 class Start(TypedDict, total=False):
     started: str
     recipe_sha256: str
-    ranks: Positive
-    first_step: Count
+    ranks: PositiveInt
+    first_step: NonNegativeInt
     hosts: dict[str, Any]
     host_of_rank: list[str]
     hardware: _Hardware
     packages: dict[str, str]
     code: dict[str, Any]
+    imports: dict[str, dict[str, str]]
+    import_files: dict[str, str]
     largest_batch: _LargestBatch | None
     command: list[str]
-    price: NotNegative
+    price: NonNegativeFloat
 
 
 class Summary(TypedDict, total=False):
     status: str
     message: str
-    global_batch: Count
-    parameters: Count
-    total_steps: Count
+    stopped_by: str
+    stop_reason: str
+    global_batch: NonNegativeInt
+    parameters: NonNegativeInt
+    total_steps: NonNegativeInt
 
 
-class _Data(TypedDict, total=False):
+class _DataSection(TypedDict, total=False):
     name: str
-    threads: Count
+    decode_threads: NonNegativeInt
 
 
-class _Training(TypedDict, total=False):
-    global_batch: Count
+class _TrainSection(TypedDict, total=False):
+    global_batch: NonNegativeInt
 
 
-class Recipe(TypedDict, total=False):
+class RecipeFile(TypedDict, total=False):
     name: str
     about: dict[str, Any]
-    data: _Data
+    data: _DataSection
     model: dict[str, Any]
-    train: _Training
+    train: _TrainSection
     evaluate: dict[str, Any]
     checkpoint: dict[str, Any]
-    exchange: dict[str, Any]
+    grad_sync: dict[str, Any]
 
 
-class _Gpu(TypedDict, total=False):
+class _GpuSample(TypedDict, total=False):
     use_percent: Percent | None
-    memory_bytes: Count | None
-    watts: NotNegative | None
-    celsius: Finite | None
+    memory_bytes: NonNegativeInt | None
+    watts: NonNegativeFloat | None
+    celsius: FiniteFloat | None
 
 
-class Sample(TypedDict, total=False):
-    time: Required[NotNegative]
+class TelemetrySample(TypedDict, total=False):
+    time: Required[NonNegativeFloat]
     cpu_percent: Required[Percent]
-    memory_bytes: Required[Count]
+    memory_bytes: Required[NonNegativeInt]
     other_cpu_percent: Percent
-    other_gpu_processes: Count
-    gpus: list[_Gpu]
+    other_gpu_processes: NonNegativeInt
+    gpus: list[_GpuSample]
 
 
-class Imported(TypedDict, total=False):
+class ImportedRecord(TypedDict, total=False):
     """A record of another program's log."""
 
     kind: Required[str]
-    step: Required[Count]
-    epoch: NotNegative | None
-    steps: Positive
-    images: Count
-    seconds: dict[Part, NotNegative]
-    images_per_second: NotNegative
-    top1: Share | None
-    top5: Share | None
-    loss: Finite | None
-    lr: Finite
+    step: Required[NonNegativeInt]
+    epoch: NonNegativeFloat | None
+    steps: PositiveInt
+    images: NonNegativeInt
+    seconds: dict[Part, NonNegativeFloat]
+    images_per_second: NonNegativeFloat
+    top1: UnitFraction | None
+    top5: UnitFraction | None
+    loss: FiniteFloat | None
+    lr: FiniteFloat
 
 
-_RECORDS: dict[str, type] = {"train": _Train, "eval": _Eval, "save": _Save, "resume": _Place}
+_RECORDS: dict[str, type] = {
+    "train": _TrainRecord,
+    "eval": _EvalRecord,
+    "checkpoint": _CheckpointRecord,
+    "callback": _CallbackRecord,
+    "resume": _RecordBase,
+}
 _CHECKS: dict[type, TypeAdapter[Any]] = {
-    kind: TypeAdapter(kind) for kind in (*_RECORDS.values(), Start, Summary, Recipe, Sample, Imported)
+    kind: TypeAdapter(kind)
+    for kind in (*_RECORDS.values(), Start, Summary, RecipeFile, TelemetrySample, ImportedRecord)
 }
 
-_READ_AS_A_WHOLE = (Start, Summary, Recipe)
-"""Of the others only what is checked is read."""
+_READ_COMPLETELY = (Start, Summary, RecipeFile)
+"""Of other kinds only the fields above are read, so unknown fields need no check."""
 
 
-def is_sound(value: object, kind: type) -> bool:
+def is_valid(value: object, kind: type) -> bool:
+    """Return whether a value is valid for a schema."""
     try:
         _CHECKS[kind].validate_python(value, strict=True)
     except (ValidationError, RecursionError):
         return False
-    return kind not in _READ_AS_A_WHOLE or is_plain(value)
+    return kind not in _READ_COMPLETELY or is_plain(value)
 
 
-def is_sound_record(record: dict[str, Any]) -> bool:
+def is_valid_record(record: dict[str, Any]) -> bool:
+    """Return whether a line of metrics.jsonl is valid for its kind."""
     kind = record.get("kind")
-    return isinstance(kind, str) and kind in _RECORDS and is_sound(record, _RECORDS[kind])
+    return isinstance(kind, str) and kind in _RECORDS and is_valid(record, _RECORDS[kind])
 
 
-def sound(values: Iterable[Any], kind: type) -> list[Any]:
-    return [value for value in values if is_sound(value, kind)]
+def valid(values: Iterable[Any], kind: type) -> list[Any]:
+    """Return the values that are valid for a schema."""
+    return [value for value in values if is_valid(value, kind)]

@@ -1,4 +1,4 @@
-"""What a run ran on: enough to repeat it, or to see why another one differs."""
+"""Collects the software, hardware and code version of a run, to reproduce it or explain differences."""
 
 import os
 import platform
@@ -13,13 +13,14 @@ from typing import Any
 import psutil
 import torch
 
-from paceline.base.host import cpu_name
-from paceline.base.remote import is_remote, shown
+from paceline.system.host import cpu_name
+from paceline.system.remote import is_remote, redacted
 
 _PACKAGES = ("paceline", "torch", "torchvision", "timm", "numpy", "safetensors")
 
 
 def collect(hosts: list[str], device: torch.device) -> dict[str, Any]:
+    """Return the environment of a start, for environment.json."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": list(map(_without_password, sys.argv)),
@@ -34,11 +35,11 @@ def collect(hosts: list[str], device: torch.device) -> dict[str, Any]:
 
 def _without_password(word: str) -> str:
     name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    return f"{name}{equals}{shown(value)}" if is_remote(value) else word
+    return f"{name}{equals}{redacted(value)}" if is_remote(value) else word
 
 
 def _price() -> dict[str, float]:
-    """Of this machine for an hour, which who rents it knows."""
+    """Return the hourly price of this node, which the launcher sets."""
     try:
         return {"price": float(os.environ["PACELINE_PRICE"])}
     except (KeyError, ValueError):
@@ -62,16 +63,16 @@ def _hardware(device: torch.device) -> dict[str, Any]:
 
 
 def _code() -> dict[str, Any]:
-    """Commit of the repository one works in, and whether it had uncommitted changes."""
+    """Return the commit of the current repository and whether it has uncommitted changes."""
     git = shutil.which("git")
     if not git:
         return {}
 
-    def ask(*words: str) -> str | None:
-        # a repository's own settings may name programs to run
+    def run_git(*words: str) -> str | None:
+        # settings of an untrusted repository may name programs to run
         safe = [git, "--no-optional-locks", "-c", "core.fsmonitor=false"]
         answer = subprocess.run([*safe, *words], capture_output=True, text=True, check=False)
         return answer.stdout.strip() if answer.returncode == 0 else None
 
-    commit = ask("rev-parse", "HEAD")
-    return {"commit": commit, "changed": bool(ask("status", "--porcelain"))} if commit else {}
+    commit = run_git("rev-parse", "HEAD")
+    return {"commit": commit, "changed": bool(run_git("status", "--porcelain"))} if commit else {}

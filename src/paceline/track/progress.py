@@ -1,23 +1,23 @@
-"""What the user watches: a live bar on a terminal, plain lines elsewhere, nothing on ranks other than the leader."""
+"""Progress display of rank 0: a live bar on a terminal, plain lines elsewhere. Other ranks show nothing."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from paceline.base.bars import OneLineProgress, steps_of
-from paceline.base.logs import console, log
+from paceline.system.logs import console, log
+from paceline.system.progress_bar import OneLineProgress, steps_of
 
 
 class Evaluation(Protocol):
-    """How much there is to evaluate: on all ranks together, and on this one."""
+    """The number of samples to evaluate: on all ranks, and on this rank."""
 
     num_samples: int
-    own_samples: int
+    rank_samples: int
 
 
 class Display:
-    """Shows nothing: for ranks other than the leader."""
+    """Shows nothing, for ranks other than 0."""
 
     def step(self, step: int) -> None: ...
 
@@ -25,7 +25,7 @@ class Display:
 
     @contextmanager
     def evaluating(self, work: Evaluation) -> Iterator[Callable[[int], object]]:
-        """While an evaluation goes on; what it yields is to be told of every batch."""
+        """Show an evaluation. Yields a function to call with the number of samples of every batch."""
         yield lambda _: None
 
     def evaluated(self, record: dict[str, Any]) -> None: ...
@@ -34,19 +34,19 @@ class Display:
 
 
 class Lines(Display):
-    """A line per evaluation, and one now and then in between."""
+    """Logs a line per evaluation, and one every `quiet_seconds` in between."""
 
     quiet_seconds = 30.0
 
     def __init__(self) -> None:
-        self._unsaid: dict[str, Any] = {}
-        self._spoke = time.monotonic()
+        self._pending: dict[str, Any] = {}
+        self._last_line = time.monotonic()
 
     def train(self, record: dict[str, Any]) -> None:
-        self._unsaid = record
-        if time.monotonic() - self._spoke > self.quiet_seconds:
-            self._say(_place(record) + "".join(_training(record)))
-            self._unsaid = {}
+        self._pending = record
+        if time.monotonic() - self._last_line > self.quiet_seconds:
+            self._log(_place(record) + "".join(_training(record)))
+            self._pending = {}
 
     @contextmanager
     def evaluating(self, work: Evaluation) -> Iterator[Callable[[int], object]]:
@@ -55,25 +55,25 @@ class Lines(Display):
         def advance(samples: int) -> None:
             nonlocal seen
             seen += samples
-            if time.monotonic() - self._spoke > self.quiet_seconds:
-                self._say(f"evaluating: {seen / work.own_samples:.0%}")
+            if time.monotonic() - self._last_line > self.quiet_seconds:
+                self._log(f"evaluating: {seen / work.rank_samples:.0%}")
 
         yield advance
 
     def evaluated(self, record: dict[str, Any]) -> None:
-        train, speed = _training(self._unsaid) if self._unsaid else ("", "")
-        self._say(f"{_place(record)}{train}  val loss {record['loss']:.4f}  val top-1 {record['top1']:.2%}{speed}")
-        self._unsaid = {}
+        train, speed = _training(self._pending) if self._pending else ("", "")
+        self._log(f"{_place(record)}{train}  val loss {record['loss']:.4f}  val top-1 {record['top1']:.2%}{speed}")
+        self._pending = {}
 
-    def _say(self, line: str) -> None:
+    def _log(self, line: str) -> None:
         log.info("%s", line)
-        self._spoke = time.monotonic()
+        self._last_line = time.monotonic()
 
 
 class Bar(Lines):
     """A progress bar with loss, accuracy, images/s and time left, below the lines."""
 
-    quiet_seconds = float("inf")  # the bar shows it
+    quiet_seconds = float("inf")  # the bar shows progress
 
     def __init__(self, total_steps: int = 0, first_step: int = 0):
         super().__init__()
@@ -87,7 +87,7 @@ class Bar(Lines):
 
     def train(self, record: dict[str, Any]) -> None:
         super().train(record)
-        figures = (  # the most important first
+        figures = (  # most important first
             f"epoch {record['epoch']:.1f}",
             f"loss {record['loss']:.3f}",
             f"train top-1 {record['top1']:.1%}",
@@ -98,9 +98,9 @@ class Bar(Lines):
     @contextmanager
     def evaluating(self, work: Evaluation) -> Iterator[Callable[[int], object]]:
         task = self._progress.add_task("evaluating", total=work.num_samples, figures=())
-        share = work.num_samples / max(1, work.own_samples)  # the other ranks are as far as this one
+        factor = work.num_samples / max(1, work.rank_samples)  # assumes that the other ranks are as far as this one
         try:
-            yield lambda samples: self._progress.advance(task, samples * share)
+            yield lambda samples: self._progress.advance(task, samples * factor)
         finally:
             self._progress.remove_task(task)
 

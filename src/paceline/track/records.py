@@ -1,44 +1,46 @@
-"""The run folder: where everything a report says is read from. No torch here, so that readers start at once.
+"""The run folder and its records. This module does not import torch, so that readers start fast.
 
 recipe.yaml        the resolved recipe
 environment.json   one entry per start: versions, code, hardware, hosts, data
-metrics.jsonl      one record a line (kinds: train, eval, save, resume)
-telemetry/         use of each host, one file a host
-log.txt            what the terminal showed
-checkpoints/       saves
+metrics.jsonl      one record per line (kinds: train, eval, checkpoint, resume)
+telemetry/         utilization, one file per host
+log.txt            the terminal output
+checkpoints/       checkpoints
 tensorboard/       event files
-summary.json       status and results; rewritten as the run goes on
+summary.json       status and results; rewritten during the run
 """
 
 import hashlib
 import json
-import math
 import os
 import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
 
-from paceline.base.files import LOCK_NAME, GrowingFile, is_locked, sync
-from paceline.base.host import host_name
 from paceline.config import yamls
-from paceline.track.checks import Sample, Start, Summary, is_sound, is_sound_record, sound
-from paceline.track.sealed import is_intact, seal, write_sealed
-from paceline.untrusted import check_regular, is_plain, leads_out, open_regular, read_regular
+from paceline.system.files import LOCK_NAME, is_locked, sync
+from paceline.system.host import host_name
+from paceline.system.untrusted import is_plain, leads_out, open_regular, read_regular
+from paceline.track.checks import Start, Summary, TelemetrySample, is_valid, is_valid_record, valid
+from paceline.track.sealed import is_intact, write_sealed
 
-_MOMENT = 60.0
-_MOST_JSON = 1 << 26
-_MOST_LINES = 1 << 30
-_LONGEST_LINE = 1 << 22  # the figures of tens of thousands of ranks
-# what is left of a line without them no longer has its checksum
+_RECENT = 60.0  # seconds
+_MAX_JSON = 1 << 26
+_MAX_LINES = 1 << 30
+_MAX_LINE = 1 << 22  # values of tens of thousands of ranks
+# the checksum is removed as well, because it does not match the rest of the line
 _PER_RANK = re.compile(rb', "(?:(?:seconds|memory)_per_rank": (?:\{[^}]*\}|\[[^]]*\])|crc": "[0-9a-f]{8}")')
 
 
 class RunFolder:
+    """Paths and content of a run folder, which may be untrusted."""
+
     def __init__(self, path: Path):
         self.path = path
         self.recipe = path / "recipe.yaml"
@@ -49,80 +51,89 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.summary = path / "summary.json"
-        self.damaged = 0
-        """Lines of the records that were read last which tell nothing."""
+        self.num_corrupt = 0
+        """The number of corrupt lines found by the last call of `records`."""
         self.cut_off = False
-        """Whether they end within a line, as those of a killed run may."""
+        """Whether the last line was incomplete, as in the records of a killed run."""
 
     @property
     def exists(self) -> bool:
         return self.recipe.is_file()
 
     @property
-    def is_taken(self) -> bool:
-        """Whether a run lives here, even one that lost its recipe."""
+    def contains_run(self) -> bool:
+        """Whether the folder contains a run, even one without recipe.yaml."""
         return any(map(os.path.lexists, (self.recipe, self.environment, self.metrics, self.checkpoints)))
 
     @property
-    def recipe_is_lost(self) -> bool:
+    def recipe_is_missing(self) -> bool:
         """Whether recipe.yaml is missing or empty."""
         return not os.path.lexists(self.recipe) or (self.exists and not self.recipe.stat().st_size)
 
     @property
-    def recipe_is_as_written(self) -> bool | None:
-        """Whether recipe.yaml is what the last start wrote; None if that is not known."""
-        # of the last two: a start may have been killed after its entry, and before it wrote the recipe
+    def recipe_is_unchanged(self) -> bool | None:
+        """Whether recipe.yaml is unchanged since the last start; None if unknown."""
+        # of the last two starts, because a start may have been killed between its entry and its recipe.yaml
         known = {start["recipe_sha256"] for start in self.read_starts()[-2:] if start.get("recipe_sha256")}
         try:
-            text = read_regular(self.recipe, yamls.MOST_BYTES, self.path)
+            text = read_regular(self.recipe, yamls.MAX_BYTES, self.path)
         except OSError:
             return None
         return hashlib.sha256(text).hexdigest() in known if known else None
 
     @property
     def telemetry_files(self) -> list[Path]:
-        """One of each host; what file managers leave beside them is hidden."""
+        """One file per host. Hidden files, e.g. of file managers, are ignored."""
         return sorted(path for path in self.telemetry.glob("*.jsonl") if not path.name.startswith("."))
 
-    def unreadable(self, most_telemetry: int = _MOST_LINES) -> Iterator[str]:
-        """Files that are not read, and why: FIFOs, devices, links that lead out of the folder, enormous files."""
-        most = {self.recipe: yamls.MOST_BYTES, self.environment: _MOST_JSON, self.summary: _MOST_JSON}
-        most |= {self.metrics: _MOST_LINES} | dict.fromkeys((self.log, *self.telemetry_files), most_telemetry)
-        for path, largest in most.items():
+    def unreadable(self, max_telemetry: int = _MAX_LINES) -> Iterator[str]:
+        """Yield files that are not read, with the reason: FIFOs, devices, links out of the folder, huge files."""
+        limits = {self.recipe: yamls.MAX_BYTES, self.environment: _MAX_JSON, self.summary: _MAX_JSON}
+        limits |= {self.metrics: _MAX_LINES} | dict.fromkeys((self.log, *self.telemetry_files), max_telemetry)
+        for path, limit in limits.items():
             try:
-                open_regular(path, largest, self.path).close()
+                open_regular(path, limit, self.path).close()
             except FileNotFoundError:
                 if path.is_symlink():
-                    yield f"{path.relative_to(self.path)} is a link that leads nowhere; remove it"
+                    yield f"{path.relative_to(self.path)} is a dangling link; remove it"
             except OSError as error:
                 yield f"{path.relative_to(self.path)}: {error.strerror}"
 
     def unwritable(self) -> Iterator[str]:
-        """Why training must not write here: what cannot be read, and links that lead what it writes elsewhere."""
-        yield from self.unreadable(most_telemetry=sys.maxsize)
+        """Yield why training must not write here: unreadable files, and links that redirect what it writes."""
+        yield from self.unreadable(max_telemetry=sys.maxsize)
         if (self.path / LOCK_NAME).is_symlink():
             yield f"{LOCK_NAME} is a link; remove it"
         for folder in (self.telemetry, self.checkpoints, self.tensorboard):
             if leads_out(self.path, folder):
-                yield f"{folder.name} leads out of {self.path}; replace the link by a folder"
+                yield f"{folder.name} is a link to a folder outside {self.path}; replace it with a folder"
             elif links := [path.name for path in folder.glob("*") if path.is_symlink()]:
-                yield f"{folder.name} holds links ({', '.join(links[:3])}); replace them by what they lead to"
+                yield f"{folder.name} contains links ({', '.join(links[:3])}); replace them with their targets"
 
     def read_summary(self) -> dict[str, Any]:
+        """Return summary.json, or {} if it is missing or invalid."""
         summary = _read_json(self.summary, self.path)
-        return summary if is_sound(summary, Summary) else {}
+        return summary if is_valid(summary, Summary) else {}
+
+    def record_failure(self, message: str) -> None:
+        """Mark the run as failed, unless rank 0 has recorded how it ended."""
+        summary = self.read_summary()
+        if summary.get("status") == "running" and not self.in_use:
+            with suppress(OSError):  # the error itself is more important
+                write_sealed(self.summary, summary | {"status": "failed", "message": message})
 
     @property
     def finished(self) -> bool:
         return self.read_summary().get("status") == "finished"
 
     def read_starts(self) -> list[dict[str, Any]]:
+        """Return the valid entries of environment.json, one per start."""
         starts = _read_json(self.environment, self.path).get("starts", [])
-        return sound(starts, Start) if isinstance(starts, list) else []
+        return valid(starts, Start) if isinstance(starts, list) else []
 
     @property
     def in_use(self) -> bool:
-        """Whether a process of this machine holds the folder, or one of another machine wrote to it a moment ago."""
+        """Whether a process on this host locks the folder, or one on another host wrote to it recently."""
         if is_locked(self.path):
             return True
         hosts = {host for start in self.read_starts()[-1:] for host in start.get("hosts", {})}
@@ -130,19 +141,22 @@ class RunFolder:
             return False
         files = (self.metrics, self.summary, self.environment, self.recipe, *self.telemetry_files)
         written = [path.stat().st_mtime for path in files if path.exists()]
-        return bool(written) and time.time() - max(written) < _MOMENT
+        return bool(written) and time.time() - max(written) < _RECENT
 
     def append_environment(self, start: dict[str, Any]) -> None:
+        """Add a start to environment.json. A corrupt file is kept under another name."""
         starts = self.read_starts()
-        if not starts and self.environment.exists():  # what can still be read of it is not to be lost
-            self.environment.rename(self.path / f"damaged-{self.environment.name}")
+        if not starts and self.environment.exists():
+            self.environment.rename(self.path / f"corrupt-{self.environment.name}")
         write_sealed(self.environment, {"starts": [*starts, start]})
 
     def sync(self) -> None:
-        """Bring all but the checkpoints to disk: a checkpoint that survives a power cut must find its records."""
+        """Sync all files but the checkpoints: a checkpoint that survives a power cut needs its records."""
         for path in (self.recipe, self.environment, self.metrics, self.log, self.telemetry, self.tensorboard):
             for file in path.glob("*.*") if path.is_dir() else ():
-                if not file.name.startswith(".") and file.is_file():  # hidden ones are being written; a FIFO blocks
+                if (
+                    not file.name.startswith(".") and file.is_file()
+                ):  # hidden files are temporary; opening a FIFO blocks
                     sync(file)
             if path.exists():
                 sync(path)
@@ -150,7 +164,7 @@ class RunFolder:
 
     @property
     def last_recorded_step(self) -> int:
-        """The step that the records reach without a gap; steps that a resumed run marks as missing count."""
+        """The last step before the first gap in the records. Steps that a resumed run marked as missing count."""
         end = 0
         for record in self.records():
             if "missing" in record or (record["kind"] == "train" and record["step"] - record["steps"] <= end):
@@ -158,55 +172,55 @@ class RunFolder:
         return end
 
     def records(self, per_rank: int = 0) -> list[dict[str, Any]]:
-        """Records that count: what a killed run wrote beyond the save it was resumed from is left out.
+        """Return the valid records, without those after the checkpoint that the run was resumed from.
 
-        Lines that were cut off or damaged are left out as well, and counted. With `per_rank`, only about that many of
-        the records keep their figures of single ranks, evenly spread: those of a long run on many ranks take long to
-        read.
+        Corrupt lines are left out and counted. With `per_rank`, only about that many records, evenly spaced, keep
+        their per-rank values, which are slow to read for a long run on many ranks.
         """
-        read = [line for line in lines_of(self.metrics, self.path) if line.strip()]
+        read = [line for line in read_lines(self.metrics, self.path) if line.strip()]
         self.cut_off = bool(read) and not read[-1].endswith(b"\n")
         lines = [line if is_intact(line) else b"?" for line in read]
-        telling = [number for number, line in enumerate(lines) if b"_per_rank" in line]
-        every = max(1, len(telling) // per_rank) if per_rank else 1
-        for number in set(telling) - set(telling[::-1][::every]):
+        detailed = [number for number, line in enumerate(lines) if b"_per_rank" in line]
+        every = max(1, len(detailed) // per_rank) if per_rank else 1
+        for number in set(detailed) - set(detailed[::-1][::every]):
             lines[number] = _PER_RANK.sub(b"", lines[number])
         found = [next(iter(records_of([line])), None) for line in lines]
         if self.cut_off and found[-1] is None:
-            found.pop()  # it was being written
-        counted = _without_undone(found)
-        self.damaged = counted.count(None)
-        return [record for record in counted if record is not None]
+            found.pop()  # still being written
+        kept = _without_undone(found)
+        self.num_corrupt = kept.count(None)
+        return [record for record in kept if record is not None]
 
 
-def lines_of(path: Path, inside: Path) -> Iterator[bytes]:
-    """Lines of a file in a run folder; of one that is longer than any record the beginning, which is not a record."""
+def read_lines(path: Path, inside: Path) -> Iterator[bytes]:
+    """Yield the lines of a file in a run folder. Lines longer than any record are truncated."""
     try:
-        with open_regular(path, _MOST_LINES, inside) as file:
-            while line := file.readline(_LONGEST_LINE):
+        with open_regular(path, _MAX_LINES, inside) as file:
+            while line := file.readline(_MAX_LINE):
                 yield line
-                while len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
-                    line = file.readline(_LONGEST_LINE)
+                while len(line) == _MAX_LINE and not line.endswith(b"\n"):
+                    line = file.readline(_MAX_LINE)
     except OSError:
         return
 
 
 def records_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    return [record for record in json_lines(lines) if is_sound_record(record)]
+    """Return the valid records of lines of metrics.jsonl."""
+    return [record for record in json_lines(lines) if is_valid_record(record)]
 
 
 def samples_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Of telemetry."""
-    return sound((line for line in json_lines(lines) if line.get("kind") == "sample"), Sample)
+    """Return the valid samples of lines of telemetry."""
+    return valid((line for line in json_lines(lines) if line.get("kind") == "sample"), TelemetrySample)
 
 
 def without_undone(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a resumed run did again is told once."""
+    """Return the records without those of steps that a resumed run repeated."""
     return [record for record in _without_undone(records) if record is not None]
 
 
 def _without_undone(records: Iterable[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
-    """The same; None is a damaged line, of which a kill or a power cut may leave some before the run is resumed."""
+    """The same with None for corrupt lines. Those directly before a resume come from a kill and are left out."""
     kept: list[dict[str, Any] | None] = []
     for record in records:
         if record is not None and record["kind"] == "resume":
@@ -218,7 +232,7 @@ def _without_undone(records: Iterable[dict[str, Any] | None]) -> list[dict[str, 
 
 
 def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The objects of lines; one that was cut off by a kill, or is none, is left out."""
+    """Yield the JSON objects of lines. Incomplete and other lines are left out."""
     for line in lines:
         try:
             record = from_json(line, allow_inf_nan=False)
@@ -229,7 +243,7 @@ def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def split_seconds(trained: list[dict[str, Any]]) -> dict[str, float]:
-    """Times of training by part; what only some records could tell apart counts as computing."""
+    """Return training seconds by part. Parts that some records did not measure count as compute."""
     splits = [record["seconds"] for record in trained if record.get("seconds")]
     known = set.intersection(*map(set, splits)) if splits else set()
     found: dict[str, float] = {}
@@ -241,7 +255,7 @@ def split_seconds(trained: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def largest_batch(root: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    """What the newest `paceline find-batch` with this key, kept beside the runs, has found."""
+    """Return the result of the newest `paceline find-batch` with this key, which is stored next to the runs."""
     paths = sorted(root.glob("find-batch-*/find-batch.json"), key=lambda path: path.stat().st_mtime)
     found = [answer for path in paths if (answer := _read_json(path, root)).get("key") == key and is_plain(answer)]
     wanted = ("largest", "largest_global", "fastest", "memory_limit", "searched")
@@ -250,50 +264,8 @@ def largest_batch(root: Path, key: dict[str, Any]) -> dict[str, Any] | None:
 
 def _read_json(path: Path, inside: Path) -> dict[str, Any]:
     try:
-        text = read_regular(path, _MOST_JSON, inside)
+        text = read_regular(path, _MAX_JSON, inside)
         content = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) and is_intact(text) else {}
-
-
-class JsonLines:
-    """Appends records to a file, each with the time; see GrowingFile for a full disk."""
-
-    def __init__(self, path: Path):
-        if path.exists():
-            check_regular(path, path.parent)
-        cut_off = _is_cut_off(path)
-        self._file = GrowingFile(path)
-        if cut_off:
-            self._file.write(b"\n")
-
-    def write(self, record: dict[str, Any]) -> None:
-        self._file.write(seal(_rounded(record) | {"time": round(time.time(), 3)}) + b"\n")
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self, status: str = "finished") -> None:
-        self._file.close()
-
-
-def _is_cut_off(path: Path) -> bool:
-    """Whether the last line was not written to its end."""
-    try:
-        with path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read() != b"\n"
-    except OSError:  # there is no file, or nothing in it
-        return False
-
-
-def _rounded(value: Any) -> Any:
-    """Nine significant digits keep float32 exact and lines short; JSON has no NaN, so it becomes null."""
-    if isinstance(value, float):
-        return float(f"{value:.9g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return value

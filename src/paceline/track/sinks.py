@@ -1,4 +1,4 @@
-"""Where records go besides metrics.jsonl. A sink that fails is dropped with a warning; training continues."""
+"""Destinations of records. A sink that fails is dropped with a warning, and training continues."""
 
 import contextlib
 import hashlib
@@ -9,25 +9,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.base.files import disk_error
-from paceline.base.host import BackgroundThread
-from paceline.base.logs import log
 from paceline.config.io import leaves
 from paceline.errors import UserError
+from paceline.system.files import disk_error
+from paceline.system.host import BackgroundThread
+from paceline.system.logs import log
 
 
 class Sink(Protocol):
+    """A destination of records."""
+
     def write(self, record: dict[str, Any]) -> None: ...
 
     def flush(self) -> None:
-        """Write records that are kept in memory to files, if there are any; OSError if they find no room."""
+        """Write buffered records to disk. Raises OSError if the disk is full."""
 
     def close(self, status: str = "finished") -> None:
         """`status` is the run's: finished, interrupted or failed."""
 
 
 def scalars(record: dict[str, Any]) -> list[tuple[str, float]]:
-    """Tags in this field's words, for TensorBoard and its like."""
+    """Return (tag, value) pairs for TensorBoard and other trackers."""
     match record["kind"]:
         case "train":
             times = [(f"Time/{name}", seconds) for name, seconds in record["seconds"].items()]
@@ -44,15 +46,24 @@ def scalars(record: dict[str, Any]) -> list[tuple[str, float]]:
                 ("Accuracy/val", record["top1"]),
                 ("Accuracy5/val", record["top5"]),
             ]
+        case "callback":
+            return [
+                (f"Callback/{name}", value) for name, value in record["values"].items() if not isinstance(value, str)
+            ]
     return []
 
 
 class WeightsAndBiases:
+    """Logs to Weights & Biases."""
+
     def __init__(self, folder: Path, identity: str, project: str, recipe: dict[str, Any]):
         try:
             import wandb
         except ImportError:
-            raise UserError("log.wandb needs wandb; pip install 'paceline[wandb]', or set log.wandb to false") from None
+            message = (
+                "log.wandb needs the package wandb. Run: pip install 'paceline[wandb]', or set log.wandb to false."
+            )
+            raise UserError("missing-package", message, package="wandb") from None
 
         self._run = wandb.init(
             project=project,
@@ -75,16 +86,20 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """Writes to the server that MLFLOW_TRACKING_URI names."""
+    """Logs to the MLflow server in MLFLOW_TRACKING_URI."""
 
     def __init__(self, folder: Path, identity: str, project: str, recipe: dict[str, Any]):
         if not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise UserError("log.mlflow needs the address of a server in MLFLOW_TRACKING_URI")
+            message = "log.mlflow needs the address of a server. Set MLFLOW_TRACKING_URI."
+            raise UserError("mlflow-server-not-set", message)
         try:
             from mlflow import MlflowClient
             from mlflow.entities import Metric, Param
         except ImportError:
-            raise UserError("log.mlflow needs it; pip install 'paceline[mlflow]', or set log.mlflow to false") from None
+            message = (
+                "log.mlflow needs the package mlflow. Run: pip install 'paceline[mlflow]', or set log.mlflow to false."
+            )
+            raise UserError("missing-package", message, package="mlflow") from None
 
         self._client, self._metric = MlflowClient(), Metric
         known = self._client.get_experiment_by_name(project)
@@ -94,10 +109,10 @@ class MLflow:
         self._run = made[0].info.run_id
         if same:
             self._client.update_run(self._run, "RUNNING")
-            return  # parameters are written once there
+            return  # parameters cannot be logged again
         settings = [Param(key, str(value)) for key, value in leaves(recipe)]
-        for begin in range(0, len(settings), most := 100):
-            self._client.log_batch(self._run, params=settings[begin : begin + most])
+        for begin in range(0, len(settings), limit := 100):
+            self._client.log_batch(self._run, params=settings[begin : begin + limit])
 
     def write(self, record: dict[str, Any]) -> None:
         now = int(1000 * time.time())
@@ -107,24 +122,24 @@ class MLflow:
     def flush(self) -> None: ...
 
     def close(self, status: str = "finished") -> None:
-        words = {"finished": "FINISHED", "failed": "FAILED"}
-        self._client.set_terminated(self._run, words.get(status, "KILLED"))
+        statuses = {"finished": "FINISHED", "failed": "FAILED"}
+        self._client.set_terminated(self._run, statuses.get(status, "KILLED"))
 
 
 def identity(folder: Path, started: str) -> str:
-    """The same run is the same one of a tracker, however often it is resumed; another in its place is not."""
+    """Return the tracker id of a run, which stays the same when it is resumed, but not when it is replaced."""
     return hashlib.sha256(f"{folder.resolve()} {started}".encode()).hexdigest()[:12]
 
 
 class InBackground:
-    """Hands records to a sink that may be slow, in a thread of its own: training never waits for it.
+    """Passes records to a slow sink in a background thread, so that training never waits for it.
 
-    Of a sink that cannot keep up, records are dropped, and one that does not end is left behind; both are said.
+    Records are dropped if the sink cannot keep up, and closing has a timeout; both log a warning.
     """
 
-    def __init__(self, make: Callable[[], Sink], name: str, patience: float = 20.0):
+    def __init__(self, make: Callable[[], Sink], name: str, close_timeout: float = 20.0):
         self._queue: queue.Queue[dict[str, Any] | str] = queue.Queue(maxsize=1000)
-        self._make, self._name, self._patience = make, name, patience
+        self._make, self._name, self._close_timeout = make, name, close_timeout
         self._dropped = 0
         self._thread = BackgroundThread(self._work, name)
         self._thread.start()
@@ -146,36 +161,37 @@ class InBackground:
     def close(self, status: str = "finished") -> None:
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(status)
-        self._thread.join(self._patience)
+        self._thread.join(self._close_timeout)
         if self._thread.is_alive():
             log.warning(
-                "%s did not end within %g s; what it has not sent is in metrics.jsonl", self._name, self._patience
+                "%s did not finish within %g s; records that it has not sent are in metrics.jsonl",
+                *(self._name, self._close_timeout),
             )
         if self._dropped:
-            log.warning("%s was too slow for %d records; they are in metrics.jsonl", self._name, self._dropped)
+            log.warning("%s was too slow and missed %d records; they are in metrics.jsonl", self._name, self._dropped)
 
 
 class DiskWarning:
-    """Warns once of a disk that refuses records, until all of them are on it."""
+    """Warns once if the disk refuses records, and again only after all records could be written."""
 
     def __init__(self) -> None:
-        self._given = False
+        self._warned = False
 
-    def give(self, error: OSError) -> None:
-        if not self._given:
-            log.warning("%s. Training continues; what could not be written is kept in memory", disk_error(error))
-        self._given = True
+    def warn(self, error: OSError) -> None:
+        if not self._warned:
+            log.warning("%s. Training continues, and unwritten records are kept in memory", disk_error(error))
+        self._warned = True
 
-    def take_back(self) -> None:
-        if self._given:
+    def clear(self) -> None:
+        if self._warned:
             log.info("the disk accepts writes again; all records are on disk")
-        self._given = False
+        self._warned = False
 
 
 class Guarded:
-    """Passes records on until the sink fails for the first time.
+    """Passes records to a sink until it fails for the first time.
 
-    With `disk`, a sink that writes files there is told of and kept: it keeps its records as well.
+    With `disk`, a sink that fails with OSError is kept, because it buffers its records, and `disk` warns.
     """
 
     def __init__(self, sink: Sink, disk: DiskWarning | None = None):
@@ -188,7 +204,7 @@ class Guarded:
                 self._sink.write(record)
         except Exception as error:
             if self._disk and isinstance(error, OSError):
-                self._disk.give(error)
+                self._disk.warn(error)
             else:
                 log.warning("%s stopped: %s", type(self._sink).__name__, error)
                 self._sink = None
@@ -202,21 +218,21 @@ class Guarded:
             if self._sink:
                 self._sink.close(status)
         except Exception as error:
-            if not (self._disk and isinstance(error, OSError)):  # that was said when records were refused
+            if not (self._disk and isinstance(error, OSError)):  # `disk` has warned already
                 log.warning("%s did not close: %s", type(self._sink).__name__, error)
 
 
 def started(make: Callable[[], Sink], name: str, disk: DiskWarning | None = None) -> Sink:
-    """The sink, guarded; one that cannot even start is said, and takes nothing."""
+    """Return the guarded sink, or one that ignores all records if it cannot be started."""
     try:
         return Guarded(make(), disk)
     except Exception as error:
         log.warning("%s stopped: %s", name, error)
-        return Fan([])
+        return MultiSink([])
 
 
-class Fan:
-    """One sink that is many; with none, the null object of ranks that write nothing."""
+class MultiSink:
+    """Passes records to several sinks; without sinks, the null object of ranks that write nothing."""
 
     def __init__(self, sinks: list[Sink]):
         self._sinks = sinks

@@ -1,8 +1,7 @@
-"""A light sampler of the host, the GPUs a run uses there and the other work on both: one thread per host, one line per
-second.
+"""Samples the utilization of the host and of the run's GPUs, once per second, in one thread per host.
 
-telemetry/<host>.jsonl begins with what the host has (again at every start), then one sample a line; counters of disk
-and network count from the machine's start. telemetry/<host>.txt is a table in the manner of nvidia-smi, for people.
+telemetry/<host>.jsonl has a line about the hardware per start, then one sample per line. Counters of disk and network
+count from boot. telemetry/<host>.txt is a human-readable table like that of nvidia-smi.
 """
 
 import threading
@@ -15,22 +14,22 @@ from typing import Any
 
 import psutil
 
-from paceline.base.files import make_folder, write_text
-from paceline.base.host import BackgroundThread, host_name
+from paceline.system.files import make_folder, write_text
+from paceline.system.host import BackgroundThread, host_name
 from paceline.track.devices import Gpus
+from paceline.track.json_lines import JsonLines
 from paceline.track.other_work import OtherWork
-from paceline.track.records import JsonLines
 
-_PATIENCE = 5.0
+_STOP_TIMEOUT = 5.0
 
 
 class HostSampler:
-    """Writes use of processor, memory, disk, network and GPUs until it is stopped."""
+    """Writes the utilization of CPU, memory, disk, network and GPUs until it is stopped."""
 
     def __init__(
         self, folder: Path, interval: float = 1.0, gpus: Sequence[str] | None = None, processes: Sequence[int] = ()
     ):
-        """Of these GPUs, or of all the host has; `processes`: the run's own, all others are other work."""
+        """`gpus`: endings of UUIDs, None for all GPUs of the host. `processes`: ids of the run's processes."""
         make_folder(folder)
         self._path = folder / f"{host_name()}.jsonl"
         self._lines = JsonLines(self._path)
@@ -42,7 +41,7 @@ class HostSampler:
         self._thread.start()
 
     def _run(self) -> None:
-        psutil.cpu_percent()  # the first call only sets the starting point
+        psutil.cpu_percent()  # the first call sets the baseline
         self._others.cpu_percent(0.0)
         host = {
             "kind": "host",
@@ -50,7 +49,7 @@ class HostSampler:
             "memory_total_bytes": psutil.virtual_memory().total,
             "gpus": self._gpus.described,
         }
-        with suppress(Exception):  # whatever it is must not disturb training
+        with suppress(Exception):  # telemetry must not fail training
             self._write(host)
             while not self._stop.wait(self._interval):
                 sample = self._sample()
@@ -58,7 +57,7 @@ class HostSampler:
                 self._write(sample)
 
     def _write(self, record: dict[str, Any]) -> None:
-        with suppress(OSError):  # of a full disk the metrics on it tell; the record is kept until there is room
+        with suppress(OSError):  # the metrics warn about a full disk; the record is buffered until there is space
             self._lines.write(record)
 
     def _sample(self) -> dict[str, Any]:
@@ -82,20 +81,20 @@ class HostSampler:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(_PATIENCE)
+        self._thread.join(_STOP_TIMEOUT)
         if self._thread.is_alive():
-            return  # a driver that does not answer: the thread dies with the process
+            return  # the driver hangs; the thread ends with the process
         self._gpus.close()
         self._lines.close()
         write_text(self._path.with_suffix(".txt"), self._totals.table(self._gpus.described))
 
 
 class Totals:
-    """Means and peaks of what was sampled."""
+    """Means and peaks over all samples."""
 
     def __init__(self) -> None:
         self._samples = 0
-        self._told: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._sums: Counter[str] = Counter()
         self._peaks: dict[str, float] = {}
 
@@ -105,18 +104,18 @@ class Totals:
         for number, gpu in enumerate(sample.get("gpus", [])):
             figures |= {f"{name}{number}": value for name, value in gpu.items() if value is not None}
         for name, value in figures.items():
-            self._told[name] += 1
+            self._counts[name] += 1
             self._sums[name] += value
             self._peaks[name] = max(self._peaks.get(name, value), value)
 
     def _text(self, name: str, form: str, scale: float = 1.0) -> str:
         if name not in self._sums:
             return "N/A"
-        mean = self._sums[name] / self._told[name]
+        mean = self._sums[name] / self._counts[name]
         return f"{mean / scale:{form}} / {self._peaks[name] / scale:{form}}"
 
     def table(self, gpus: list[dict[str, Any]]) -> str:
-        """As nvidia-smi shows it, but for the whole run: mean / peak."""
+        """Return a table like that of nvidia-smi with mean / peak over the whole run."""
         rows = [" mean / peak of the run", ""]
         for number, gpu in enumerate(gpus):
             total = gpu["memory_total_bytes"] / 2**20
@@ -127,12 +126,10 @@ class Totals:
             rows += [
                 f" GPU {number}  {gpu['name']:<46.46}  {figures['C']:>12} C   {figures['W']:>14} W",
                 f"   memory {self._text(f'memory_bytes{number}', ',.0f', 2**20):>20} of {total:,.0f} MiB   "
-                f"use {figures['%']:>11} %   clock {figures['MHz']:>13} MHz",
+                f"util {figures['%']:>11} %   clock {figures['MHz']:>13} MHz",
                 "",
             ]
-        rows.append(
-            f" host  processor {self._text('cpu', '.0f'):>12} %   memory {self._text('memory', ',.0f'):>20} MiB"
-        )
+        rows.append(f" host  CPU {self._text('cpu', '.0f'):>12} %   memory {self._text('memory', ',.0f'):>20} MiB")
         title = f"{time.strftime('%a %b %d %H:%M:%S %Y')}   {host_name()}   {self._samples} samples"
         width = max(map(len, rows)) + 1
         line = f"+{'-' * width}+"

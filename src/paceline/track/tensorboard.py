@@ -1,4 +1,4 @@
-"""TensorBoard's event files."""
+"""Writes TensorBoard event files."""
 
 import io
 import os
@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from paceline.base.files import GrowingFile, make_folder
-from paceline.base.host import host_name
 from paceline.config.io import leaves
+from paceline.system.files import GrowingFile, make_folder
+from paceline.system.host import host_name
 from paceline.track.sinks import scalars
 
 if TYPE_CHECKING:
     import numpy as np
 
 _PLAIN = (bool, int, float, str)
-_JUDGED_BY = ("Accuracy/val", "Loss/val", "Loss/train")
-"""What TensorBoard's table of hyperparameters shows beside them: tags of `scalars`."""
+_HPARAM_METRICS = ("Accuracy/val", "Loss/val", "Loss/train")
+"""Metrics in TensorBoard's table of hyperparameters: tags of `scalars`."""
 
 
 class TensorBoard:
-    """Scalars by step, and once more by images seen, which is what runs of different batches have in common.
+    """Writes scalars by step, and again by images seen, to compare runs with different batch sizes.
 
-    torch's SummaryWriter writes in a thread that ends with a traceback when the disk is full.
+    torch's SummaryWriter is not used because its thread ends with a traceback when the disk is full.
     """
 
     def __init__(self, folder: Path, first_step: int, recipe: dict[str, Any], examples: "np.ndarray | None" = None):
-        """`examples`: a picture of training images, uint8 (height, width, 3)."""
+        """`examples`: a contact sheet of training images, uint8 (height, width, 3)."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
         from torch.utils.tensorboard import summary
@@ -36,10 +36,10 @@ class TensorBoard:
         make_folder(folder)
         now = time.time()
         self._file = GrowingFile(folder / f"events.out.tfevents.{now:.6f}.{host_name()}.{os.getpid()}")
-        self._events = io.BytesIO()  # those of a record are written together
+        self._events = io.BytesIO()  # the events of a record are written together
         self._records, self._event, self._summary = RecordWriter(self._events), Event, summary
         self._seen = 0
-        start = SessionLog(status=SessionLog.START)  # what an earlier start wrote from this step on is not shown
+        start = SessionLog(status=SessionLog.START)  # hides events of an earlier start from this step on
         for event in (Event(file_version="brain.Event:2"), Event(step=first_step + 1, session_log=start)):
             event.wall_time = now
             self._records.write(event.SerializeToString())
@@ -47,7 +47,7 @@ class TensorBoard:
         self._add(summary.text("recipe", f"```\n{text}\n```"), first_step)
         settings = {key: value for key, value in leaves(recipe) if not key.startswith("about.")}
         plain = {key: value if isinstance(value, _PLAIN) else str(value) for key, value in settings.items()}
-        for part in summary.hparams(plain, dict.fromkeys(_JUDGED_BY, 0.0)):
+        for part in summary.hparams(plain, dict.fromkeys(_HPARAM_METRICS, 0.0)):
             self._add(part, first_step)
         if examples is not None:
             self._add(summary.image("examples", examples, dataformats="HWC"), first_step)

@@ -1,6 +1,6 @@
-"""Python reads this in the ranks of a test's jobs: as long as a file is there, training waits between steps.
+"""Loaded by Python in the ranks of tests: while a file exists, training waits between steps.
 
-Otherwise it would depend on the speed of a machine whether a run is over before the test has done something to it.
+Otherwise, a run on a fast machine would end before the test could interfere.
 """
 
 import importlib.abc
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 
-QUICK, SECONDS = 30, 3.0  # steps after each start that do not wait, and how long the others do at most
+QUICK, SECONDS = 30, 3.0  # first steps that do not wait, and the longest wait of the others
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Of a module that is changed as soon as it is loaded; loading it here would load torch into every Python."""
+    """Patches a module when it is loaded; importing it here would load torch into every Python process."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -34,21 +34,21 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _slow_down(module: ModuleType) -> None:
-    exchange, note = module.Agreement.exchange, module.Signals._note
+    agree, handle = module.Agreement.agree, module.Signals._handle
     file, steps, signals = Path(os.environ["SLOW_WHILE"]), [], []
 
-    def slowly(self, wishes: list[int]) -> list[int]:
-        steps.append(wishes)
+    def slow_agree(self, votes: list[int]) -> list[int]:
+        steps.append(votes)
         deadline = time.monotonic() + SECONDS
         while len(steps) > QUICK and not signals and file.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        return exchange(self, wishes)
+        return agree(self, votes)
 
-    def noted(self, signum: int, frame: FrameType | None) -> None:
+    def record_signal(self, signum: int, frame: FrameType | None) -> None:
         signals.append(signum)
-        note(self, signum, frame)
+        handle(self, signum, frame)
 
-    module.Agreement.exchange, module.Signals._note = slowly, noted
+    module.Agreement.agree, module.Signals._handle = slow_agree, record_signal
 
 
 if "SLOW_WHILE" in os.environ:

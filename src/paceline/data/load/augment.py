@@ -1,4 +1,4 @@
-"""Whole-batch augmentation on the device, as index arithmetic: selecting, mirroring and shifting cost one gather."""
+"""Batch augmentation on the device, as index arithmetic: select, flip and translate take one gather."""
 
 import math
 
@@ -20,7 +20,7 @@ def gather(
     seed: int,
     epoch: int,
 ) -> torch.Tensor:
-    """Images `ids` of a set stored as rows of pixels, mirrored and shifted: uint8, (N, height, width, channels)."""
+    """Return images `ids` of a tensor of pixels, flipped and translated: uint8, (N, height, width, channels)."""
     height, width, channels = shape
     rows = torch.arange(height, device=ids.device).expand(len(ids), height)
     columns = torch.arange(width, device=ids.device).expand(len(ids), width)
@@ -34,21 +34,21 @@ def gather(
 
 
 def cut_out_(images: torch.Tensor, ids: torch.Tensor, side: int, seed: int, epoch: int) -> torch.Tensor:
-    """Set a square, which may reach over the border, to zero: the mean colour of normalised images (N, C, H, W)."""
+    """Zero a random square of normalized images (N, C, H, W); zero is the mean color. The border may cut it."""
     height, width = images.shape[-2:]
     inside_rows = _span(uniform(seed, epoch, ids, _CUT_ROW), side, height)
     inside_columns = _span(uniform(seed, epoch, ids, _CUT_COLUMN), side, width)
     return images.masked_fill_((inside_rows[:, :, None] & inside_columns[:, None, :])[:, None], 0)
 
 
-def erase_(images: torch.Tensor, ids: torch.Tensor, chance: float, seed: int, epoch: int) -> torch.Tensor:
-    """torchvision's RandomErasing on normalised images: by chance, a rectangle of 2 to 33 % of the area to zero."""
+def erase_(images: torch.Tensor, ids: torch.Tensor, probability: float, seed: int, epoch: int) -> torch.Tensor:
+    """torchvision's RandomErasing on normalized images: zeroes a rectangle of 2 to 33 % of the area at random."""
     height, width = images.shape[-2:]
     wanted, area, ratio, across, down = (uniform(seed, epoch, ids, _ERASE + 1000 * part) for part in range(5))
     area, ratio = (0.02 + area * 0.31) * height * width, torch.exp((2 * ratio - 1) * math.log(3.3))
     rows = torch.sqrt(area * ratio).round().clamp(1, height)
     columns = torch.sqrt(area / ratio).round().clamp(1, width)
-    chosen = (wanted < chance)[:, None]
+    chosen = (wanted < probability)[:, None]
     inside_rows = _within((down * (height - rows + 1)).floor(), rows, height) & chosen
     inside_columns = _within((across * (width - columns + 1)).floor(), columns, width)
     return images.masked_fill_((inside_rows[:, :, None] & inside_columns[:, None, :])[:, None], 0)
@@ -60,10 +60,11 @@ def _within(first: torch.Tensor, length: torch.Tensor, size: int) -> torch.Tenso
 
 
 def mirrored(ids: torch.Tensor, augment: Augment, seed: int, epoch: int) -> torch.Tensor:
+    """Return which samples are flipped in an epoch."""
     if augment.flip == "random":
         return uniform(seed, epoch, ids, FLIP) < 0.5
-    at_first = uniform(seed, 0, ids, FLIP) < 0.5
-    return at_first if epoch % 2 == 0 else ~at_first
+    even_epochs = uniform(seed, 0, ids, FLIP) < 0.5
+    return even_epochs if epoch % 2 == 0 else ~even_epochs
 
 
 def _offset(ids: torch.Tensor, most: int, seed: int, epoch: int, stream: int) -> torch.Tensor:
@@ -71,12 +72,12 @@ def _offset(ids: torch.Tensor, most: int, seed: int, epoch: int, stream: int) ->
 
 
 def _reflect(index: torch.Tensor, size: int) -> torch.Tensor:
-    """Mirror positions beyond the border back inside, the border pixel itself not repeated."""
+    """Reflect positions outside of the border, as np.pad's mode "reflect" does."""
     index = index.abs()
     return torch.where(index >= size, 2 * (size - 1) - index, index)
 
 
 def _span(place: torch.Tensor, side: int, size: int) -> torch.Tensor:
-    """Which of `size` positions lie within `side` around a random centre, for each sample."""
+    """Return, per sample, which of `size` positions lie within `side` around a random center."""
     first = (place * size).long()[:, None] - side // 2
     return _within(first[:, 0], torch.full_like(first[:, 0], side), size)

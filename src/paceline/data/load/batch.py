@@ -1,4 +1,4 @@
-"""What a loader yields, and the last step on the way there."""
+"""The batch that loaders yield, and its normalization."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ import torch
 @dataclass(frozen=True)
 class Batch:
     images: torch.Tensor
-    """float32, normalised, (samples, channels, height, width)."""
+    """float32, normalized, (samples, channels, height, width)."""
     labels: torch.Tensor
     ids: torch.Tensor
 
 
-class Normalise:
-    """uint8 pixels to the device, and there to zero mean and unit variance."""
+class Normalize:
+    """Moves uint8 pixels to the device and normalizes them there."""
 
     def __init__(self, mean: torch.Tensor, std: torch.Tensor, device: torch.device):
         self.mean, self.std, self._device = mean, std, device
@@ -23,7 +23,7 @@ class Normalise:
         self._shift = (-mean / std).to(device).view(-1, 1, 1)
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels (N, C, H, W), laid out as channels_last or plane by plane; the result is channels_last."""
+        """Return normalized float32 images in channels_last format; pixels (N, C, H, W) may have either format."""
         moved = pixels.to(self._device, non_blocking=True)
         return moved.to(torch.float32, memory_format=torch.channels_last).mul_(self._scale).add_(self._shift)
 

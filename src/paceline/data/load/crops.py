@@ -1,4 +1,4 @@
-"""Which part of an image is seen: pure functions of seed, epoch, sample id and the image's size.
+"""Crop boxes: pure functions of seed, epoch, sample id and image size.
 
 Boxes are int32 (n, 5): x, y, width, height, mirrored.
 """
@@ -9,17 +9,17 @@ import numpy as np
 
 from paceline.config.data import Augment
 from paceline.data.codec import RandomBoxes
+from paceline.data.images import Choose
 from paceline.data.load.augment import FLIP
 from paceline.data.load.order import begin
-from paceline.data.photographs import Choose
 
 _ATTEMPTS = 10
-_FIRST_STREAM = 100  # four decisions of each attempt have a stream of random numbers each; others have lower numbers
+_FIRST_STREAM = 100  # of four random streams per attempt; augment.py uses lower numbers
 
 
 @lru_cache(maxsize=4)
 def random_boxes(augment: Augment, seed: int, epoch: int) -> RandomBoxes:
-    """torchvision's RandomResizedCrop: ten attempts at a random share of the area and aspect ratio, else the middle."""
+    """torchvision's RandomResizedCrop: ten attempts at a random area and aspect ratio, else a center crop."""
     streams = range(_FIRST_STREAM, _FIRST_STREAM + 4 * _ATTEMPTS)
     begins = np.array([begin(seed, epoch, stream) for stream in streams], np.uint64).reshape(_ATTEMPTS, 4)
     if augment.flip == "alternating":
@@ -30,23 +30,23 @@ def random_boxes(augment: Augment, seed: int, epoch: int) -> RandomBoxes:
 
 
 def training_boxes(augment: Augment, seed: int, epoch: int, size: int) -> Choose:
-    """What training sees of an image: a random part, or the middle as Resize(256) and CenterCrop(224) leave it."""
-    drawn = random_boxes(augment, seed, epoch)
+    """Return the crops for training: random ones, or center crops equal to Resize(256) and CenterCrop(224)."""
+    random_crop = random_boxes(augment, seed, epoch)
     if augment.crop == "random":
-        return drawn
+        return random_crop
 
-    def middle(sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        boxes = centre_boxes(sizes, 224 / 256, size, size)
-        boxes[:, 4] = drawn(sizes, keys)[:, 4]
+    def center_crop(sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        boxes = center_boxes(sizes, 224 / 256, size, size)
+        boxes[:, 4] = random_crop(sizes, keys)[:, 4]
         return boxes
 
-    return middle
+    return center_crop
 
 
-def centre_boxes(sizes: np.ndarray, share: float, out_width: int, out_height: int) -> np.ndarray:
-    """The middle part with the output's aspect ratio, `share` of the largest such part in each direction."""
+def center_boxes(sizes: np.ndarray, crop_pct: float, out_width: int, out_height: int) -> np.ndarray:
+    """Return center crops with the aspect ratio of the output, `crop_pct` of the largest one per side."""
     width, height = sizes[:, 0].astype(np.int64), sizes[:, 1].astype(np.int64)
-    scale = np.minimum(width / out_width, height / out_height) * share
+    scale = np.minimum(width / out_width, height / out_height) * crop_pct
     crop_width = np.clip(np.rint(out_width * scale), 1, width).astype(np.int64)
     crop_height = np.clip(np.rint(out_height * scale), 1, height).astype(np.int64)
     x, y = (width - crop_width) // 2, (height - crop_height) // 2

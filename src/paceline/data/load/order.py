@@ -1,7 +1,7 @@
-"""Which sample comes when, and with which random numbers: pure functions of seed, epoch and sample id.
+"""Sample order and random numbers: pure functions of seed, epoch and sample id.
 
-Nothing here knows ranks' history, workers or restarts, so the same run on 1, 2 or 4 ranks sees the same global batches,
-and a run resumed in mid-epoch, on any number of ranks, neither repeats nor skips a sample.
+They do not depend on ranks, workers or restarts. A run therefore sees the same global batches on any number of ranks,
+and a run that resumes in the middle of an epoch neither repeats nor skips a sample.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ import torch
 
 from paceline.config.batch import BatchLayout, layouts
 from paceline.config.recipe import Recipe
-from paceline.config.timeline import Stage, Timeline
+from paceline.config.timeline import ResolvedPhase, Timeline
 
 _MASK = (1 << 64) - 1
-_ORDER = 0xA11  # keeps the order's random stream apart from the augmentations'
+_ORDER = 0xA11  # separates the random stream of the order from those of augmentation
 
 
 def _mix(*parts: int) -> int:
-    """Hash whole numbers to 64 bits (splitmix64's finaliser over each part)."""
+    """Hash integers to 64 bits, with the finalizer of splitmix64."""
     state = 0
     for part in parts:
         state = (state + part + 0x9E3779B97F4A7C15) & _MASK
@@ -30,26 +30,26 @@ def _mix(*parts: int) -> int:
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """Seed of what a model draws itself (dropout and the like) in one step on one rank."""
+    """Return the seed for random numbers inside the model, such as dropout, in one step on one rank."""
     return _mix(seed, step, rank)
 
 
 def epoch_order(seed: int, epoch: int, num_samples: int, repeats: int = 1) -> torch.Tensor:
-    """The keys of an epoch in order. A key is a sample's id, plus `num_samples` for each time it was shown before."""
+    """Return the keys of an epoch in order. A key is a sample's id plus `num_samples` for every earlier repetition."""
     generator = torch.Generator().manual_seed(_mix(seed, epoch, _ORDER))
     order = torch.randperm(num_samples, generator=generator)
     if repeats == 1:
         return order
-    # copies stay within a batch, two images taking turns: neighbours, which mixup mixes, are never the same image
+    # repetitions of two images alternate, so that mixup, which mixes neighbors, never mixes an image with itself
     pairs = order[: 2 * -(-num_samples // (2 * repeats))]
     pairs = pairs[: len(pairs) // 2 * 2].view(-1, 1, 2)
     return (pairs + num_samples * torch.arange(repeats)[:, None]).flatten()[:num_samples]
 
 
 def micro_batches(order: torch.Tensor, step: int, layout: BatchLayout, rank: int) -> torch.Tensor:
-    """Keys of one rank in one step of the epoch: a row per micro-batch.
+    """Return the keys of one rank in one step of the epoch, one row per micro-batch.
 
-    The last samples of an order that do not fill a global batch are left out; another epoch leaves out others.
+    The last incomplete global batch of an epoch is dropped; every epoch drops other samples.
     """
     keys = order[step * layout.global_batch : (step + 1) * layout.global_batch]
     return keys.view(layout.ranks, layout.accumulation, layout.per_rank_batch)[rank]
@@ -57,7 +57,7 @@ def micro_batches(order: torch.Tensor, step: int, layout: BatchLayout, rank: int
 
 @dataclass(frozen=True)
 class Plan:
-    """What decides which samples a rank sees when."""
+    """Determines which samples a rank sees in which step."""
 
     seed: int
     num_samples: int
@@ -69,21 +69,21 @@ class Plan:
     @classmethod
     def of(cls, recipe: Recipe, num_samples: int, ranks: int = 1, rank: int = 0) -> "Plan":
         timeline = Timeline.of(recipe, num_samples)
-        return cls(recipe.seed, num_samples, timeline, layouts(recipe, ranks), rank, recipe.data.repeats)
+        return cls(recipe.seed, num_samples, timeline, layouts(recipe, ranks), rank, recipe.data.aug_repeats)
 
-    def steps(self, first_step: int) -> Iterator[tuple[Stage, int, torch.Tensor]]:
-        """From `first_step` on, without end: a step's stage, its epoch, and this rank's keys, a row per micro-batch."""
+    def steps(self, first_step: int) -> Iterator[tuple[ResolvedPhase, int, torch.Tensor]]:
+        """Yield phase, epoch and keys of this rank (one row per micro-batch) of every step from `first_step` on."""
         order, ordered = torch.empty(0), -1
         for step in count(first_step):
             epoch, within = self.timeline.position(step)
             if epoch != ordered:
                 order, ordered = epoch_order(self.seed, epoch, self.num_samples, self.repeats), epoch
-            stage = self.timeline.stage_at(step)
-            yield stage, epoch, micro_batches(order, within, self.layouts[stage.global_batch], self.rank)
+            phase = self.timeline.phase_at(step)
+            yield phase, epoch, micro_batches(order, within, self.layouts[phase.global_batch], self.rank)
 
 
 def uniform(seed: int, epoch: int, ids: torch.Tensor, stream: int) -> torch.Tensor:
-    """One number in [0, 1) per sample, the same on every device: splitmix64 on int64, whose products wrap around."""
+    """Return one number in [0, 1) per sample, equal on all devices: splitmix64 with wrapping int64 products."""
     bits = ids * _signed(0x9E3779B97F4A7C15) + _signed(begin(seed, epoch, stream))
     bits = (bits ^ _shift(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
     bits = (bits ^ _shift(bits, 27)) * _signed(0x94D049BB133111EB)
@@ -92,7 +92,7 @@ def uniform(seed: int, epoch: int, ids: torch.Tensor, stream: int) -> torch.Tens
 
 
 def begin(seed: int, epoch: int, stream: int) -> int:
-    """Where a stream's random numbers begin, for the native code, which goes on from there as `uniform` does."""
+    """Return the start of a random stream, for the native code, which computes the same numbers as `uniform`."""
     return _mix(seed, epoch, stream)
 
 

@@ -1,7 +1,7 @@
-"""Colours and shapes of decoded crops changed by chance: RandAugment, TrivialAugment, colour jitter.
+"""RandAugment, TrivialAugment and color jitter on decoded crops.
 
-The operations are torchvision's; which of them, and how strong, is a function of seed, epoch and key, as with all
-augmentation here. They run in the threads that decode.
+The operations are torchvision's. Their choice and strength are pure functions of seed, epoch and key, like all
+augmentation here. They run in the decoding threads.
 """
 
 from collections.abc import Callable
@@ -9,15 +9,17 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from paceline.base.compat import allow_torchvision
 from paceline.config.data import Augment
+from paceline.data.images import Change
+from paceline.data.load.custom import apply_custom_
 from paceline.data.load.order import uniform
-from paceline.data.photographs import Change
+from paceline.system.torch_internals import augmentation_op
+from paceline.system.torchvision_compat import allow_torchvision
 
 _FIRST_STREAM = 200
 _LEVELS = 31
 
-# strongest magnitude of each operation, and whether its sign is drawn; RandAugment's and TrivialAugment's spaces
+# the search spaces of both policies: maximum magnitude, and whether the sign is random
 _RAND = {
     "Identity": (0.0, False),
     "AutoContrast": (0.0, False),
@@ -43,8 +45,8 @@ _TRIVIAL = _RAND | {
 
 
 def policy(augment: Augment, seed: int, epoch: int) -> Change | None:
-    """What an epoch does to decoded crops; None for nothing."""
-    if augment.policy == "none" and not augment.jitter:
+    """Return the augmentation of decoded crops in an epoch, or None."""
+    if augment.policy == "none" and not augment.color_jitter and not augment.custom:
         return None
     allow_torchvision()
 
@@ -55,15 +57,17 @@ def policy(augment: Augment, seed: int, epoch: int) -> Change | None:
             numbers: list[float] = uniform(seed, epoch, ids, _FIRST_STREAM + stream).tolist()
             return numbers
 
-        if augment.jitter:
-            _jitter(pixels, augment.jitter, draw)
+        if augment.color_jitter:
+            _jitter(pixels, augment.color_jitter, draw)
         if augment.policy == "randaugment":
-            for number in range(augment.ops):
+            for number in range(augment.num_ops):
                 levels = [augment.magnitude / (_LEVELS - 1)] * len(keys)
                 _operate(pixels, _RAND, draw(10 + 3 * number), levels, draw(11 + 3 * number))
         elif augment.policy == "trivialaugment":
             levels = [int(number * _LEVELS) / (_LEVELS - 1) for number in draw(12)]
             _operate(pixels, _TRIVIAL, draw(10), levels, draw(11))
+        if augment.custom:
+            apply_custom_(pixels.transpose(0, 2, 3, 1), keys, augment, seed, epoch)
 
     return change
 
@@ -75,14 +79,11 @@ def _operate(
     levels: list[float],
     signs: list[float],
 ) -> None:
-    from torchvision.transforms.autoaugment import _apply_op
-    from torchvision.transforms.functional import InterpolationMode
-
     names = list(space)
     for image, choice, level, sign in zip(pixels, choices, levels, signs, strict=True):
         name = names[int(choice * len(names))]
-        strongest, signed = space[name]
-        magnitude = level * strongest
+        maximum, signed = space[name]
+        magnitude = level * maximum
         if name.startswith("Translate"):
             magnitude *= image.shape[-1]
         elif name == "Posterize":
@@ -92,15 +93,15 @@ def _operate(
         if signed and sign < 0.5:
             magnitude = -magnitude
         view = torch.from_numpy(image)
-        view.copy_(_apply_op(view, name, magnitude, InterpolationMode.NEAREST, None))
+        view.copy_(augmentation_op(view, name, magnitude))
 
 
-def _jitter(pixels: np.ndarray, most: float, draw: Callable[[int], list[float]]) -> None:
+def _jitter(pixels: np.ndarray, strength: float, draw: Callable[[int], list[float]]) -> None:
     from torchvision.transforms import functional as F
 
     changes = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation)
-    factors = [[max(0.0, 1 + (2 * number - 1) * most) for number in draw(stream)] for stream in range(3)]
-    for image, *strengths in zip(pixels, *factors, strict=True):
+    factors = [[max(0.0, 1 + (2 * number - 1) * strength) for number in draw(stream)] for stream in range(3)]
+    for image, *chosen in zip(pixels, *factors, strict=True):
         view = torch.from_numpy(image)
-        for change, factor in zip(changes, strengths, strict=True):
+        for change, factor in zip(changes, chosen, strict=True):
             view.copy_(change(view, factor))

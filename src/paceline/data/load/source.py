@@ -1,4 +1,4 @@
-"""A recipe's data, whether it lives in memory or in shards: what the engine asks of it."""
+"""The interface of the engine to the data of a recipe, in memory, in shards or in image files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,31 +7,32 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.base.logs import log
-from paceline.config.data import BUILT_IN
+from paceline.config.data import BUILT_IN, FROM_FILES, IN_MEMORY
 from paceline.config.recipe import Recipe
-from paceline.config.timeline import Stage, Timeline
+from paceline.config.timeline import ResolvedPhase, Timeline
 from paceline.data import cache, sets
 from paceline.data.classes import Class
-from paceline.data.load.loader import DEFAULT_SIZE, PhotographEvaluator, PhotographLoader
+from paceline.data.images import ImageFiles, ImageSplit
+from paceline.data.listing import list_images, list_validation_images, listing_fingerprint
+from paceline.data.load.in_memory import ResidentEvaluator, ResidentLoader
+from paceline.data.load.loader import DEFAULT_SIZE, ImageEvaluator, ImageLoader
 from paceline.data.load.order import Plan
-from paceline.data.load.resident import ResidentEvaluator, ResidentLoader
-from paceline.data.photographs import Files, Photographs
-from paceline.data.prepare.sources import all_for_validation, fingerprint, listing
+from paceline.data.registered import open_registered
 from paceline.data.shards import Dataset, default_folder
+from paceline.system.logs import log
 
 _PREPARED = ("imagenet", "shards")
-Loader = ResidentLoader | PhotographLoader
-Evaluator = ResidentEvaluator | PhotographEvaluator
+Loader = ResidentLoader | ImageLoader
+Evaluator = ResidentEvaluator | ImageEvaluator
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     @property
     def name(self) -> str: ...
 
     @property
     def place(self) -> str:
-        """Where it lies; empty for what is built in."""
+        """Its path or URL; empty for built-in datasets."""
 
     @property
     def classes(self) -> tuple[Class, ...]: ...
@@ -44,7 +45,7 @@ class Source(Protocol):
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Sizes of prepared images that are used."""
+        """The variants of prepared images that the recipe uses."""
 
     @property
     def num_train(self) -> int: ...
@@ -53,64 +54,76 @@ class Source(Protocol):
     def num_val(self) -> int: ...
 
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
-        """Height and width of every size of image that a model will see."""
+        """Return (height, width) of all images that the model will see."""
 
-    def preprocessing(self, stage: Stage) -> dict[str, Any]:
-        """How an image is brought to the size that is evaluated, in timm's words."""
+    def preprocessing(self, phase: ResolvedPhase) -> dict[str, Any]:
+        """Return the preprocessing for evaluation, with timm's option names."""
 
     def loader(self, plan: Plan, device: torch.device) -> Loader: ...
 
-    def evaluator(self, stage: Stage, rank: int, ranks: int, device: torch.device) -> Evaluator: ...
+    def evaluator(self, phase: ResolvedPhase, rank: int, ranks: int, device: torch.device) -> Evaluator: ...
 
 
-def open_source(recipe: Recipe, only_evaluate: bool = False) -> Source:
-    """The data of a recipe whose data.name is known (data/kinds.py); evaluation needs no training split of files."""
+def open_source(recipe: Recipe, only_evaluate: bool = False) -> DataSource:
+    """Return the data of a recipe that data/kinds.py has resolved. `only_evaluate`: image files need no train split."""
     data = recipe.data
     if data.name in _PREPARED:
         return _shards(recipe)
     if data.name in ("folder", "list"):
         return _files(recipe, Path(data.path or default_folder(data.name)), only_evaluate)
+    if data.name not in (*IN_MEMORY, *FROM_FILES):
+        return _registered(recipe)
     return _Resident(recipe, sets.load(recipe.data))
 
 
 def fetch(recipe: Recipe) -> None:
-    """Bring data that lies elsewhere to this machine."""
+    """Download remote data to the local cache."""
     if recipe.data.name in _PREPARED:
         _local(recipe)
 
 
 def _variants(recipe: Recipe) -> list[str]:
-    """Sizes of prepared photographs that the phases of a recipe name."""
+    """Return the variants of prepared images that the phases of a recipe use."""
     return list(dict.fromkeys(phase.variant or recipe.data.variant for phase in recipe.all_phases()))
 
 
 def _local(recipe: Recipe) -> Path:
-    """The folder of prepared photographs on this machine, with every variant that the recipe names."""
+    """Return the local folder of prepared images, with every variant that the recipe uses."""
     place = recipe.data.path or str(default_folder(recipe.data.name))
     folders = {cache.local(place, variant) for variant in _variants(recipe)}
     return folders.pop()
 
 
-def _shards(recipe: Recipe) -> "_Photographs":
+def _shards(recipe: Recipe) -> "_ImageData":
     variants = _variants(recipe)
     dataset = Dataset.open(_local(recipe))
     names = tuple(dataset.choose(variant) for variant in variants)
     splits = {split: {variant: dataset.split(split, variant) for variant in variants} for split in ("train", "val")}
     place, classes = recipe.data.path or str(default_folder(recipe.data.name)), tuple(dataset.classes)
-    return _Photographs(recipe, dataset.name, place, classes, f"{dataset.fingerprint}-{'+'.join(names)}", splits, names)
+    return _ImageData(recipe, dataset.name, place, classes, f"{dataset.fingerprint}-{'+'.join(names)}", splits, names)
 
 
-def _files(recipe: Recipe, root: Path, only_evaluate: bool) -> "_Photographs":
-    files = all_for_validation(root) if only_evaluate else listing(root)
-    log.info(
-        "%s: %d image files, which Pillow decodes anew at every use; prepared, they load many times faster: "
-        "paceline prepare folder %s --out DIR",
-        *(root, len(files.train) + len(files.val), root),
-    )
-    print_of = fingerprint(files, root)
-    splits = {split: dict.fromkeys(_variants(recipe), Files(root, entries)) for split, entries in files.splits.items()}
+def _files(recipe: Recipe, root: Path, only_evaluate: bool) -> "_ImageData":
+    files = list_validation_images(root) if only_evaluate else list_images(root)
+    if not only_evaluate:  # which reads every image once, as preparing them would
+        log.info(
+            "%s: %d image files, which Pillow decodes on every use. Prepared images load many times faster: run "
+            '"paceline prepare folder %s --out DIR".',
+            *(root, len(files.train) + len(files.val), root),
+        )
+    digest = listing_fingerprint(files, root)
+    splits = {
+        split: dict.fromkeys(_variants(recipe), ImageFiles(root, entries)) for split, entries in files.splits.items()
+    }
     classes = tuple(Class(id_, id_) for id_ in files.ids)
-    return _Photographs(recipe, recipe.data.name, str(root), classes, print_of, splits)
+    return _ImageData(recipe, recipe.data.name, str(root), classes, digest, splits)
+
+
+def _registered(recipe: Recipe) -> "_ImageData":
+    found, fingerprint = open_registered(recipe.data)
+    classes = tuple(Class(name, name) for name in found["train"].classes)
+    splits = {name: dict.fromkeys(_variants(recipe), split) for name, split in found.items()}
+    return _ImageData(recipe, recipe.data.name, "", classes, fingerprint, splits)
 
 
 @dataclass(frozen=True)
@@ -152,29 +165,29 @@ class _Resident:
         return len(self.images.val)
 
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
-        sides = {side for stage in timeline.stages for side in (stage.size, stage.evaluate_size)}
+        sides = {side for phase in timeline.phases for side in (phase.size, phase.evaluate_size)}
         return {(side, side) if side else self.images.shape[:2] for side in sides}
 
-    def preprocessing(self, stage: Stage) -> dict[str, Any]:
-        size = [stage.evaluate_size] * 2 if stage.evaluate_size else list(self.images.shape[:2])
+    def preprocessing(self, phase: ResolvedPhase) -> dict[str, Any]:
+        size = [phase.evaluate_size] * 2 if phase.evaluate_size else list(self.images.shape[:2])
         return {"size": size, "crop_pct": 1.0, "interpolation": "bilinear"}
 
     def loader(self, plan: Plan, device: torch.device) -> ResidentLoader:
         return ResidentLoader(self.recipe.data, self.images, plan, device)
 
-    def evaluator(self, stage: Stage, rank: int, ranks: int, device: torch.device) -> ResidentEvaluator:
+    def evaluator(self, phase: ResolvedPhase, rank: int, ranks: int, device: torch.device) -> ResidentEvaluator:
         batch = self.recipe.evaluate.per_rank_batch
-        return ResidentEvaluator(self.recipe.data, self.images, stage.evaluate_size, batch, rank, ranks, device)
+        return ResidentEvaluator(self.recipe.data, self.images, phase.evaluate_size, batch, rank, ranks, device)
 
 
 @dataclass(frozen=True)
-class _Photographs:
+class _ImageData:
     recipe: Recipe
     name: str
     place: str
     classes: tuple[Class, ...]
     fingerprint: str
-    splits: Mapping[str, Mapping[str, Photographs]]
+    splits: Mapping[str, Mapping[str, ImageSplit]]
     """By split and variant."""
     variants: tuple[str, ...] = ()
     channels: int = 3
@@ -188,20 +201,20 @@ class _Photographs:
         return len(next(iter(self.splits["val"].values())))
 
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
-        sides = {side for stage in timeline.stages for side in (stage.size, stage.evaluate_size)}
+        sides = {side for phase in timeline.phases for side in (phase.size, phase.evaluate_size)}
         return {(side or DEFAULT_SIZE, side or DEFAULT_SIZE) for side in sides}
 
     @property
     def threads(self) -> int:
-        return self.recipe.data.threads or torch.get_num_threads()
+        return self.recipe.data.decode_threads or torch.get_num_threads()
 
-    def preprocessing(self, stage: Stage) -> dict[str, Any]:
-        size = [stage.evaluate_size or DEFAULT_SIZE] * 2
-        return {"size": size, "crop_pct": self.recipe.evaluate.crop_share, "interpolation": "bilinear"}
+    def preprocessing(self, phase: ResolvedPhase) -> dict[str, Any]:
+        size = [phase.evaluate_size or DEFAULT_SIZE] * 2
+        return {"size": size, "crop_pct": self.recipe.evaluate.crop_pct, "interpolation": "bilinear"}
 
-    def loader(self, plan: Plan, device: torch.device) -> PhotographLoader:
-        return PhotographLoader(self.recipe.data, self.splits["train"], plan, device, self.threads)
+    def loader(self, plan: Plan, device: torch.device) -> ImageLoader:
+        return ImageLoader(self.recipe.data, self.splits["train"], plan, device, self.threads)
 
-    def evaluator(self, stage: Stage, rank: int, ranks: int, device: torch.device) -> PhotographEvaluator:
-        data, evaluate, split = self.recipe.data, self.recipe.evaluate, self.splits["val"][stage.variant]
-        return PhotographEvaluator(data, evaluate, stage, split, rank, ranks, device, self.threads)
+    def evaluator(self, phase: ResolvedPhase, rank: int, ranks: int, device: torch.device) -> ImageEvaluator:
+        data, evaluate, split = self.recipe.data, self.recipe.evaluate, self.splits["val"][phase.variant]
+        return ImageEvaluator(data, evaluate, phase, split, rank, ranks, device, self.threads)

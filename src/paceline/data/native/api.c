@@ -1,5 +1,5 @@
-/* What Python calls, through ctypes (paceline/data/codec.py), which releases the GIL around every call. No Python headers
- * are needed to build this, and one build serves all versions of Python. */
+/* The functions that Python calls through ctypes (paceline/data/codec.py), which releases the GIL during every call.
+ * ctypes needs no Python headers, and one build works with all versions of Python. */
 #include <stdlib.h>
 
 #include "codec.h"
@@ -7,22 +7,22 @@
 #define EXPORT __attribute__((visibility("default")))
 
 static const char *const TEXTS[NUM_STATUSES] = {
-    [OK] = "sound",
+    [OK] = "valid",
     [JPEG_TRUNCATED] = "the JPEG ends early",
-    [JPEG_SYNTAX] = "not a JPEG, or a damaged one",
+    [JPEG_SYNTAX] = "not a JPEG, or a corrupt one",
     [JPEG_PROGRESSIVE] = "a progressive, lossless or arithmetic JPEG",
-    [JPEG_COMPONENTS] = "neither grey nor three colour components",
-    [JPEG_COLOURS] = "RGB instead of YCbCr",
-    [JPEG_SAMPLING] = "unusual colour sampling",
-    [JPEG_HUFFMAN] = "damaged Huffman data",
-    [JPEG_PRECISION] = "more than 8 bits a sample",
+    [JPEG_COMPONENTS] = "neither gray nor three color components",
+    [JPEG_COLORS] = "RGB instead of YCbCr",
+    [JPEG_SAMPLING] = "unusual color sampling",
+    [JPEG_HUFFMAN] = "corrupt Huffman data",
+    [JPEG_PRECISION] = "more than 8 bits per sample",
     [JPEG_TOO_LARGE] = "too large",
-    [JPEG_RANGE] = "coefficients beyond what baseline JPEG holds",
-    [RECORD_HEADER] = "the record's header is damaged",
+    [JPEG_RANGE] = "coefficients out of the range of baseline JPEG",
+    [RECORD_HEADER] = "the record's header is corrupt",
     [RECORD_CHECKSUM] = "the record does not match its checksum",
-    [RECORD_BLOCKS] = "the record's blocks are damaged",
+    [RECORD_BLOCKS] = "the record's blocks are corrupt",
     [RECORD_LOST] = "the shard was truncated, or its disk failed, while it was read",
-    [CROP_BOX] = "the crop does not lie inside the image, or its output is too large or too small",
+    [CROP_BOX] = "the crop is not inside the image, or the output size is not supported",
     [NO_MEMORY] = "out of memory",
 };
 
@@ -31,7 +31,7 @@ EXPORT const char *paceline_text(int status)
     return status >= 0 && status < NUM_STATUSES ? TEXTS[status] : "unknown";
 }
 
-/* Bytes behind a record that must be readable. */
+/* Bytes after a record that must be readable. */
 EXPORT int paceline_overrun(void)
 {
     return OVERRUN;
@@ -67,7 +67,7 @@ EXPORT void paceline_free(void *memory)
     free(memory);
 }
 
-/* A baseline JPEG to a record; `*record` is to be freed with paceline_free. */
+/* Packs a baseline JPEG into a record. The caller frees `*record` with paceline_free. */
 EXPORT int paceline_pack(const uint8_t *jpeg, size_t jpeg_length, uint8_t **record, size_t *length)
 {
     Coefficients image = {0};
@@ -90,7 +90,7 @@ static Status verify(const uint8_t *record, size_t length, RecordHeader *header,
     return record_checksum(record, length, path == PORTABLE) == header->checksum ? OK : RECORD_CHECKSUM;
 }
 
-/* Verify a record; its width, height and number of components. */
+/* Verifies a record. Writes width, height and number of components to `shape`. */
 EXPORT int paceline_describe(const uint8_t *record, size_t length, int path, int32_t *shape)
 {
     RecordHeader header;
@@ -103,7 +103,8 @@ EXPORT int paceline_describe(const uint8_t *record, size_t length, int path, int
     return status;
 }
 
-/* A record, with its overrun, to a baseline JPEG of the same coefficients; `*jpeg` is to be freed with paceline_free. */
+/* Unpacks a record, followed by its overrun, into a baseline JPEG with the same coefficients. The caller frees `*jpeg`
+ * with paceline_free. */
 EXPORT int paceline_unpack(const uint8_t *record, size_t record_length, uint8_t **jpeg, size_t *length)
 {
     Coefficients image = {0};
@@ -135,7 +136,7 @@ EXPORT void paceline_workspace_free(Workspace *workspace)
 
 typedef struct {
     const uint8_t *bytes;
-    uint64_t length; /* of the whole shard, overrun included */
+    uint64_t length; /* of the whole shard, including the overrun */
 } Shard;
 
 typedef struct {
@@ -156,9 +157,9 @@ static Status crop_record(void *argument)
     return status ? status : job->function(job->workspace, job->record, job->length, &job->crop, job->out);
 }
 
-/* The image `places[i]` = (shard, offset, length) cropped to `boxes[i]` = (x, y, width, height, mirrored) and resized to
- * width x height, into three planes at `out + i * 3 * width * height`. `statuses[i]` says how it went; an image that failed
- * may be half written. Returns the number of failures. */
+/* Crops the image at `places[i]` = (shard, offset, length) to `boxes[i]` = (x, y, width, height, mirrored), resizes it
+ * to width x height, and writes three planes to `out + i * 3 * width * height`. `statuses[i]` is its status; the output
+ * of a failed image is undefined. Returns the number of failures. */
 EXPORT int paceline_crop(Workspace *workspace, int path, const Shard *shards, int64_t num_shards, const int64_t (*places)[3],
                          const int32_t (*boxes)[5], int64_t num, int width, int height, int luma_only, uint8_t *out,
                          int32_t *statuses)

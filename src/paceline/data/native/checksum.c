@@ -1,5 +1,5 @@
-/* CRC-32C over a record in three lanes: a core runs three at the speed of one, and reading a record from end to end
- * brings it into the cache for what follows. */
+/* CRC-32C of a record in three lanes: a core computes three as fast as one. Reading the whole record also brings it
+ * into the cache for decoding. */
 #include "codec.h"
 
 static uint32_t table[8][256];
@@ -37,7 +37,7 @@ ALWAYS_INLINE uint32_t add_byte_portable(uint32_t crc, uint8_t value)
     return crc >> 8 ^ table[0][(crc ^ value) & 255];
 }
 
-/* Lanes of `lane` bytes each, the third with the rest; the sums of the second and third are added to the first's. */
+/* Lanes of `lane` bytes each, the third with the rest. The sums of the second and third are added to the first one. */
 #define CHECKSUM(add_word, add_byte)                          \
     size_t lane = length / 24 * 8;                            \
     uint32_t a = ~0u, b = ~0u, c = ~0u;                       \

@@ -1,15 +1,15 @@
-/* The codec: JPEG <-> quantised DCT coefficients <-> record -> crop. docs/format.md describes the record.
+/* The codec: JPEG <-> quantized DCT coefficients <-> record -> crop. docs/reference/format.md specifies the record.
  *
  * jpeg_read.c       baseline JPEG -> coefficients, with huffman.h
  * jpeg_write.c      coefficients -> baseline JPEG, for export
- * coefficients.c    the orders they come in, and the memory they lie in
- * record.c          coefficients <-> record, and its checks
- * checksum.c        CRC-32C over a record
+ * coefficients.c    their order and memory
+ * record.c          coefficients <-> record, and checks of records
+ * checksum.c        CRC-32C of a record
  * weights.c         resize weights
- * crop.h            record -> resized crop, included by crop_portable.c and crop_avx2.c, which give identical bytes
- * boxes.c           which part of an image a random crop sees
- * guard.c           what happens when a mapped shard is truncated while it is read
- * api.c             what Python calls
+ * crop.h            record -> resized crop, included by crop_portable.c and crop_avx2.c, which return identical bytes
+ * boxes.c           boxes of random crops
+ * guard.c           handles shards that are truncated while they are mapped
+ * api.c             the functions that Python calls
  */
 #ifndef PACELINE_CODEC_H
 #define PACELINE_CODEC_H
@@ -19,7 +19,7 @@
 #include <string.h>
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "records are little-endian, and this code reads them as they are"
+#error "records are little-endian, and this code does not convert them"
 #endif
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -28,21 +28,21 @@
 
 enum {
     MAX_COMPONENTS = 3,
-    GROUP = 8,              /* blocks between two entries of the index */
-    OVERRUN = 256,          /* bytes behind a record that vector loads may touch; what they hold does not matter */
+    GROUP = 8,              /* blocks per entry of the index */
+    OVERRUN = 256,          /* bytes after a record that vector loads may read; their values are ignored */
     MAX_BLOCK_BYTES = 142,  /* head 1, DC 2, masks 8, 63 values of 2 bytes, rounded up */
     MAX_BLOCKS = 1 << 21,
     MAX_OUTPUT = 4096,
 };
 
-/* Why something was refused; the texts are in api.c. */
+/* The reason of a failure; the messages are in api.c. */
 typedef enum {
     OK = 0,
     JPEG_TRUNCATED,
     JPEG_SYNTAX,
     JPEG_PROGRESSIVE,
     JPEG_COMPONENTS,
-    JPEG_COLOURS,
+    JPEG_COLORS,
     JPEG_SAMPLING,
     JPEG_HUFFMAN,
     JPEG_PRECISION,
@@ -66,11 +66,11 @@ static inline int is_sampling_factor(int sampling)
 
 typedef struct {
     int blocks_w, blocks_h; /* blocks that cover the component */
-    int pitch, rows;        /* the same, padded to whole MCUs: how `coefficients` is laid out */
+    int pitch, rows;        /* the same, padded to whole MCUs: the layout of `coefficients` */
     int h, v;               /* sampling factors */
     int id, table;
-    uint16_t quantisers[64]; /* natural (row by row) order */
-    int16_t *coefficients;   /* the order in which a record stores them: STREAM_TO_NATURAL */
+    uint16_t quantizers[64]; /* natural (row by row) order */
+    int16_t *coefficients;   /* in the order of a record: STREAM_TO_NATURAL */
 } Component;
 
 typedef struct {
@@ -81,7 +81,7 @@ typedef struct {
 } Coefficients;
 
 extern const uint8_t ZIGZAG[64];                /* zigzag -> natural */
-extern const uint8_t ZIGZAG_TO_STREAM[64 + 16]; /* padded, since a damaged run may step over the end */
+extern const uint8_t ZIGZAG_TO_STREAM[64 + 16]; /* padded, since a corrupt run may exceed the end */
 
 Status coefficients_allocate(Coefficients *image); /* zeroed planes of rows x pitch blocks */
 void coefficients_free(Coefficients *image);
@@ -94,7 +94,7 @@ size_t jpeg_bound(const Coefficients *image);
 typedef struct {
     uint16_t blocks_w, blocks_h;
     uint8_t h, v;
-    uint8_t index_width; /* 2 or 4 bytes an entry */
+    uint8_t index_width; /* 2 or 4 bytes per entry */
     uint8_t table;
     uint32_t index, data, end; /* offsets from the start of the record */
 } RecordComponent;
@@ -104,9 +104,9 @@ typedef struct {
     uint16_t width, height;
     uint8_t num_components, h_max, v_max, num_tables;
     RecordComponent components[MAX_COMPONENTS];
-} RecordHeader; /* then num_tables x 64 16-bit quantisers in natural order, then the components' indexes and blocks */
+} RecordHeader; /* then num_tables x 64 16-bit quantizers in natural order, then indexes and blocks of components */
 
-_Static_assert(sizeof(RecordHeader) == 80, "the header is read as it lies in the record");
+_Static_assert(sizeof(RecordHeader) == 80, "the header is copied from the record");
 
 #define RECORD_MAGIC 0x314C4350u /* "PCL1" */
 enum { CHECKSUM_FROM = 12, TABLE_BYTES = 128 };
@@ -122,17 +122,17 @@ uint32_t record_checksum(const uint8_t *record, size_t length, int portable);
 /* ---- mapped shards ---- */
 
 void guard_install(void);
-/* What `work` returns, or RECORD_LOST if reading from `bytes` to `bytes + length` failed. */
+/* Returns the result of `work`, or RECORD_LOST if reading from `bytes` to `bytes + length` failed. */
 Status guarded(const uint8_t *bytes, size_t length, Status (*work)(void *), void *argument);
 
 /* ---- crops ---- */
 
-/* Weights of a one-dimensional resize, 14 bits, each output's sum exactly 1 << 14. An output's weights start at the even
- * sample `first_even`, so that samples can be taken in pairs. */
+/* Weights of a one-dimensional resize, 14 bits; those of an output sum to exactly 1 << 14. They start at the even
+ * sample `first_even`, so that samples can be processed in pairs. */
 typedef struct {
     int outputs;
-    int pairs;      /* allocated for each output */
-    int used_pairs; /* the most that any output needs */
+    int pairs;      /* allocated per output */
+    int used_pairs; /* maximum that any output uses */
     int16_t *weights;
     int32_t *first_even, *first, *taps;
     void *buffer;
@@ -143,13 +143,13 @@ typedef struct {
     int start, length; /* of the crop, in full-size samples */
     int ratio;         /* full-size samples per sample of this component */
     int size;          /* samples of this component in the whole image */
-    int origin;        /* the component's sample that the decoded strip begins with */
+    int origin;        /* first sample of the component in the decoded strip */
     int outputs, mirror;
 } Axis;
 
 Status weights_full(Weights *weights, const Axis *axis);
 Status weights_subsampled(Weights *weights, const Axis *axis, const Weights *full, int full_origin);
-void samples_needed(const Axis *axis, int *from, int *to); /* of the component, for the crop */
+void samples_needed(const Axis *axis, int *from, int *to); /* samples of the component that the crop covers */
 
 typedef struct {
     int16_t *strip, *rows[MAX_COMPONENTS];
@@ -168,17 +168,18 @@ typedef struct {
 } Crop;
 
 typedef struct {
-    double least_area, most_area; /* shares of the image's */
-    double least_ratio, most_ratio;
-    int64_t mirror; /* 0: never; 1: by chance; 2: whenever 1 would not */
+    double min_area, max_area; /* fractions of the area of the image */
+    double min_ratio, max_ratio;
+    int64_t mirror; /* 0: never; 1: at random; 2: exactly when 1 would not */
     uint64_t mirror_begin;
 } BoxLimits;
 
-/* `begins`: where the random numbers of an attempt's area, ratio, x and y begin. Boxes are x, y, width, height, mirrored. */
+/* `begins`: per attempt, the starts of the random streams for area, ratio, x and y.
+ * Boxes are x, y, width, height, mirrored. */
 void random_boxes(const int32_t (*sizes)[2], const int64_t *ids, int64_t num, const BoxLimits *limits,
                   const uint64_t (*begins)[4], int attempts, int32_t (*boxes)[5]);
 
-/* Writes three planes of out_height x out_width bytes. The checksum is the caller's to verify. */
+/* Writes three planes of out_height x out_width bytes. The caller must have verified the checksum. */
 typedef Status CropFunction(Workspace *, const uint8_t *record, size_t length, const Crop *, uint8_t *out);
 CropFunction crop_portable;
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -1,4 +1,4 @@
-/* Coefficients of a whole image: the orders they come in, and the memory they lie in. */
+/* Coefficients of a whole image: their order and memory. */
 #include <stdlib.h>
 
 #include "codec.h"
@@ -16,8 +16,8 @@ const uint8_t ZIGZAG_TO_STREAM[64 + 16] = {
     63, 63,
 };
 
-/* A block's coefficients come in eight tiles of 2 rows x 4 columns, low frequencies first; within a tile row by row,
- * columns in the order 0 2 1 3, which is the order the inverse transform wants to pair them in. */
+/* The coefficients of a block are in eight tiles of 2 rows x 4 columns, low frequencies first. Within a tile they are
+ * row by row, with columns in the order 0 2 1 3, in which the inverse transform pairs them. */
 const uint8_t STREAM_TO_NATURAL[64] = {
     0,  2,  1,  3,  8,  10, 9,  11, 16, 18, 17, 19, 24, 26, 25, 27, 4,  6,  5,  7,  12, 14,
     13, 15, 32, 34, 33, 35, 40, 42, 41, 43, 20, 22, 21, 23, 28, 30, 29, 31, 48, 50, 49, 51,

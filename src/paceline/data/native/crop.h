@@ -1,32 +1,32 @@
-/* Record -> resized crop: the part that both paths share. A path defines, before it includes this file, LOW_BITS,
- * STRIP_ROWS, ROW_SAMPLES and the type Quantisers; behind it, the four functions declared here.
+/* Record -> resized crop: the code shared by all paths. Before including this file, a path defines LOW_BITS,
+ * STRIP_ROWS, ROW_SAMPLES and the type Quantizers; after it, the four functions declared here.
  *
- * The arithmetic is fixed, so that all paths give the same bytes: dequantise modulo 2^16; libjpeg's slow integer
+ * The arithmetic is fixed, so that all paths return the same bytes: dequantize modulo 2^16; libjpeg's slow integer
  * inverse transform as 13-bit matrices, the first pass saturated to 16 bits, samples clamped to 0..255; 14-bit weights,
- * first horizontally, kept with 7 fractional bits, then vertically, kept with 6; a 14-bit colour matrix and one final
+ * first horizontally, kept with 7 fractional bits, then vertically, kept with 6; a 14-bit color matrix and one final
  * rounding.
  *
- * Every block starts at or before the end of its component's data, and reads less than OVERRUN bytes: that one comparison
- * for each block keeps all reads inside the record and the OVERRUN bytes behind it. */
+ * Every block starts at or before the end of its component's data and reads less than OVERRUN bytes. One comparison per
+ * block therefore keeps all reads inside the record and the OVERRUN bytes after it. */
 
-/* A component's quantisers, 64 times 16 bits in natural order, as the path wants them. */
-static void quantisers_load(Quantisers *quantisers, const uint8_t *table);
+/* Loads the quantizers of a component, 64 x 16 bits in natural order, into the layout of the path. */
+static void quantizers_load(Quantizers *quantizers, const uint8_t *table);
 
-/* One block to 64 samples; returns where the next one starts. */
-ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quantisers *quantisers, int16_t *samples);
+/* Decodes a block to 64 samples. Returns the start of the next one. */
+ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quantizers *quantizers, int16_t *samples);
 
-/* One row of blocks, resized horizontally, to STRIP_ROWS rows of ROW_SAMPLES samples for each output. */
+/* Resizes one row of blocks horizontally, to STRIP_ROWS rows of ROW_SAMPLES samples per output. */
 static void strip_resize(const int16_t *strip, const Weights *weights, int16_t *rows, size_t pitch);
 
-/* One output row: vertical resize, colours. Writes `padded` bytes to each plane. */
+/* Computes one output row: vertical resize and color conversion. Writes `padded` bytes to each plane. */
 static void row_finish(int16_t *const *rows, size_t pitch, const Weights *const *down, int y, int padded,
                        int num_components, uint8_t *red, uint8_t *green, uint8_t *blue);
 
-enum { BEFORE = 64 }; /* samples of a strip, and two rows of the resized rows, that zero weights may reach back to */
+enum { BEFORE = 64 }; /* samples before a strip, and two rows before the resized ones, that zero weights may read */
 
-/* A block's head: 3 bits tiles present, 3 bits tiles with values of whole bytes, wide DC, wide values. */
+/* The head of a block: 3 bits number of tiles, 3 bits tiles with values of whole bytes, wide DC, wide values. */
 typedef struct {
-    uint64_t mask; /* which coefficients follow; the DC has its own place */
+    uint64_t mask; /* which coefficients follow; the DC is stored separately */
     int whole;     /* coefficients below this one are whole bytes */
     int wide;      /* ... or 16 bits */
 } Head;
@@ -55,7 +55,7 @@ ALWAYS_INLINE const uint8_t *block_skip(const uint8_t *at, int *dc)
 }
 
 typedef struct {
-    int blocks_from, blocks_to, rows_from, rows_to; /* blocks under the crop */
+    int blocks_from, blocks_to, rows_from, rows_to; /* blocks that the crop covers */
     const Weights *across, *down;
 } Region;
 
@@ -66,12 +66,12 @@ ALWAYS_INLINE uint32_t load32(const uint8_t *at)
     return value;
 }
 
-/* Decode a component's blocks under the crop, row of blocks by row of blocks, and resize each horizontally. */
+/* Decodes the blocks of a component that the crop covers, row by row, and resizes each row horizontally. */
 static Status component_decode(Workspace *workspace, const uint8_t *record, const RecordHeader *header,
                                const RecordComponent *part, const Region *region, int16_t *rows, size_t pitch)
 {
-    Quantisers quantisers;
-    quantisers_load(&quantisers, record + sizeof *header + part->table * TABLE_BYTES);
+    Quantizers quantizers;
+    quantizers_load(&quantizers, record + sizeof *header + part->table * TABLE_BYTES);
     const uint8_t *row_offsets = record + part->index, *group_offsets = row_offsets + 4u * part->blocks_h;
     const uint8_t *end = record + part->end;
     size_t groups = ((size_t)part->blocks_w + GROUP - 1) / GROUP;
@@ -97,7 +97,7 @@ static Status component_decode(Workspace *workspace, const uint8_t *record, cons
                 dc = 0;
             if (UNLIKELY(at > end))
                 return RECORD_BLOCKS;
-            at = block_decode(at, &dc, &quantisers, samples);
+            at = block_decode(at, &dc, &quantizers, samples);
         }
         strip_resize(strip, region->across, rows, pitch);
         rows += STRIP_ROWS * pitch;
@@ -105,7 +105,7 @@ static Status component_decode(Workspace *workspace, const uint8_t *record, cons
     return OK;
 }
 
-/* Where a component lies under the crop, and with which weights it is resized. */
+/* Computes the blocks of a component that the crop covers, and its resize weights. */
 static Status component_region(Workspace *workspace, const RecordHeader *header, int number, const Crop *crop,
                                Region *region)
 {
@@ -139,7 +139,7 @@ static Status component_region(Workspace *workspace, const RecordHeader *header,
     region->across = horizontal;
     region->down = vertical;
     if (number == 2 || (number == 1 && !subsampled))
-        return OK; /* both colour components have the same sampling; without subsampling it is the luma's */
+        return OK; /* both color components have the same sampling; without subsampling it is that of the luma */
     if (!subsampled) {
         Status status = weights_full(horizontal, &across);
         return status ? status : weights_full(vertical, &down);

@@ -1,12 +1,12 @@
-/* The path for x86 processors with AVX2 (2013 on). Same bytes as crop_portable.c. */
+/* The path for x86 CPUs with AVX2 (since 2013). It returns the same bytes as crop_portable.c. */
 #include "codec.h"
 
 #ifdef HAVE_AVX2_PATH
 
-/* ---- before the target is set: this runs when the library is loaded, on any processor ---- */
+/* ---- compiled without AVX2: this runs on any CPU when the library is loaded ---- */
 
-/* Byte shuffles that spread 8 packed values over the positions a mask names: bytes, bytes that lie in the upper half of
- * what is shuffled, and 16-bit values. */
+/* Byte shuffles that spread 8 packed values over the positions of a mask: for bytes, for bytes in the upper half of the
+ * source, and for 16-bit values. */
 static uint64_t spread_low[256], spread_high[256];
 static uint8_t spread_wide[256][16];
 
@@ -27,7 +27,7 @@ __attribute__((constructor)) static void make_spreads(void)
     }
 }
 
-/* ---- from here on: AVX2 ---- */
+/* ---- compiled with AVX2 ---- */
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,popcnt"))), apply_to = function)
@@ -43,7 +43,7 @@ enum { STRIP_ROWS = 4, ROW_SAMPLES = 2 }; /* strips are pairs of columns, resize
 typedef struct {
     __m256i rows[4]; /* rows 2i and 2i + 1: columns 0-3 of both in the low half, 4-7 in the high half */
     __m256i corner;  /* rows and columns 0 to 3 */
-} Quantisers;
+} Quantizers;
 
 #include "crop.h"
 
@@ -60,7 +60,7 @@ ALWAYS_INLINE __m128i load_two(const void *low, const void *high)
     return _mm_castps_si128(_mm_loadh_pi(both, (const __m64 *)high));
 }
 
-/* Where the kernel keeps a coefficient: tiles row pair by row pair. */
+/* The position of a coefficient in the kernel: tiles by row pairs. */
 static int kernel_position(int natural)
 {
     static const uint8_t within[4] = {0, 2, 1, 3};
@@ -68,23 +68,23 @@ static int kernel_position(int natural)
     return (2 * (row >> 1) + (column >> 2)) * 8 + (row & 1) * 4 + within[column & 3];
 }
 
-static void quantisers_load(Quantisers *quantisers, const uint8_t *table)
+static void quantizers_load(Quantizers *quantizers, const uint8_t *table)
 {
     int16_t natural[64], kernel[64] __attribute__((aligned(32)));
     memcpy(natural, table, sizeof natural);
     for (int i = 0; i < 64; i++)
         kernel[kernel_position(i)] = natural[i];
     for (int i = 0; i < 4; i++)
-        quantisers->rows[i] = _mm256_load_si256((const __m256i *)kernel + i);
-    __m128i first = _mm256_castsi256_si128(quantisers->rows[0]), second = _mm256_castsi256_si128(quantisers->rows[1]);
-    quantisers->corner = _mm256_setr_m128i(first, second);
+        quantizers->rows[i] = _mm256_load_si256((const __m256i *)kernel + i);
+    __m128i first = _mm256_castsi256_si128(quantizers->rows[0]), second = _mm256_castsi256_si128(quantizers->rows[1]);
+    quantizers->corner = _mm256_setr_m128i(first, second);
 }
 
 /* ---- inverse transform ---- */
 
 #define MADD(a, b) _mm256_madd_epi16(a, b)
 
-/* Two 32-bit results to one column pair: `first` in the low 16 bits, `second` in the high ones, clamped to 0..255. */
+/* Stores two 32-bit results as a column pair, clamped to 0..255: `first` in the low, `second` in the high 16 bits. */
 ALWAYS_INLINE void store_columns(int16_t *samples, int pair, __m256i first, __m256i second)
 {
     __m256i both = _mm256_blend_epi16(SHIFT(first, 18), SHIFT(second, 2), 0xAA);
@@ -97,7 +97,7 @@ ALWAYS_INLINE __m256i odd_part(__m256i low, __m256i high, int a, int b, int c, i
     return ADD(MADD(low, PAIRS(a, b)), MADD(high, PAIRS(c, d)));
 }
 
-/* Dequantised rows to samples: four column pairs of 8 rows. */
+/* Transforms dequantized rows to samples: four column pairs of 8 rows. */
 ALWAYS_INLINE void inverse_transform(const __m256i *rows, int16_t *samples)
 {
     /* columns: inputs 0 and 4, 1 and 5, 2 and 6, 3 and 7 side by side */
@@ -134,7 +134,7 @@ ALWAYS_INLINE void inverse_transform(const __m256i *rows, int16_t *samples)
     store_columns(samples, 3, SUB(even1, odd1), SUB(even0, odd0));
 }
 
-/* The same for coefficients of rows and columns 0 to 3 only, as smooth parts of an image have: half the work. */
+/* The same for coefficients in rows and columns 0 to 3 only, as in smooth areas: half the work. */
 ALWAYS_INLINE void inverse_transform_corner(__m256i corner, int16_t *samples)
 {
 #define SIGNED_PAIRS(a, b)                                                                       \
@@ -143,7 +143,7 @@ ALWAYS_INLINE void inverse_transform_corner(__m256i corner, int16_t *samples)
     __m256i upper = _mm256_permute4x64_epi64(corner, 0x44), lower = _mm256_permute4x64_epi64(corner, 0xEE);
     __m256i in02 = _mm256_unpacklo_epi16(upper, lower), in13 = _mm256_unpackhi_epi16(upper, lower);
     const __m256i rounding = _mm256_set1_epi32(1 << 10);
-    /* the low half gives rows 0 to 3, the high half rows 7 to 4 */
+    /* the low half contains rows 0 to 3, the high half rows 7 to 4 */
     __m256i row0 = ADD(ADD(MADD(in02, PAIRS(8192, 10703)), rounding), MADD(in13, SIGNED_PAIRS(11363, 9633)));
     __m256i row1 = ADD(ADD(MADD(in02, PAIRS(8192, 4433)), rounding), MADD(in13, SIGNED_PAIRS(9633, -2259)));
     __m256i row2 = ADD(ADD(MADD(in02, PAIRS(8192, -4433)), rounding), MADD(in13, SIGNED_PAIRS(6437, -11362)));
@@ -170,18 +170,18 @@ ALWAYS_INLINE __m256i with_dc(__m256i values, int dc)
     return _mm256_or_si256(values, _mm256_zextsi128_si256(_mm_cvtsi32_si128((uint16_t)dc)));
 }
 
-ALWAYS_INLINE const uint8_t *corner_read(const uint8_t *at, unsigned mask, int dc, const Quantisers *quantisers, __m256i *out)
+ALWAYS_INLINE const uint8_t *corner_read(const uint8_t *at, unsigned mask, int dc, const Quantizers *quantizers, __m256i *out)
 {
     unsigned first = (unsigned)__builtin_popcount(mask & 255);
-    /* the second tile's bytes follow the first's: move its shuffle by as many; zeros (0x80) stay zeros */
+    /* the bytes of the second tile follow those of the first, so offset its shuffle; zeros (0x80) stay zeros */
     uint64_t second = spread_low[mask >> 8] + first * 0x0101010101010101ull;
     __m128i control = _mm_set_epi64x((long long)second, (long long)spread_low[mask & 255]);
     __m128i bytes = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)at), control);
-    *out = _mm256_mullo_epi16(with_dc(_mm256_cvtepi8_epi16(bytes), dc), quantisers->corner);
+    *out = _mm256_mullo_epi16(with_dc(_mm256_cvtepi8_epi16(bytes), dc), quantizers->corner);
     return at + __builtin_popcount(mask);
 }
 
-/* 32 values of 4 bits to bytes. */
+/* Unpacks 32 values of 4 bits to bytes. */
 ALWAYS_INLINE void halves_unpack(const uint8_t *at, uint8_t *out)
 {
     const __m256i signs = _mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6,
@@ -191,7 +191,7 @@ ALWAYS_INLINE void halves_unpack(const uint8_t *at, uint8_t *out)
     _mm256_store_si256((__m256i *)out, _mm256_shuffle_epi8(signs, bytes));
 }
 
-/* Values of 4 bits, unpacked; a tile reads 8 bytes from where its own begin. */
+/* Unpacks values of 4 bits; a tile reads 8 bytes from its first value on. */
 ALWAYS_INLINE void tail_unpack(const uint8_t *at, int count, uint8_t *unpacked)
 {
     halves_unpack(at, unpacked);
@@ -201,9 +201,9 @@ ALWAYS_INLINE void tail_unpack(const uint8_t *at, int count, uint8_t *unpacked)
 
 enum { UNPACKED_BYTES = 64 + 16 };
 
-/* The same as rows_read for whole values of 16 bits, as blocks of good JPEGs with strong edges have. */
+/* Like rows_read for values of 16 bits, which occur at strong edges of high-quality JPEGs. */
 static __attribute__((noinline)) const uint8_t *rows_read_wide(const uint8_t *at, uint64_t mask, int whole_until, int dc,
-                                                               const Quantisers *quantisers, __m256i *rows)
+                                                               const Quantizers *quantizers, __m256i *rows)
 {
     static const uint8_t left[4] = {0, 1, 3, 5}, right[4] = {2, 4, 6, 7};
     int whole = __builtin_popcountll(LOW_BITS(mask, whole_until)), halves = __builtin_popcountll(mask) - whole;
@@ -224,18 +224,18 @@ static __attribute__((noinline)) const uint8_t *rows_read_wide(const uint8_t *at
     }
     for (int i = 0; i < 4; i++) {
         __m256i values = _mm256_setr_m128i(tiles[left[i]], tiles[right[i]]);
-        rows[i] = _mm256_mullo_epi16(i ? values : with_dc(values, dc), quantisers->rows[i]);
+        rows[i] = _mm256_mullo_epi16(i ? values : with_dc(values, dc), quantizers->rows[i]);
     }
     return at + 2 * whole + ((halves + 1) >> 1);
 }
 
 ALWAYS_INLINE const uint8_t *rows_read(const uint8_t *at, uint64_t mask, int whole_until, int dc,
-                                       const Quantisers *quantisers, __m256i *rows)
+                                       const Quantizers *quantizers, __m256i *rows)
 {
     int whole = __builtin_popcountll(LOW_BITS(mask, whole_until)), halves = __builtin_popcountll(mask) - whole;
     uint8_t unpacked[UNPACKED_BYTES] __attribute__((aligned(32)));
     tail_unpack(at + whole, halves, unpacked);
-    /* a tile's values lie in the record, or among the unpacked ones; as numbers, since the two are different objects */
+    /* the values of a tile are in the record or in `unpacked`; integers, since C pointers must not cross objects */
     uintptr_t in_record = (uintptr_t)at, in_unpacked = (uintptr_t)unpacked - (uintptr_t)whole, from[8];
     for (int tile = 0; tile < 8; tile++) {
         uintptr_t before = tile ? (uintptr_t)__builtin_popcountll(LOW_BITS(mask, 8 * tile)) : 0;
@@ -246,7 +246,7 @@ ALWAYS_INLINE const uint8_t *rows_read(const uint8_t *at, uint64_t mask, int who
         __m128i bytes = load_two((const void *)from[left], (const void *)from[right]);                           \
         __m128i control = load_two(&spread_low[mask >> 8 * left & 255], &spread_high[mask >> 8 * right & 255]);  \
         __m256i values = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, control));                                 \
-        rows[number] = _mm256_mullo_epi16(number ? values : with_dc(values, dc), quantisers->rows[number]);      \
+        rows[number] = _mm256_mullo_epi16(number ? values : with_dc(values, dc), quantizers->rows[number]);      \
     }
     ROW_PAIR(0, 0, 2)
     ROW_PAIR(1, 1, 4)
@@ -256,21 +256,21 @@ ALWAYS_INLINE const uint8_t *rows_read(const uint8_t *at, uint64_t mask, int who
     return at + whole + ((halves + 1) >> 1);
 }
 
-ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quantisers *quantisers, int16_t *samples)
+ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quantizers *quantizers, int16_t *samples)
 {
     Head head;
     unsigned first = *at;
     at = head_read(at, dc, &head);
     if ((first & 0x87) <= 2) { /* at most two tiles, no wide values */
         __m256i corner;
-        at = corner_read(at, (unsigned)head.mask, *dc, quantisers, &corner);
+        at = corner_read(at, (unsigned)head.mask, *dc, quantizers, &corner);
         inverse_transform_corner(corner, samples);
     } else {
         __m256i rows[4];
         if (UNLIKELY(head.wide))
-            at = rows_read_wide(at, head.mask, head.whole, *dc, quantisers, rows);
+            at = rows_read_wide(at, head.mask, head.whole, *dc, quantizers, rows);
         else
-            at = rows_read(at, head.mask, head.whole, *dc, quantisers, rows);
+            at = rows_read(at, head.mask, head.whole, *dc, quantizers, rows);
         inverse_transform(rows, samples);
     }
     return at;
@@ -312,7 +312,7 @@ ALWAYS_INLINE void strip_resize_by(const int16_t *strip, const Weights *weights,
 
 static void strip_resize(const int16_t *strip, const Weights *weights, int16_t *rows, size_t pitch)
 {
-    switch (weights->used_pairs) { /* loops of a known length are unrolled */
+    switch (weights->used_pairs) { /* the compiler unrolls loops of a known length */
     case 1:
     case 2:
         strip_resize_by(strip, weights, rows, pitch, 2);
@@ -341,7 +341,7 @@ ALWAYS_INLINE __m256i rows_resize(const int16_t *rows, size_t pitch, const int16
 
 ALWAYS_INLINE void row_finish_by(int16_t *const *rows, size_t pitch, const Weights *const *down, int y, int padded,
                                  int num_components, uint8_t *red, uint8_t *green, uint8_t *blue, int luma_pairs,
-                                 int colour_pairs)
+                                 int color_pairs)
 {
     const __m256i middle = _mm256_set1_epi16(128 * 64), rounding = _mm256_set1_epi32(1 << 19);
     const __m256i half = _mm256_set1_epi16(32), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -355,8 +355,8 @@ ALWAYS_INLINE void row_finish_by(int16_t *const *rows, size_t pitch, const Weigh
         if (num_components == 1) {
             r = g = b = _mm256_srai_epi16(_mm256_add_epi16(luma, half), 6);
         } else {
-            __m256i u = _mm256_sub_epi16(rows_resize(in[1] + 2 * x, pitch, weights[1], colour_pairs), middle);
-            __m256i v = _mm256_sub_epi16(rows_resize(in[2] + 2 * x, pitch, weights[2], colour_pairs), middle);
+            __m256i u = _mm256_sub_epi16(rows_resize(in[1] + 2 * x, pitch, weights[1], color_pairs), middle);
+            __m256i v = _mm256_sub_epi16(rows_resize(in[2] + 2 * x, pitch, weights[2], color_pairs), middle);
             __m256i yv0 = _mm256_unpacklo_epi16(luma, v), yv1 = _mm256_unpackhi_epi16(luma, v);
             __m256i yu0 = _mm256_unpacklo_epi16(luma, u), yu1 = _mm256_unpackhi_epi16(luma, u);
             /* green needs three products and the rounding, 32 * 16384 */
@@ -379,13 +379,13 @@ static void row_finish(int16_t *const *rows, size_t pitch, const Weights *const 
                        int num_components, uint8_t *red, uint8_t *green, uint8_t *blue)
 {
     int luma = down[0]->used_pairs < 2 ? 2 : down[0]->used_pairs;
-    int colour = num_components == 1 ? 0 : down[1]->used_pairs < 2 ? 2 : down[1]->used_pairs;
+    int color = num_components == 1 ? 0 : down[1]->used_pairs < 2 ? 2 : down[1]->used_pairs;
 #define CASE(a, b)                                                                             \
     case a * 8 + b:                                                                            \
         row_finish_by(rows, pitch, down, y, padded, 3, red, green, blue, a, b);                \
         return;
-    if (num_components == 3 && luma <= 5 && colour <= 5) {
-        switch (luma * 8 + colour) { /* those that photographs need */
+    if (num_components == 3 && luma <= 5 && color <= 5) {
+        switch (luma * 8 + color) { /* the usual cases */
             CASE(2, 2)
             CASE(2, 3)
             CASE(2, 4)
@@ -401,7 +401,7 @@ static void row_finish(int16_t *const *rows, size_t pitch, const Weights *const 
         }
     }
 #undef CASE
-    row_finish_by(rows, pitch, down, y, padded, num_components, red, green, blue, luma, colour);
+    row_finish_by(rows, pitch, down, y, padded, num_components, red, green, blue, luma, color);
 }
 
 Status crop_avx2(Workspace *workspace, const uint8_t *record, size_t length, const Crop *crop, uint8_t *out)

@@ -1,4 +1,4 @@
-/* The path for every processor: plain C that compilers vectorise well. */
+/* The path for all CPUs: plain C that compilers vectorize well. */
 #include "codec.h"
 
 #define LOW_BITS(value, count) ((count) >= 64 ? (value) : (value) & ((1ull << (count)) - 1))
@@ -6,11 +6,11 @@ enum { STRIP_ROWS = 8, ROW_SAMPLES = 1 }; /* strips are columns of 8 samples, re
 
 typedef struct {
     int16_t values[64]; /* natural order */
-} Quantisers;
+} Quantizers;
 
 #include "crop.h"
 
-/* gcc unrolls loops of 8 to single values before it comes to vectorise them */
+/* gcc would unroll loops of 8 before it vectorizes them */
 #if defined(__GNUC__) && !defined(__clang__)
 #define AS_VECTOR _Pragma("GCC unroll 1")
 #define NOINLINE __attribute__((noinline))
@@ -19,9 +19,9 @@ typedef struct {
 #define NOINLINE
 #endif
 
-static void quantisers_load(Quantisers *quantisers, const uint8_t *table)
+static void quantizers_load(Quantizers *quantizers, const uint8_t *table)
 {
-    memcpy(quantisers->values, table, sizeof quantisers->values);
+    memcpy(quantizers->values, table, sizeof quantizers->values);
 }
 
 ALWAYS_INLINE int saturate16(int value)
@@ -36,7 +36,7 @@ ALWAYS_INLINE int clamp8(int value)
 
 enum { FIRST_ROUNDING = 1 << 10, FIRST_SHIFT = 11, LAST_ROUNDING = (1 << 17) + (128 << 18), LAST_SHIFT = 18 };
 
-/* libjpeg's islow transform, its additions multiplied out; `sparse`: the last four inputs are zero. */
+/* libjpeg's islow transform with its factors expanded. `sparse`: the last four inputs are zero. */
 ALWAYS_INLINE void transform(const int16_t *restrict in, int16_t *restrict out, int last, int sparse)
 {
     int rounding = last ? LAST_ROUNDING : FIRST_ROUNDING, shift = last ? LAST_SHIFT : FIRST_SHIFT;
@@ -71,7 +71,7 @@ ALWAYS_INLINE void transpose(const int16_t *restrict in, int16_t *restrict out)
             out[8 * x + y] = in[8 * y + x];
 }
 
-/* Columns first, then rows; the result is column by column, as strips are. */
+/* Columns first, then rows; the result is column by column, like strips. */
 ALWAYS_INLINE void inverse_transform(const int16_t *coefficients, int16_t *samples, int sparse)
 {
     int16_t columns[64], turned[64];
@@ -98,12 +98,12 @@ ALWAYS_INLINE const uint8_t *values_read(const uint8_t *at, const Head *head, in
     return at + ((count + 1) >> 1);
 }
 
-ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quantisers *quantisers, int16_t *samples)
+ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quantizers *quantizers, int16_t *samples)
 {
     Head head;
     at = head_read(at, dc, &head);
-    if (!head.mask) { /* what the transform makes of a lone DC */
-        int column = saturate16((int16_t)((int16_t)*dc * quantisers->values[0]) * 4);
+    if (!head.mask) { /* the transform of a block that has only a DC */
+        int column = saturate16((int16_t)((int16_t)*dc * quantizers->values[0]) * 4);
         int16_t value = (int16_t)clamp8((column * 8192 + LAST_ROUNDING) >> LAST_SHIFT);
         for (int i = 0; i < 64; i++)
             samples[i] = value;
@@ -113,7 +113,7 @@ ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quan
     at = values_read(at, &head, coefficients);
     coefficients[0] = (int16_t)*dc;
     for (int i = 0; i < 64; i++)
-        coefficients[i] = (int16_t)(coefficients[i] * quantisers->values[i]);
+        coefficients[i] = (int16_t)(coefficients[i] * quantizers->values[i]);
     if (head.mask < 1 << 16) /* two tiles: rows and columns 0 to 3 */
         inverse_transform(coefficients, samples, 1);
     else
@@ -121,7 +121,7 @@ ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quan
     return at;
 }
 
-/* A column of eight samples from `taps` columns, four at a time. */
+/* Computes a column of eight samples from `taps` columns, four at a time. */
 static NOINLINE void column_resize(const int16_t *restrict in, const int16_t *restrict w, int taps, int16_t *restrict out)
 {
     enum { ROUNDING = 64, SHIFT = 7 };
@@ -155,7 +155,7 @@ static NOINLINE void column_resize(const int16_t *restrict in, const int16_t *re
 
 static void strip_resize(const int16_t *strip, const Weights *weights, int16_t *rows, size_t pitch)
 {
-    for (int from = 0; from < weights->outputs; from += 8) { /* their number is padded to whole eights */
+    for (int from = 0; from < weights->outputs; from += 8) { /* padded to a multiple of eight */
         int16_t columns[64];
         for (int i = 0; i < 8; i++) {
             int output = from + i, odd = weights->first[output] & 1;
@@ -200,10 +200,10 @@ static void row_finish(int16_t *const *rows, size_t pitch, const Weights *const 
     }
     for (int x = 0; x < padded; x++) {
         int16_t u = (int16_t)(cb[x] - 128 * 64), v = (int16_t)(cr[x] - 128 * 64);
-        int grey = luma[x] * 16384 + (1 << 19);
-        red[x] = (uint8_t)clamp8((grey + v * 22970) >> 20);
-        green[x] = (uint8_t)clamp8((grey - v * 11700 - u * 5638) >> 20);
-        blue[x] = (uint8_t)clamp8((grey + u * 29032) >> 20);
+        int gray = luma[x] * 16384 + (1 << 19);
+        red[x] = (uint8_t)clamp8((gray + v * 22970) >> 20);
+        green[x] = (uint8_t)clamp8((gray - v * 11700 - u * 5638) >> 20);
+        blue[x] = (uint8_t)clamp8((gray + u * 29032) >> 20);
     }
 }
 

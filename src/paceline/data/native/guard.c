@@ -1,5 +1,5 @@
-/* Shards are mapped files. Where one is truncated while it is mapped, or its disk fails, reading it raises SIGBUS, which
- * would end the process: inside `guarded` it becomes a status. Any other SIGBUS is passed on to whoever handled it before. */
+/* Shards are memory-mapped. If one is truncated, or its disk fails, reading it raises SIGBUS, which would kill the
+ * process. Inside `guarded` it becomes a status. Any other SIGBUS goes to the previous handler. */
 #include <setjmp.h>
 #include <signal.h>
 
@@ -10,8 +10,8 @@ typedef struct {
     sigjmp_buf back;
 } Guard;
 
-static _Thread_local Guard *volatile active; /* a pointer only: threads that never decode pay nothing for it */
-static struct sigaction earlier;
+static _Thread_local Guard *volatile active; /* a pointer, so that threads that never decode cost no memory */
+static struct sigaction previous;
 static volatile sig_atomic_t passing_on;
 static void *volatile last_passed_on;
 
@@ -23,18 +23,18 @@ static void end_process(int number)
 
 static void pass_on(int number, siginfo_t *info, void *context)
 {
-    /* An earlier handler that raises the signal again, as Python's faulthandler does, or that returns without having
-     * mended what failed, must not keep the process here for ever. */
+    /* A previous handler that raises the signal again, as Python's faulthandler does, or that returns without fixing
+     * the cause, must not cause an endless loop. */
     if (passing_on || (info->si_code > 0 && info->si_addr == last_passed_on))
         end_process(number);
     passing_on = 1;
     last_passed_on = info->si_code > 0 ? info->si_addr : NULL;
-    if (earlier.sa_flags & SA_SIGINFO)
-        earlier.sa_sigaction(number, info, context);
-    else if (earlier.sa_handler == SIG_DFL || (earlier.sa_handler == SIG_IGN && info->si_code > 0))
+    if (previous.sa_flags & SA_SIGINFO)
+        previous.sa_sigaction(number, info, context);
+    else if (previous.sa_handler == SIG_DFL || (previous.sa_handler == SIG_IGN && info->si_code > 0))
         end_process(number);
-    else if (earlier.sa_handler != SIG_IGN)
-        earlier.sa_handler(number);
+    else if (previous.sa_handler != SIG_IGN)
+        previous.sa_handler(number);
     passing_on = 0;
 }
 
@@ -43,17 +43,17 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
     Guard *guard = active;
     const uint8_t *at = info->si_addr;
     if (guard && info->si_code > 0 && at >= guard->begin && at < guard->end)
-        siglongjmp(guard->back, 1); /* out of code that only reads the shard: it holds no lock */
+        siglongjmp(guard->back, 1); /* safe, since the interrupted code holds no lock */
     pass_on(number, info, context);
 }
 
-/* To be called before `guarded`, once for many calls: others may have set a handler in the meantime. */
+/* Call this before a batch of `guarded` calls: other code may have replaced the handler since the last batch. */
 void guard_install(void)
 {
-    struct sigaction own = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER}, found;
-    sigemptyset(&own.sa_mask);
-    if (!sigaction(SIGBUS, &own, &found) && found.sa_sigaction != on_bus_error)
-        earlier = found;
+    struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER}, found;
+    sigemptyset(&action.sa_mask);
+    if (!sigaction(SIGBUS, &action, &found) && found.sa_sigaction != on_bus_error)
+        previous = found;
 }
 
 Status guarded(const uint8_t *bytes, size_t length, Status (*work)(void *), void *argument)

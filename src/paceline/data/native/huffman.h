@@ -1,4 +1,4 @@
-/* A JPEG's bits and Huffman codes; included by jpeg_read.c, whose inner loop this is. */
+/* Reads bits and Huffman codes of a JPEG: the inner loop of jpeg_read.c. */
 #ifndef PACELINE_HUFFMAN_H
 #define PACELINE_HUFFMAN_H
 
@@ -8,12 +8,12 @@
 
 typedef struct {
     const uint8_t *at, *end;
-    uint64_t bits; /* the next bits, first one on top */
+    uint64_t bits; /* the next bits, the first one in the highest bit */
     int count;     /* how many of them are valid */
-    int invented;  /* zero bits given out beyond the end or a marker */
+    int invented;  /* zero bits supplied after the end or a marker */
 } Bits;
 
-/* At least 32 bits: a code of 16 and its value of 15. */
+/* Ensures at least 32 bits: a code of up to 16 and its value of up to 15. */
 ALWAYS_INLINE void refill(Bits *bits)
 {
     if (bits->count > 32)
@@ -50,7 +50,7 @@ ALWAYS_INLINE void drop(Bits *bits, int count)
     bits->count -= count;
 }
 
-/* JPEG's signed values: `size` bits, those below half of the range are negative. */
+/* Reads a signed value of `size` bits; in JPEG, values below half of the range are negative. */
 ALWAYS_INLINE int take_value(Bits *bits, int size)
 {
     if (!size)
@@ -69,7 +69,7 @@ typedef struct {
     uint16_t symbol[LOOKUPS]; /* length << 8 | symbol, for codes of up to LOOKUP_BITS; else 0 */
     int32_t whole[LOOKUPS];   /* value << 16 | run << 8 | length, where code and value fit into the lookup; else 0 */
     int32_t limit[18];        /* codes of a length are below this, aligned to 16 bits */
-    int32_t offset[17];       /* from a code to its place in `values` */
+    int32_t offset[17];       /* from a code to its index in `values` */
     uint8_t values[256];
 } Huffman;
 
@@ -104,7 +104,7 @@ static Status huffman_build(Huffman *table, const uint8_t *counts, const uint8_t
     return OK;
 }
 
-/* The next symbol, or -1. */
+/* Returns the next symbol, or -1. */
 ALWAYS_INLINE int take_symbol(Bits *bits, const Huffman *table)
 {
     int entry = table->symbol[bits->bits >> (64 - LOOKUP_BITS)];

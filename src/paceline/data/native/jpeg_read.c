@@ -1,7 +1,7 @@
-/* Baseline and extended sequential Huffman JPEG, 8 bits, grey or YCbCr, to quantised coefficients.
+/* Baseline and extended sequential Huffman JPEG, 8 bits, gray or YCbCr, to quantized coefficients.
  *
- * What it does not read (progressive, arithmetic, CMYK, RGB, odd sampling, damaged) it names; preparation then goes
- * through Pillow. */
+ * Other files (progressive, arithmetic, CMYK, RGB, unusual sampling, corrupt) get a status; preparation then decodes
+ * them with Pillow. */
 #include <stdlib.h>
 
 #include "codec.h"
@@ -16,7 +16,7 @@ static Status read_block(Bits *bits, const Huffman *dc, const Huffman *ac, int16
     *prediction = (int16_t)(*prediction + take_value(bits, size));
     block[0] = *prediction;
     if (UNLIKELY(block[0] < -1024 || block[0] > 1023))
-        return JPEG_RANGE; /* 8-bit samples have none, and their differences would not fit into a baseline JPEG */
+        return JPEG_RANGE; /* impossible for 8-bit samples, and the difference would not fit into a baseline JPEG */
     for (int at = 1; at < 64;) {
         refill(bits);
         int32_t whole = ac->whole[bits->bits >> (64 - LOOKUP_BITS)];
@@ -51,13 +51,13 @@ typedef struct {
     Coefficients *image;
     const uint8_t *bytes;
     size_t length, at;
-    uint16_t quantisers[4][64];
-    unsigned quantisers_defined, components_read;
+    uint16_t quantizers[4][64];
+    unsigned quantizers_defined, components_read;
     Huffman dc[4], ac[4];
     int restart_interval, has_frame, has_jfif, adobe_transform;
 } Reader;
 
-static Status read_quantisers(Reader *reader, const uint8_t *at, const uint8_t *end)
+static Status read_quantizers(Reader *reader, const uint8_t *at, const uint8_t *end)
 {
     while (at < end) {
         int wide = *at >> 4, table = *at & 15;
@@ -65,9 +65,9 @@ static Status read_quantisers(Reader *reader, const uint8_t *at, const uint8_t *
         if (table > 3 || wide > 1 || end - at < 64 * (wide + 1))
             return JPEG_SYNTAX;
         for (int i = 0; i < 64; i++)
-            reader->quantisers[table][ZIGZAG[i]] = wide ? (uint16_t)(at[2 * i] << 8 | at[2 * i + 1]) : at[i];
+            reader->quantizers[table][ZIGZAG[i]] = wide ? (uint16_t)(at[2 * i] << 8 | at[2 * i + 1]) : at[i];
         at += 64 * (wide + 1);
-        reader->quantisers_defined |= 1u << table;
+        reader->quantizers_defined |= 1u << table;
     }
     return OK;
 }
@@ -118,7 +118,7 @@ static Status read_frame(Reader *reader, const uint8_t *at, const uint8_t *end)
         if (component->table > 3)
             return JPEG_SYNTAX;
         if (image->num_components == 1)
-            component->h = component->v = 1; /* a lone component has no sampling to speak of */
+            component->h = component->v = 1; /* sampling factors of a single component have no effect */
         if (!is_sampling_factor(component->h) || !is_sampling_factor(component->v))
             return JPEG_SAMPLING;
         image->h_max = component->h > image->h_max ? component->h : image->h_max;
@@ -128,11 +128,11 @@ static Status read_frame(Reader *reader, const uint8_t *at, const uint8_t *end)
     if (parts[0].h != image->h_max || parts[0].v != image->v_max)
         return JPEG_SAMPLING;
     if (image->num_components == 3) {
-        int blocks = parts[0].h * parts[0].v + 2 * parts[1].h * parts[1].v; /* of one MCU: at most 10 can be exported */
+        int blocks = parts[0].h * parts[0].v + 2 * parts[1].h * parts[1].v; /* per MCU: a JPEG can have at most 10 */
         int across = parts[0].h / parts[1].h, down = parts[0].v / parts[1].v;
         if (parts[1].h != parts[2].h || parts[1].v != parts[2].v || blocks > 10)
             return JPEG_SAMPLING;
-        if (across + down == 6) /* 2 and 4: libjpeg upsamples these in another way than either alone */
+        if (across + down == 6) /* 2 and 4: libjpeg upsamples this combination differently */
             return JPEG_SAMPLING;
     }
     reader->has_frame = 1;
@@ -174,13 +174,13 @@ static Status read_scan(Reader *reader, const uint8_t *at, const uint8_t *end)
         reader->components_read |= 1u << which;
         parts[i] = &image->components[which];
         if (dc_table > 3 || ac_table > 3 || !reader->dc[dc_table].defined || !reader->ac[ac_table].defined ||
-            !(reader->quantisers_defined >> parts[i]->table & 1))
+            !(reader->quantizers_defined >> parts[i]->table & 1))
             return JPEG_SYNTAX;
         dc[i] = &reader->dc[dc_table];
         ac[i] = &reader->ac[ac_table];
-        memcpy(parts[i]->quantisers, reader->quantisers[parts[i]->table], sizeof parts[i]->quantisers);
+        memcpy(parts[i]->quantizers, reader->quantizers[parts[i]->table], sizeof parts[i]->quantizers);
     }
-    /* a scan of one component holds its own blocks; one of several holds whole MCUs */
+    /* a scan of one component has only its blocks; a scan of several has whole MCUs */
     int alone = num_parts == 1;
     int columns = alone ? parts[0]->blocks_w : parts[0]->pitch / parts[0]->h;
     int rows = alone ? parts[0]->blocks_h : parts[0]->rows / parts[0]->v;
@@ -213,7 +213,7 @@ static Status read_scan(Reader *reader, const uint8_t *at, const uint8_t *end)
         }
     }
     if (bits.invented > bits.count)
-        return JPEG_TRUNCATED; /* invented bits were used */
+        return JPEG_TRUNCATED; /* bits after the end were used */
     reader->at = (size_t)(bits.at - reader->bytes);
     return OK;
 }
@@ -243,7 +243,7 @@ static Status read_markers(Reader *reader)
         Status status = OK;
         switch (marker) {
         case 0xDB:
-            status = read_quantisers(reader, at, end);
+            status = read_quantizers(reader, at, end);
             break;
         case 0xC4:
             status = read_huffman_tables(reader, at, end);
@@ -292,7 +292,7 @@ Status jpeg_read(Coefficients *image, const uint8_t *bytes, size_t length)
 {
     if (length < 4 || bytes[0] != 0xFF || bytes[1] != 0xD8)
         return JPEG_SYNTAX;
-    Reader *reader = malloc(sizeof *reader); /* its tables are too large for a thread's stack to be taken for granted */
+    Reader *reader = malloc(sizeof *reader); /* its tables may not fit on the stack of a thread */
     if (!reader)
         return NO_MEMORY;
     memset(reader, 0, offsetof(Reader, dc));
@@ -306,7 +306,7 @@ Status jpeg_read(Coefficients *image, const uint8_t *bytes, size_t length)
     reader->at = 2;
     Status status = read_markers(reader);
     if (!status && is_rgb(reader))
-        status = JPEG_COLOURS;
+        status = JPEG_COLORS;
     free(reader);
     return status;
 }

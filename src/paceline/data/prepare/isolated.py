@@ -1,7 +1,7 @@
-"""Untrusted files are decoded in processes of their own: a file that crashes, fills or stalls one is left out.
+"""Decodes untrusted files in subprocesses: a file that crashes the decoder, hangs or needs too much memory is left out.
 
-Pillow and SciPy decode in C, by what a file says of itself. A process has a limit of processor time for each file,
-which other work on the machine does not use up, and a limit of memory. Its answers are read as JSON and bytes.
+Pillow and SciPy decode in C and trust the headers of a file. A subprocess has a limit of CPU time per file, which does
+not depend on the load of the machine, and a limit of memory. It replies with JSON and bytes, which are safe to parse.
 """
 
 import contextlib
@@ -18,21 +18,23 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from paceline.errors import UserError
+from paceline.system.untrusted import Unreadable
 
 CPU_SECONDS = 60
 MEMORY = 4 << 30
-_LONGEST_LINE = 1 << 24
-_COMMAND = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]  # -P: the current folder is not trusted
-
-
-class Unreadable(Exception):
-    """Nothing can be made of a file; the message says why."""
+_MAX_LINE = 1 << 24
+_COMMAND = [
+    sys.executable,
+    "-P",
+    "-c",
+    f"from {__name__} import main; main()",
+]  # -P: do not import from the current folder
 
 
 class Isolated:
-    """Calls function(content, *arguments), which gives bytes and a JSON value, or raises Unreadable.
+    """Calls function(content, *arguments) in a subprocess. It returns a list of bytes and a JSON value.
 
-    Any number of threads may call at once; each call has a process to itself, and processes are used again.
+    Thread-safe: concurrent calls use different subprocesses, which are reused.
     """
 
     def __init__(
@@ -54,14 +56,14 @@ class Isolated:
             _end(process)
 
     def __call__(self, content: bytes) -> tuple[list[bytes], Any]:
-        """What the function makes of a file."""
+        """Return the result of the function. Raises Unreadable if it fails or exceeds its limits."""
         try:
             process = self._idle.pop()
         except IndexError:
             process = self._start()
         try:
-            records, value, refusal = _exchange(process, content)
-        except (OSError, EOFError, ValueError, TypeError):  # it died, or answers nonsense
+            records, value, refusal = _request(process, content)
+        except (OSError, EOFError, ValueError, TypeError):  # it died, or its reply is invalid
             raise self._failure(process) from None
         self._idle.append(process)
         if refusal:
@@ -69,36 +71,38 @@ class Isolated:
         return records, value
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        # the modules that this process has found, and threads for none of them
-        own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
+        # same modules as this process, but no thread pools
+        variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
         try:
             process = subprocess.Popen(
                 [*_COMMAND, self._task],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=os.environ | own,
-                process_group=0,  # Ctrl-C is for the preparation, which lets files under way be finished
+                env=os.environ | variables,
+                process_group=0,  # no Ctrl-C: the parent lets current files finish
             )
         except OSError as error:
-            raise UserError(
-                f"a process to decode images in could not be started ({error.strerror}); give fewer --workers"
-            ) from None
+            message = f"a decoder process could not be started ({error.strerror}). Use fewer --workers."
+            raise UserError("decoder-start-failed", message) from None
         if _pipes(process)[1].readline(2) != b"\n":
             _end(process)
-            raise UserError("a process to decode images in could not be started; its message is above")
+            raise UserError(
+                "decoder-start-failed", "a decoder process could not be started. Its error is printed above."
+            )
         return process
 
     def _failure(self, process: "subprocess.Popen[bytes]") -> Exception:
         status = _end(process)
         if status == -signal.SIGXCPU:
-            return Unreadable(f"takes more than {self._cpu_seconds} s of processor time to decode")
+            return Unreadable(f"decoding takes more than {self._cpu_seconds} s of CPU time")
         if status == -signal.SIGKILL:
             return UserError(
-                "a process that decodes images was killed, probably because memory ran out; "
-                "repeat the command with fewer --workers"
+                "decoder-killed",
+                "a decoder process was killed, probably because the machine is out of memory. "
+                "Run the command again with fewer --workers.",
             )
         reason = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        return Unreadable(f"crashes the decoder ({reason})")
+        return Unreadable(f"the decoder crashes ({reason})")
 
 
 def _pipes(process: "subprocess.Popen[bytes]") -> tuple[Any, Any]:
@@ -106,27 +110,27 @@ def _pipes(process: "subprocess.Popen[bytes]") -> tuple[Any, Any]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> int:
-    """Close its pipes, upon which it exits if it has not; its status."""
+    """Close the pipes of a subprocess, which makes it exit. Returns its exit status."""
     for pipe in _pipes(process):
-        with contextlib.suppress(OSError):  # what it has not read cannot be flushed
+        with contextlib.suppress(OSError):  # unread input cannot be flushed
             pipe.close()
     return process.wait()
 
 
-def _exchange(process: "subprocess.Popen[bytes]", content: bytes) -> tuple[list[bytes], Any, str]:
-    """Records, value and, if there are none, why."""
+def _request(process: "subprocess.Popen[bytes]", content: bytes) -> tuple[list[bytes], Any, str]:
+    """Return records, value and, if the function failed, the reason."""
     requests, replies = _pipes(process)
     requests.write(len(content).to_bytes(8, "little"))
     requests.write(content)
     requests.flush()
-    sizes, value, refusal = json.loads(replies.readline(_LONGEST_LINE))
+    sizes, value, refusal = json.loads(replies.readline(_MAX_LINE))
     records = [replies.read(size) for size in sizes]
     if [len(record) for record in records] != sizes:
         raise EOFError
     return records, value, refusal
 
 
-# ---- within the process ----
+# ---- in the subprocess ----
 
 
 def _limit(kind: int, value: int) -> None:
@@ -162,10 +166,10 @@ def main() -> None:
     function = getattr(importlib.import_module(module), name)
     with os.fdopen(os.dup(1), "wb") as replies:
         silence = os.open(os.devnull, os.O_WRONLY)
-        for stream in (1, 2):  # libraries in C print what they think of a file
+        for stream in (1, 2):  # C libraries print warnings
             os.dup2(silence, stream)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("1000")  # where memory runs out, end this process rather than the one that can tell
+            file.write("1000")  # the OOM killer should choose this process, not its parent
         _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_DATA, _memory_in_use() + memory)
         replies.write(b"\n")

@@ -1,7 +1,7 @@
-"""Write a source as shards. Interrupted and started again, it goes on where it was, with the same bytes as a result.
+"""Writes a source as shards. An interrupted preparation resumes, and its result is byte-identical.
 
-Shard number n of a split is made of samples n * 2048 and following of the source, for all variants at once. A shard
-counts once its part, a small file that describes it, is there; the parts become the index; dataset.json comes last.
+Shard n of a split contains the samples from n * 2048 on, for all variants at once. A shard is complete once its part,
+a small JSON file that describes it, exists. assemble.py turns the parts into the index and writes dataset.json last.
 """
 
 import hashlib
@@ -19,24 +19,26 @@ from typing import Any, BinaryIO
 
 from rich.progress import Progress, Task, TaskID
 
-from paceline.base.bars import OneLineProgress, compact
-from paceline.base.files import FolderLock, make_folder, replacing, size_text, write_json
-from paceline.base.logs import console
 from paceline.data import codec
-from paceline.data.description import DESCRIPTION, FORMAT, MOST_CLASSES, read_json, shard_name
-from paceline.data.prepare.assemble import LEFT_OUT, PARTS, assemble
-from paceline.data.prepare.convert import MAX_BYTES, Variant, check_size, convert_as
-from paceline.data.prepare.isolated import Isolated, Unreadable
-from paceline.data.prepare.sources import Sample, Source
+from paceline.data.description import DESCRIPTION, FORMAT, LEFT_OUT, MAX_CLASSES, read_json, shard_name
+from paceline.data.pillow import MAX_BYTES, check_size
+from paceline.data.prepare.assemble import PARTS, assemble
+from paceline.data.prepare.convert import Variant, convert_as
+from paceline.data.prepare.isolated import Isolated
+from paceline.data.prepare.sources import RawDataset, Sample
 from paceline.errors import UserError
+from paceline.system.files import FolderLock, make_folder, replacing, size_text, write_json
+from paceline.system.logs import console
+from paceline.system.progress_bar import OneLineProgress, compact
+from paceline.system.untrusted import Unreadable
 
 SHARD_SAMPLES = 2048
-_UNDER_WAY = 1 << 30  # bytes of files that are held at once
-_QUIET_SECONDS = 30.0  # between lines where there is no terminal for a bar
+_MAX_PENDING_BYTES = 1 << 30  # of files in memory
+_LOG_SECONDS = 30.0  # between lines of progress without a terminal
 
 
 def prepare(
-    source: Source, out: Path, variants: list[Variant], workers: int, allow_empty_classes: bool = False
+    source: RawDataset, out: Path, variants: list[Variant], workers: int, allow_empty_classes: bool = False
 ) -> None:
     """Write all splits and variants of a source to a folder."""
     plan = {
@@ -46,29 +48,33 @@ def prepare(
         "variants": {variant.name: vars(variant) for variant in variants},
         "format": FORMAT,
     }
-    if not 2 <= len(source.classes) <= MOST_CLASSES:
-        raise UserError(f"{source.name} has {len(source.classes)} classes; 2 to {MOST_CLASSES:,} are possible")
+    if not 2 <= len(source.classes) <= MAX_CLASSES:
+        raise UserError(
+            "too-few-classes" if len(source.classes) < 2 else "too-many-classes",
+            f"{source.name} has {len(source.classes)} classes. It must have 2 to {MAX_CLASSES:,}.",
+        )
     try:
         make_folder(out)
         lock = FolderLock(out)
     except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror}); choose another folder") from None
+        message = f"--out {out} is not writable ({error.strerror}). Choose another folder."
+        raise UserError("output-not-writable", message, path=out) from None
     try:
         if _finished(out, plan):
-            console.print(f"{out} is prepared already; nothing to do (remove it to prepare it anew)")
+            console.print(f"{out} is already prepared; nothing to do (remove it to prepare it again)")
             return
-        _check_room(source, out, variants)
+        _check_disk_space(source, out, variants)
         _begin(out, plan)
         for shards in (out / variant.name / split for variant in variants for split in source.splits):
-            for half in shards.glob(".shard-*"):  # what a kill left behind; the lock says that nobody is writing
-                half.unlink()
+            for incomplete in shards.glob(".shard-*"):  # left by a kill; nobody else holds the lock
+                incomplete.unlink()
         convert = Isolated(convert_as, [vars(variant) for variant in variants])
         with _bar() as bar, convert, ThreadPoolExecutor(workers) as pool:
             for split in source.splits:
                 _write_split(source, split, out, variants, Work(convert, pool, workers), bar)
         assemble(source, out, variants, plan, allow_empty_classes)
     except KeyboardInterrupt:
-        console.print(f"\n{out} is not finished; the same command goes on with it")
+        console.print(f"\n{out} is not finished; run the same command again to resume")
         raise
     finally:
         lock.release()
@@ -82,7 +88,8 @@ def _finished(out: Path, plan: dict[str, Any]) -> bool:
     except (OSError, ValueError):
         description = None
     if not isinstance(description, dict) or description.get("prepared") != json.loads(json.dumps(plan)):
-        raise UserError(f"--out {out} holds other data already ({DESCRIPTION}); choose another folder")
+        message = f"--out {out} already contains other data ({DESCRIPTION}). Choose another folder."
+        raise UserError("output-has-other-data", message, path=out)
     return True
 
 
@@ -91,17 +98,19 @@ def _begin(out: Path, plan: dict[str, Any]) -> None:
     if any((out / PARTS).glob("*/*.json")):  # at least one shard is done
         if json.loads(path.read_text(encoding="utf-8")) != json.loads(json.dumps(plan)):
             raise UserError(
-                f"--out {out} holds an unfinished preparation with other options or of another source; repeat those, "
-                f"or remove the folder"
+                "unfinished-preparation",
+                f"--out {out} contains an unfinished preparation with other options or of another source. "
+                "Use the same options and source to resume it, or remove the folder.",
+                path=out,
             )
-        console.print(f"{out} is not finished; going on with it")
+        console.print(f"{out} is not finished; resuming")
     else:
         path.parent.mkdir(exist_ok=True)
         write_json(path, plan)
 
 
-def _check_room(source: Source, out: Path, variants: list[Variant]) -> None:
-    """Compare an estimate with the free space, so that a full disk is known before hours have passed."""
+def _check_disk_space(source: RawDataset, out: Path, variants: list[Variant]) -> None:
+    """Raise if the estimated size exceeds the free space, rather than fail after hours."""
     if any(size is None for size in source.bytes.values()):
         return
     total = sum(size or 0 for size in source.bytes.values())
@@ -110,12 +119,14 @@ def _check_room(source: Source, out: Path, variants: list[Variant]) -> None:
     free = shutil.disk_usage(out).free
     if needed > free + present:
         raise UserError(
-            f"--out {out} has {size_text(free)} free, but about {size_text(needed)} are needed; choose another disk, "
-            "or smaller images (--max-side)"
+            "disk-full",
+            f"--out {out} has {size_text(free)} free, but about {size_text(needed)} are needed. "
+            "Choose another disk, or smaller images (--max-side).",
+            path=out,
         )
 
 
-def _estimate(source: Source, variant: Variant, total: int) -> float:
+def _estimate(source: RawDataset, variant: Variant, total: int) -> float:
     whole = 1.7 * total
     if variant.name == "original" or any(size is None for size in source.sizes.values()):
         return whole
@@ -132,7 +143,7 @@ def _bar() -> Progress:
 
 
 def _write_split(
-    source: Source,
+    source: RawDataset,
     split: str,
     out: Path,
     variants: list[Variant],
@@ -140,7 +151,7 @@ def _write_split(
     bar: Progress,
 ) -> None:
     task = bar.add_task(split, total=source.bytes[split], images=0, rate="")
-    spoke = time.monotonic()
+    logged = time.monotonic()
     samples = source.splits[split]()
     images = made = number = 0
     while chunk := _next_chunk(samples):
@@ -152,14 +163,14 @@ def _write_split(
         else:
             entries = []
             with ExitStack() as stack:
-                files = [_Shard(out / variant.name / split / shard_name(number), stack) for variant in variants]
+                files = [_ShardWriter(out / variant.name / split / shard_name(number), stack) for variant in variants]
                 for sample, outcome in work.converted(chunk, source.parallel):
                     entries.append(_entry(sample, outcome, files))
                     images, made = images + 1, made + 1
                     elapsed = bar.tasks[task].elapsed or 1e-9
                     bar.update(task, advance=sample.size, images=images, rate=f"{made / elapsed:,.0f} images/s")
-                    if not console.is_terminal and time.monotonic() - spoke > _QUIET_SECONDS:
-                        spoke = time.monotonic()
+                    if not console.is_terminal and time.monotonic() - logged > _LOG_SECONDS:
+                        logged = time.monotonic()
                         console.print(f"{split}: {images:,} images, {made / elapsed:,.0f} images/s, {_left(bar, task)}")
                 digests = [file.close() for file in files]
             make_folder(part.parent)
@@ -179,7 +190,7 @@ def _next_chunk(samples: Iterator[Sample]) -> "_Chunk | None":
 
 
 class _Chunk:
-    """The samples of one shard, read as they are asked for: archives can only be read forwards."""
+    """The samples of one shard, read lazily: archives can only be read sequentially."""
 
     def __init__(self, first: Sample, rest: Iterator[Sample]):
         self._first, self._rest = first, rest
@@ -204,23 +215,27 @@ Outcome = tuple[list[bytes], str] | Unreadable
 
 @dataclass(frozen=True)
 class Work:
-    """What converts samples: threads, of which each waits for a process of its own."""
+    """Converts samples in threads, each of which waits for a decoder process."""
 
     convert: Isolated
     pool: ThreadPoolExecutor
     threads: int
 
     def converted(self, samples: _Chunk, parallel: bool) -> Iterator[tuple[Sample, Outcome]]:
-        """Results in the order of the samples, with a bounded number of samples and of bytes under way."""
+        """Yield results in the order of the samples, with a bounded number of pending samples and bytes."""
         pending: deque[tuple[Sample, Future[Outcome]]] = deque()
         for sample in samples:
             content = None if parallel or sample.size > MAX_BYTES else sample.read()
             pending.append((sample, self.pool.submit(self._outcome, sample, content)))
-            while len(pending) >= 4 * self.threads or sum(min(own.size, MAX_BYTES) for own, _ in pending) > _UNDER_WAY:
+            while len(pending) >= 4 * self.threads or self._bytes(pending) > _MAX_PENDING_BYTES:
                 ready, future = pending.popleft()
                 yield ready, future.result()
         for ready, future in pending:
             yield ready, future.result()
+
+    @staticmethod
+    def _bytes(pending: "deque[tuple[Sample, Future[Outcome]]]") -> int:
+        return sum(min(sample.size, MAX_BYTES) for sample, _ in pending)
 
     def _outcome(self, sample: Sample, content: bytes | None) -> Outcome:
         try:
@@ -231,11 +246,11 @@ class Work:
         except OSError as error:
             return Unreadable(f"cannot be read ({error.strerror or error})")
         except UserError as error:
-            raise UserError(f"{sample.name}: {error}") from None
+            raise UserError(error.code, f"{sample.name}: {error}", **error.fields) from None
 
 
-class _Shard:
-    """A shard being written, under another name until it is complete."""
+class _ShardWriter:
+    """Writes a shard, under a temporary name until it is complete."""
 
     def __init__(self, path: Path, stack: ExitStack):
         make_folder(path.parent)
@@ -246,7 +261,7 @@ class _Shard:
         self._samples = self._bytes = 0
 
     def append(self, record: bytes) -> list[int]:
-        """Offset, length, width and height of the record."""
+        """Write a record. Returns its offset, length, width and height."""
         offset = self._bytes
         self._write(record)
         self._samples += 1
@@ -268,7 +283,7 @@ class _Shard:
         }
 
 
-def _entry(sample: Sample, outcome: Outcome, files: list[_Shard]) -> dict[str, Any]:
+def _entry(sample: Sample, outcome: Outcome, files: list[_ShardWriter]) -> dict[str, Any]:
     if isinstance(outcome, Unreadable):
         return {"name": sample.name, "label": sample.label, "remark": f"{LEFT_OUT}{outcome}"}
     records, remark = outcome

@@ -1,8 +1,8 @@
-"""CIFAR's batch files are pickles: here they are read as data, and nothing that a file names is called or looked up.
+"""Reads the pickles of CIFAR as data, without importing or calling anything that they name.
 
-Python's unpickler runs what a file says. Even with only NumPy's `_reconstruct` and `dtype` allowed, a crafted file
-chooses addresses that NumPy then follows. `pickletools` splits a file into opcodes without running them; the opcodes
-that dictionaries of text, numbers, lists and integer arrays consist of are interpreted here, all others are refused.
+Python's unpickler executes code from the file. Even if only NumPy's `_reconstruct` and `dtype` are allowed, a crafted
+file can make NumPy dereference arbitrary addresses. `pickletools` splits a file into opcodes without executing them.
+This module interprets the opcodes of dictionaries, text, numbers, lists and integer arrays, and rejects all others.
 """
 
 import pickletools
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 _T = TypeVar("_T")
-_MAX_OPCODES = 250_000  # a batch of 10,000 images has 30,000 to 90,000, depending on what wrote it
+_MAX_OPCODES = 250_000  # a batch of 10,000 images has 30,000 to 90,000, depending on the writer
 _INTEGERS = {"INT", "BININT", "BININT1", "BININT2"}  # INT: booleans of protocol 1
 _TEXTS = {"BINSTRING", "SHORT_BINSTRING", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 _BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
@@ -33,9 +33,9 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class _Name:
-    """Stands for a function or class that a file names."""
+    """A placeholder for a function or class that a file names."""
 
-    means: str
+    meaning: str
 
 
 @dataclass
@@ -50,14 +50,14 @@ class _Array:
 
 
 def read_dictionary(content: bytes) -> dict[str, Any]:
-    """The dictionary in a pickle, byte strings as text (Latin-1); ValueError for what holds anything else."""
-    machine = _Machine()
+    """Return the dictionary in a pickle, with byte strings as Latin-1 text. Raises ValueError for any other content."""
+    interpreter = _Interpreter()
     try:
         for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
             if number >= _MAX_OPCODES:
-                raise ValueError(f"a pickle of more than {_MAX_OPCODES:,} parts")
-            machine.step(opcode.name, argument)
-        found = machine.stack.pop()
+                raise ValueError(f"a pickle with more than {_MAX_OPCODES:,} opcodes")
+            interpreter.step(opcode.name, argument)
+        found = interpreter.stack.pop()
     except (IndexError, KeyError, OverflowError):
         raise ValueError("a corrupt pickle") from None
     if not isinstance(found, dict):
@@ -65,8 +65,8 @@ def read_dictionary(content: bytes) -> dict[str, Any]:
     return {key: value.value if isinstance(value, _Array) else value for key, value in found.items()}
 
 
-class _Machine:
-    """The stack and memo that opcodes work on; they only ever hold plain values and the classes above."""
+class _Interpreter:
+    """The stack and memo of the opcodes, which only ever contain plain values and the classes above."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -98,7 +98,7 @@ class _Machine:
         elif name in ("SETITEM", "SETITEMS"):
             items = self._since_mark() if name == "SETITEMS" else [stack.pop() for _ in range(2)][::-1]
             for key, value in zip(items[::2], items[1::2], strict=True):
-                _typed(stack[-1], dict)[_typed(key, str)] = value  # other keys may be nested without end
+                _typed(stack[-1], dict)[_typed(key, str)] = value  # hashing nested keys could overflow the stack
         elif name == "TUPLE":
             stack.append(tuple(self._since_mark()))
         elif name in ("GLOBAL", "STACK_GLOBAL"):
@@ -111,7 +111,7 @@ class _Machine:
             state = _typed(stack.pop(), tuple)
             _fill(stack[-1], state)
         elif name not in ("PROTO", "FRAME", "STOP"):
-            raise ValueError(f"a pickle with the opcode {name}, which no batch has")
+            raise ValueError(f"a pickle with the opcode {name}, which CIFAR-10 does not use")
 
     def _since_mark(self) -> list[Any]:
         begin = self._marks.pop()
@@ -124,32 +124,32 @@ class _Machine:
 
 def _typed(value: Any, kind: type[_T]) -> _T:
     if type(value) is not kind:
-        raise ValueError(f"a pickle with a {type(value).__name__} where a batch has a {kind.__name__}")
+        raise ValueError(f"a pickle with a {type(value).__name__} instead of a {kind.__name__}")
     return value
 
 
 def _named(module: Any, name: Any) -> _Name:
     if (meaning := _NAMES.get((_typed(module, str), _typed(name, str)))) is None:
-        raise ValueError(f"it names {f'{module}.{name}'!r}, which is no array")
+        raise ValueError(f"a pickle that names {f'{module}.{name}'!r}, which is not an array")
     return _Name(meaning)
 
 
 def _made(name: _Name, arguments: tuple[Any, ...]) -> Any:
-    """What calling a name would give, made without calling it."""
-    if name.means == _ARRAY:
+    """Return what calling a name would return, without calling it."""
+    if name.meaning == _ARRAY:
         return _Array()
-    if name.means == _BUFFER:
+    if name.meaning == _BUFFER:
         raw, dtype, shape, order = arguments
         return _Array(_array(raw, dtype, shape, order == "F"))
-    if name.means == _DTYPE:
+    if name.meaning == _DTYPE:
         return _Dtype(arguments[0])
-    if name.means == _ENCODE:
+    if name.meaning == _ENCODE:
         return _typed(arguments[0], str)
-    raise ValueError(f"a pickle that makes a {name.means}")
+    raise ValueError(f"a pickle that constructs a {name.meaning}")
 
 
 def _fill(target: Any, state: tuple[Any, ...]) -> None:
-    """The second half of an array or dtype, as their __setstate__ would take it."""
+    """Set the state of an array or dtype, as __setstate__ would."""
     if isinstance(target, _Array):
         _, shape, dtype, fortran, raw = state
         target.value = _array(raw, dtype, shape, fortran)
@@ -159,7 +159,7 @@ def _fill(target: Any, state: tuple[Any, ...]) -> None:
 
 def _array(raw: Any, dtype: Any, shape: Any, fortran: bool) -> np.ndarray:
     kind = _typed(_typed(dtype, _Dtype).order, str) + _typed(dtype.code, str)
-    if not re.fullmatch(r"[<>|=][iu][1248]", kind):  # objects would be addresses
+    if not re.fullmatch(r"[<>|=][iu][1248]", kind):  # an object array would contain addresses
         raise ValueError(f"an array of {kind[:20]!r} instead of integers")
     if any(_typed(side, int) < 0 for side in _typed(shape, tuple)):
         raise ValueError("an array with a negative shape")

@@ -1,163 +1,50 @@
-"""Where images come from: image folders, lists and ImageNet's archives, as one stream of samples for each split."""
+"""Sources of images to prepare: image folders, lists and archives, as one stream of samples per split."""
 
 import contextlib
-import hashlib
-import json
-import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from paceline.base import remote
-from paceline.base.logs import log
 from paceline.data.classes import Class
-from paceline.data.prepare.lists import read_list
+from paceline.data.listing import LabeledFile, list_images, listing_fingerprint, relative_name
 from paceline.errors import UserError
-
-_ENDINGS = "jpg jpeg jpe jfif png bmp gif webp avif tif tiff ppm pgm"
-EXTENSIONS = frozenset(f".{ending}" for ending in _ENDINGS.split())
+from paceline.system import remote
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A file of one class; `read` is called once, in order for archives."""
+    """One image file. `read` is called once, and in order for archives."""
 
     label: int
     name: str
     size: int
-    """In bytes, for progress."""
+    """In bytes."""
     read: Callable[[], bytes]
 
 
 @dataclass(frozen=True)
-class Source:
-    """A data set that can be read again from the start, in the same order."""
+class RawDataset:
+    """A dataset to prepare. It can be read repeatedly, in the same order."""
 
     name: str
     classes: list[Class]
     splits: dict[str, Callable[[], Iterator[Sample]]]
     sizes: dict[str, int | None]
-    """Samples of each split, where that is known beforehand."""
+    """Number of samples per split, if known in advance."""
     bytes: dict[str, int | None]
     identity: dict[str, Any] = field(default_factory=dict)
-    """What tells this source from another, so that a resumed preparation does not mix two."""
+    """Identifies the source, so that a resumed preparation does not mix two."""
     parallel: bool = True
     """Whether samples can be read in any order, by several threads."""
 
 
-# ---- trees ----
-
-
-Entry = tuple[int, Path]
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The files of a tree by split, with their labels."""
-
-    ids: list[str]
-    train: list[Entry]
-    val: list[Entry]
-
-    @property
-    def splits(self) -> dict[str, list[Entry]]:
-        return {"train": self.train, "val": self.val}
-
-
-def all_for_validation(root: Path) -> Listing:
-    """Images to evaluate only: the validation split where there is one, else all of them."""
-    if root.is_file():
-        rows = [row for row in read_list(root) if row[0] != "train"] or read_list(root)
-        ids = sorted({label for _, label, _ in rows})
-        return Listing(ids, [], [(ids.index(label), file) for _, label, file in rows])
-    parts = (root / name for name in ("val", "validation", "test", "train"))
-    folder = next((path for path in parts if path.is_dir()), root)
-    ids = _class_names(folder)
-    if not (files := _files(folder, ids, 0)):
-        raise UserError(f"{folder} holds no images; it should hold one folder for each class")
-    return Listing(ids, [], files)
-
-
-def listing(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> Listing:
-    """DIR/train/CLASS/* and DIR/val/CLASS/*, or DIR/CLASS/* of which a share is kept for validation; or a list."""
-    if root.is_file():
-        return _listed(root, val_fraction, limit_per_class)
-    if not root.is_dir():
-        raise UserError(f"{root}: no such folder on this machine")
-    has_splits = (root / "train").is_dir()
-    train_root = root / "train" if has_splits else root
-    candidates = (root / part for part in ("val", "validation", "test"))
-    val_root = next((path for path in candidates if has_splits and path.is_dir()), None)
-    ids = _class_names(train_root)
-    if len(ids) < 2:
-        raise UserError(f"{train_root} holds {len(ids)} folders of classes; it should hold one folder for each class")
-    train = _files(train_root, ids, limit_per_class)
-    if empty := [id_ for label, id_ in enumerate(ids) if label not in {label for label, _ in train}]:
-        endings = ", ".join(sorted(EXTENSIONS))
-        raise UserError(
-            f"{train_root}: {len(empty)} folders hold no images ({', '.join(empty[:5])}); remove them; images are "
-            f"files that end in {endings}"
-        )
-    if val_root:
-        if val_fraction:
-            raise _has_validation(root)
-        if strange := sorted(set(_class_names(val_root)) - set(ids)):
-            raise UserError(f"{val_root} has classes that train has not: {', '.join(strange[:5])}")
-        if lacking := sorted(set(ids) - set(_class_names(val_root))):
-            log.warning("%s has no folder for %s: these classes are not validated", val_root, ", ".join(lacking[:5]))
-        val = _files(val_root, [id_ for id_ in ids if id_ not in lacking], limit_per_class)
-        val = [(ids.index(path.relative_to(val_root).parts[0]), path) for _, path in val]
-    else:
-        train, val = _divided(train, val_fraction, root)
-    for split, files in (("train", train), ("val", val)):
-        if not files:
-            why = (
-                "a larger --val-fraction, or more images" if val_fraction else f"a folder for each class in {val_root}"
-            )
-            raise UserError(f"{root}: no images for {split}; it needs {why}")
-    return Listing(ids, train, val)
-
-
-def _listed(path: Path, val_fraction: float, limit_per_class: int) -> Listing:
-    rows = read_list(path)
-    ids = sorted({label for _, label, _ in rows})
-    if len(ids) < 2:
-        raise UserError(f"{path} has {len(ids)} classes; a classifier needs at least two")
-    numbers = {id_: number for number, id_ in enumerate(ids)}
-    splits: dict[str, list[Entry]] = {"": [], "train": [], "val": []}
-    seen: Counter[tuple[str, str]] = Counter()
-    for split, label, file in rows:
-        seen[split, label] += 1
-        if not limit_per_class or seen[split, label] <= limit_per_class:
-            splits[split].append((numbers[label], file))
-    train, val = splits["train"], splits["val"]
-    if splits[""]:
-        train, val = _divided(sorted(splits[""]), val_fraction, path)
-    elif val_fraction:
-        raise _has_validation(path)
-    if empty := [id_ for number, id_ in enumerate(ids) if number not in {number for number, _ in train}]:
-        raise UserError(f"{path}: no training images of {', '.join(empty[:5])}; add some, or remove these classes")
-    if not val:
-        raise UserError(f"{path}: no images for val; mark some rows as val in the split column")
-    return Listing(ids, train, val)
-
-
-def _has_validation(place: Path) -> UserError:
-    return UserError(f"--val-fraction: {place} has a validation split of its own; leave it out")
-
-
-def _class_names(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
 def tree(
     root: Path, name: str, val_fraction: float = 0.0, limit_per_class: int = 0, readable: dict[str, str] | None = None
-) -> Source:
-    """A class-per-folder tree."""
-    files = listing(root, val_fraction, limit_per_class)
-    return Source(
+) -> RawDataset:
+    """Return a source that reads an image folder or a list. `readable`: names of classes by id."""
+    files = list_images(root, val_fraction, limit_per_class)
+    return RawDataset(
         name=name,
         classes=[Class(id_, (readable or {}).get(id_, id_)) for id_ in files.ids],
         splits={split: _reader(entries, root) for split, entries in files.splits.items()},
@@ -166,74 +53,17 @@ def tree(
         identity={
             "folder": str(root.resolve()),
             "files": {split: len(entries) for split, entries in files.splits.items()},
-            "names_and_sizes": fingerprint(files, root),
+            "names_and_sizes": listing_fingerprint(files, root),
             "val_fraction": val_fraction,
             "limit_per_class": limit_per_class,
         },
     )
 
 
-def _files(root: Path, ids: list[str], limit: int) -> list[Entry]:
-    files = []
-    for label, id_ in enumerate(ids):
-        found = sorted(path for path in _below(root / id_) if path.suffix.lower() in EXTENSIONS and path.is_file())
-        files += [(label, path) for path in found[: limit or None]]
-    return files
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    """All files below a folder; one that cannot be looked into is an error, not empty."""
-
-    def refuse(error: OSError) -> None:
-        raise UserError(f"{error.filename} cannot be read ({error.strerror}); change its permissions, or remove it")
-
-    seen = set()
-    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:  # links may go round in a circle
-            folders.clear()
-            continue
-        seen.add(real)
-        yield from (Path(place) / name for name in names)
-
-
-def fingerprint(files: Listing, root: Path) -> str:
-    """Of classes, names and sizes: reading every file would take longer than an epoch."""
-    digest = hashlib.sha256(json.dumps(files.ids).encode())
-    for split, entries in files.splits.items():
-        for label, path in entries:
-            line = f"{split} {label} {_name(path, root)} {path.stat().st_size}\n"
-            digest.update(line.encode(errors="surrogateescape"))
-    return digest.hexdigest()[:16]
-
-
-def _name(path: Path, root: Path) -> str:
-    """Of a file below a folder, or beside a list."""
-    return os.path.relpath(path, root if root.is_dir() else root.parent)
-
-
-def _divided(files: list[Entry], fraction: float, place: Path) -> tuple[list[Entry], list[Entry]]:
-    """Keep the same share of every class, spread evenly over its files."""
-    if not fraction:
-        raise UserError(
-            f"{place} has no validation split; keep a share of the images for it: "
-            f"paceline prepare folder {place} --val-fraction 0.1 --out DIR"
-        )
-    if not 0 < fraction < 1:
-        raise UserError(f"--val-fraction {fraction:g} is not between 0 and 1; give e.g. 0.1")
-    train: list[Entry] = []
-    val: list[Entry] = []
-    seen: dict[int, int] = {}
-    for label, path in files:
-        number = seen[label] = seen.get(label, -1) + 1
-        chosen = int((number + 1) * fraction + 1e-9) > int(number * fraction + 1e-9)
-        (val if chosen else train).append((label, path))
-    return train, val
-
-
-def _reader(files: list[Entry], root: Path) -> Callable[[], Iterator[Sample]]:
+def _reader(files: list[LabeledFile], root: Path) -> Callable[[], Iterator[Sample]]:
     def samples() -> Iterator[Sample]:
         for label, path in files:
-            yield Sample(label, _name(path, root), path.stat().st_size, path.read_bytes)
+            yield Sample(label, relative_name(path, root), path.stat().st_size, path.read_bytes)
 
     return samples
 
@@ -243,7 +73,7 @@ def _reader(files: list[Entry], root: Path) -> Callable[[], Iterator[Sample]]:
 
 @contextlib.contextmanager
 def opened(place: str) -> Iterator[IO[bytes]]:
-    """A local file, or an https:// or s3:// address, as a stream of bytes."""
+    """Open a local file, or an https:// or s3:// URL, as a stream of bytes."""
     if remote.is_remote(place):
         with remote.opened(place) as stream:
             yield stream
@@ -254,10 +84,10 @@ def opened(place: str) -> Iterator[IO[bytes]]:
 
 
 def size_of(place: str) -> int:
-    """Bytes of a file or address; a complaint if it is not there."""
+    """Return the size of a file or URL in bytes. Raises if it does not exist."""
     if remote.is_remote(place):
         return remote.size(place)
     path = Path(place)
     if not path.is_file():
-        raise UserError(f"{place}: no such file")
+        raise UserError("source-not-found", f"{place} does not exist.", path=place)
     return path.stat().st_size

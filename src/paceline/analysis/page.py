@@ -1,0 +1,119 @@
+"""The report: one self-contained HTML page that opens without a network."""
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+from string import Template
+
+from paceline.analysis.charts import COLORS, COLORS_ON_DARK
+from paceline.analysis.compare import ComparedRuns
+from paceline.analysis.page_data import page_data
+from paceline.analysis.run import LoggedRun
+from paceline.analysis.settings import shared_and_differing
+from paceline.analysis.tables import listing, page_table, runs_are_rows
+from paceline.analysis.verdict import verdict
+
+
+def report(comparison: ComparedRuns, title: str) -> str:
+    """Return the HTML page."""
+    runs = comparison.runs
+    assets = resources.files("paceline.analysis") / "assets"
+    # "</script>" in the name of a run would end the element
+    text = json.dumps(page_data(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return Template((assets / "report.html").read_text(encoding="utf-8")).substitute(
+        title=escape(title),
+        style=_palettes() + (assets / "report.css").read_text(encoding="utf-8"),
+        script=(assets / "report.js").read_text(encoding="utf-8"),
+        data=text,
+        fairness=fairness_html(comparison),
+        kind="" if comparison.is_reliable or len(runs) == 1 else "unfair",
+        table=table_html(comparison),
+        differences=_differences(comparison),
+        settings=settings_html(runs),
+        verdicts="".join(_verdict(run) for run in runs),
+    )
+
+
+def _palettes() -> str:
+    def rule(selector: str, colors: Sequence[str]) -> str:
+        return f"{selector} {{ {' '.join(f'--run-{number}: {color};' for number, color in enumerate(colors))} }}\n"
+
+    return rule(":root", COLORS) + rule(':root[data-theme="dark"]', COLORS_ON_DARK)
+
+
+def fairness_html(comparison: ComparedRuns) -> str:
+    """Return the heading: what limits a single run, or whether several runs are the same experiment."""
+    if len(comparison.runs) == 1:
+        return f"<strong>{escape(verdict(comparison.runs[0])[0].text)}</strong>"
+    summary = comparison.summary
+    kind = "" if comparison.is_reliable else ' class="note"'
+    return f"<strong{kind}>{escape(summary[0].upper() + summary[1:])}.</strong>"
+
+
+def table_html(comparison: ComparedRuns) -> str:
+    """Return the table of results."""
+    head, *rows = page_table(comparison)
+    marked = [f"{_mark(number)}{escape(run.name)}" for number, run in enumerate(comparison.runs)]
+    if runs_are_rows(comparison):
+        heads, labels = [escape(cell) for cell in head[1:]], marked
+    else:
+        heads, labels = marked, [escape(label) for label, *_ in rows]
+    lines = [_line(label, map(escape, cells)) for label, (_, *cells) in zip(labels, rows, strict=True)]
+    return _table("runs" if runs_are_rows(comparison) else "figures", heads, lines)
+
+
+def _mark(run: int) -> str:
+    """Return the element that the page's script replaces by the run's color and dash pattern."""
+    return f'<i data-run="{run}"></i>'
+
+
+def _table(kind: str, heads: Sequence[str], lines: Sequence[str]) -> str:
+    cells = "".join(f'<th scope="col"{" class=long" if len(head) > 30 else ""}>{head}</th>' for head in ("", *heads))
+    return f'<table class="{kind}"><thead><tr>{cells}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+
+
+def _line(label: str, cells: Iterable[str]) -> str:
+    return f'<tr><th scope="row">{label}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+
+
+def settings_html(runs: Sequence[LoggedRun]) -> str:
+    """Return model, data and hyperparameters: a table of those that differ, and a list of the others."""
+    shared, differing = shared_and_differing(runs)
+    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in shared.items())
+    if len(runs) == 1:
+        return f"<dl>{items}</dl>"
+    same = f"<h3>Shared by all runs</h3><dl>{items}</dl>" if items else ""
+    if not differing:
+        return same
+    lines = [
+        _line(
+            f"{_mark(number)}{escape(run.name)}",
+            (_setting(values[number], values[0]) for values in differing.values()),
+        )
+        for number, run in enumerate(runs)
+    ]
+    table = _table("runs", [escape(name) for name in differing], lines)
+    return (
+        f"<h3>Different between runs</h3><p>Highlighted: differs from the first run.</p>"
+        f'<div class="scroll">{table}</div>{same}'
+    )
+
+
+def _setting(value: str, first: str) -> str:
+    shown = escape(value) or "unknown"
+    return shown if value == first else f"<mark>{shown}</mark>"
+
+
+def _differences(comparison: ComparedRuns) -> str:
+    lines = listing(comparison.fairness)
+    if not lines:
+        return ""
+    items = "".join(f"<li>{escape(line.removeprefix('- '))}</li>" for line in lines)
+    return f"<details><summary>Differences ({len(lines)})</summary><ul>{items}</ul></details>"
+
+
+def _verdict(run: LoggedRun) -> str:
+    notes = "".join(f'<li class="note">{escape(note)}</li>' for note in run.notes)
+    findings = "".join(f"<li>{escape(finding.text)}</li>" for finding in verdict(run))
+    return f"<h3>{escape(run.name)}</h3><ul>{notes}{findings}</ul>"

@@ -1,0 +1,45 @@
+"""Check the arguments of the Python API, as the parsers of the command line check options."""
+
+import operator
+import os
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.system.files import is_file_name
+
+
+def invalid(name: str, value: object, expected: str) -> UserError:
+    """Return the error for an argument of the wrong type or value."""
+    return UserError("invalid-argument", f"argument {name}={value!r:.80} is invalid. Give {expected}.", argument=name)
+
+
+def check_count(name: str, value: Any) -> int:
+    """Return a positive integer."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(value, bool):
+        raise invalid(name, value, "a positive integer")
+    return number
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is none of the choices."""
+    if value not in choices:
+        raise invalid(name, value, " or ".join(map(repr, choices)))
+
+
+def check_path(name: str, value: Any) -> Path:
+    """Return a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise invalid(name, value, "a path")
+    return Path(value)
+
+
+def check_name(value: Any) -> str:
+    """Return the name of a run; empty: that of its recipe."""
+    if not isinstance(value, str) or (value and not is_file_name(value)):
+        raise invalid("name", value, "a single folder name without slashes")
+    return value

@@ -1,0 +1,188 @@
+"""Prepare data, and verify, show or export what was prepared."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.data.prepare.convert import Variant
+    from paceline.data.prepare.sources import RawDataset
+    from paceline.data.shards import Dataset
+
+Sides = int | Sequence[int]
+
+
+def prepare_folder(
+    source: str | Path,
+    out: str | Path,
+    *,
+    max_side: Sides = (),
+    short_side: Sides = (),
+    original: bool = False,
+    quality: int = 90,
+    val_fraction: float = 0.0,
+    limit_per_class: int = 0,
+    allow_empty_classes: bool = False,
+    workers: int = 0,
+) -> Path:
+    """Convert a tree with one folder per class, or a CSV list of images, to shards; return the folder written.
+
+    Each size makes a variant; without a size, images keep theirs. `workers` processes decode; 0: one per core.
+    """
+    from paceline.data.prepare.sources import tree
+
+    _check_place(Path(source), Path(out))
+    variants = _variants(max_side, short_side, original, quality)
+    return _write(
+        tree(Path(source), "folder", val_fraction, limit_per_class), out, variants, workers, allow_empty_classes
+    )
+
+
+def prepare_imagenet(
+    out: str | Path,
+    *,
+    train: str = "",
+    val: str = "",
+    devkit: str = "",
+    source: str | Path = "",
+    max_side: Sides = (),
+    short_side: Sides = (),
+    original: bool = False,
+    quality: int = 90,
+    val_fraction: float = 0.0,
+    limit_per_class: int = 0,
+    allow_empty_classes: bool = False,
+    workers: int = 0,
+) -> Path:
+    """Convert ImageNet to shards, from its archives (train, val, devkit) or an unpacked tree (source)."""
+    from paceline.data.prepare import imagenet
+
+    variants = _variants(max_side, short_side, original, quality)
+    if source:
+        _check_place(Path(source), Path(out))
+        found = imagenet.from_tree(Path(source), devkit, limit_per_class, val_fraction)
+    else:
+        if val_fraction:
+            message = "--val-fraction does not apply to ImageNet archives, which have a validation split. Leave it out."
+            raise UserError("option-not-applicable", message, option="--val-fraction")
+        given = {"train": train, "val": val, "devkit": devkit}
+        if missing := [f"--{name}" for name, place in given.items() if not place]:
+            raise UserError("missing-source", f"`prepare imagenet` needs {' and '.join(missing)}, or --from TREE.")
+        found = imagenet.from_archives(train, val, devkit, limit_per_class)
+    return _write(found, out, variants, workers, allow_empty_classes)
+
+
+def prepare_cifar10(out: str | Path = "", *, source: str | Path | None = None) -> Path:
+    """Download CIFAR-10, or read an archive of it (source); return the folder written, by default data/cifar10."""
+    from paceline.data.prepare import cifar10
+    from paceline.data.shards import default_folder
+
+    folder = Path(out) if out else default_folder("cifar10")
+    cifar10.prepare(folder, Path(source) if source else None)
+    return folder
+
+
+def _check_place(source: Path, out: Path) -> None:
+    if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
+        message = f"--out {out} is inside {source}, where it would be read as a class. Choose another folder."
+        raise UserError("output-inside-source", message, path=out)
+
+
+def _variants(max_side: Sides, short_side: Sides, original: bool, quality: int) -> "list[Variant]":
+    from paceline.data.prepare.convert import Variant
+
+    if not 1 <= quality <= 100:
+        message = f"--quality {quality} is out of range. Use a number from 1 to 100."
+        raise UserError("invalid-quality", message, quality=quality)
+    variants = [Variant(max_side=side, quality=quality) for side in _listed(max_side)]
+    variants += [Variant(short_side=side, quality=quality) for side in _listed(short_side)]
+    if original or not variants:
+        variants.insert(0, Variant())
+    return list(dict.fromkeys(variants))
+
+
+def _listed(sides: Sides) -> Sequence[int]:
+    return [sides] if isinstance(sides, int) else sides
+
+
+def _write(
+    source: "RawDataset", out: str | Path, variants: "list[Variant]", workers: int, allow_empty_classes: bool
+) -> Path:
+    from paceline.data.describe import print_summary
+    from paceline.data.prepare.pack import prepare
+    from paceline.data.shards import Dataset
+    from paceline.system.logs import console
+
+    prepare(source, Path(out), variants, workers or os.cpu_count() or 1, allow_empty_classes)
+    print_summary(Dataset.open(Path(out)), console)
+    return Path(out)
+
+
+class PreparedData:
+    """Prepared data in a folder, or at an https:// or s3:// URL, which is downloaded first as in training."""
+
+    def __init__(self, place: str | Path, variant: str = ""):
+        from paceline.data import cache
+        from paceline.data.description import DESCRIPTION
+        from paceline.data.kinds import kind_of
+        from paceline.data.shards import Dataset
+
+        self.path = cache.local(str(place), variant)
+        self._downloaded, self._variant = str(self.path) != str(Path(place)), variant
+        self._cifar10 = (self.path / DESCRIPTION).is_file() and kind_of(str(self.path)) == "cifar10"
+        self._shards = None if self._cifar10 else Dataset.open(self.path)
+        if variant:
+            self._dataset("variant").choose(variant)
+
+    def _dataset(self, option: str) -> "Dataset":
+        if self._shards is None:
+            message = f"--{option} needs shards, but {self.path} has the arrays of CIFAR-10. Leave it out."
+            raise UserError("option-not-applicable", message, option=f"--{option}")
+        return self._shards
+
+    def print_summary(self) -> None:
+        """Print splits, variants, classes and what preparation left out."""
+        from paceline.data import arrays, describe
+        from paceline.system.tables import output
+
+        if self._shards:
+            describe.print_summary(self._shards, output())
+            return
+        description, splits = arrays.read(self.path, "cifar10")  # verifies checksums
+        images = " and ".join(f"{len(labels):,} {split} images" for split, (_, labels) in splits.items())
+        facts = f"{len(description['classes'])} classes, {images}, fingerprint {description['fingerprint']}"
+        print(f"{self.path}: cifar10, {facts}")
+
+    def verify(self) -> None:
+        """Verify every checksum, index and record; UserError if one is wrong."""
+        from paceline.data import arrays, describe
+        from paceline.data.description import PREPARE_AGAIN
+        from paceline.system.logs import console
+
+        if self._shards:
+            again = "Remove these files; the same command then downloads them again."
+            describe.check(self._shards, self._variant, again if self._downloaded else PREPARE_AGAIN)
+        else:
+            arrays.read(self.path, "cifar10")
+            console.print(f"{self.path}: every checksum matches")
+
+    def write_contact_sheet(self, out: str | Path = "samples.png", split: str = "train", seed: int = 1) -> Path:
+        """Write random images with their labels as .png; return its path."""
+        from paceline.data import describe
+
+        path = Path(out)
+        if path.suffix != ".png":
+            message = f"{path}: contact sheets are written as .png. Choose a name with that suffix."
+            raise UserError("wrong-suffix", message, path=path)
+        describe.write_contact_sheet(self._dataset("show"), path, self._variant, split, seed)
+        return path
+
+    def export_images(self, out: str | Path, splits: Sequence[str] = ("train", "val")) -> Path:
+        """Write JPEG files with identical coefficients, one folder per split and class."""
+        from paceline.data import describe
+
+        describe.export(self._dataset("export"), Path(out), self._variant, list(splits))
+        return Path(out)

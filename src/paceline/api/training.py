@@ -1,0 +1,134 @@
+"""Train, resume, evaluate and export."""
+
+from pathlib import Path
+
+from paceline.api.arguments import check_count, check_name, check_path, invalid
+from paceline.api.in_process import in_this_process
+from paceline.api.processes import run_in_processes
+from paceline.api.runs import Run, check_which, path_of
+from paceline.config.imports import load_imports
+from paceline.config.io import load_recipe as _load_recipe
+from paceline.config.io import recipe_from_tree, shipped, to_tree
+from paceline.config.overrides import Overrides, words_of
+from paceline.config.recipe import Recipe
+from paceline.errors import UserError
+
+
+def load_recipe(source: str | Path, overrides: Overrides | None = None) -> Recipe:
+    """Return a shipped recipe or one in a YAML file, with some of its fields overridden."""
+    return _load_recipe(str(check_path("recipe", source)), words_of(overrides))
+
+
+def list_recipes() -> list[Recipe]:
+    """Return the shipped recipes. `about` has their source, published and measured accuracy."""
+    return [_load_recipe(name) for name in shipped()]
+
+
+def loaded(recipe: str | Path | Recipe, overrides: Overrides | None) -> Recipe:
+    """Return a recipe, or the one that a name or file means, with some of its fields overridden."""
+    if isinstance(recipe, Recipe):
+        return recipe_from_tree(to_tree(recipe), recipe.name, words_of(overrides))
+    return load_recipe(recipe, overrides)
+
+
+def train(
+    recipe: str | Path | Recipe,
+    overrides: Overrides | None = None,
+    *,
+    procs: int = 1,
+    name: str = "",
+    runs: str | Path = "runs",
+    results: str = "",
+    in_process: bool = False,
+) -> Run:
+    """Train a recipe in `procs` new processes and return the run. An unfinished run of that name is resumed.
+
+    Notebooks show progress and curves. `in_process` trains in this process, on one rank, so that a debugger works.
+    Ctrl-C stops after a checkpoint.
+    """
+    folder, name, procs = check_path("runs", runs), check_name(name), check_count("procs", procs)
+    if not isinstance(results, str):
+        raise invalid("results", results, "a URL")
+    trained = loaded(recipe, overrides)
+    if in_process:
+        return _train_here(trained, procs, folder, name, None, results, overrides)
+    options = {"--runs": str(folder), "--name": name, "--results": results}
+    words = [f"{option}={value}" for option, value in options.items() if value]
+    given = {key: value for key, value in (overrides or {}).items() if key == "import"}  # also in the current folder
+    return Run(run_in_processes(["train"], trained, [*words, *words_of(given)], procs)["run"])
+
+
+def resume(
+    run: str | Path | Run, overrides: Overrides | None = None, *, procs: int = 1, in_process: bool = False
+) -> Run:
+    """Resume an interrupted run, on any number of processes."""
+    path, procs = path_of(run), check_count("procs", procs)
+    if in_process:
+        recipe = load_recipe(path / "recipe.yaml", overrides)
+        return _train_here(recipe, procs, path.parent, path.name, path, "", overrides)
+    return Run(run_in_processes(["train"], None, [f"--resume={path}", *words_of(overrides)], procs)["run"])
+
+
+def _train_here(
+    recipe: Recipe,
+    procs: int,
+    runs: Path,
+    name: str,
+    run: Path | None,
+    results: str,
+    overrides: Overrides | None,
+) -> Run:
+    from paceline.engine.session import train_recipe
+
+    _check_one_rank(procs)
+    with in_this_process():
+        load_imports(recipe)
+        return Run(train_recipe(recipe, runs, check_name(name or recipe.name), run, results, list(overrides or {})))
+
+
+def _check_one_rank(procs: int) -> None:
+    if procs != 1:
+        message = f"in_process=True trains on one rank, but procs={procs}. Leave one of them out."
+        raise UserError("in-process-needs-one-rank", message, procs=procs)
+
+
+def evaluate(
+    run: str | Path | Run,
+    overrides: Overrides | None = None,
+    *,
+    which: str = "best",
+    procs: int = 1,
+    in_process: bool = False,
+) -> dict[str, float]:
+    """Evaluate the best or the last checkpoint of a run, or a checkpoint folder, and return its metrics.
+
+    Fields of data and evaluate can be overridden, e.g. {"data.path": "other-photos"}.
+    """
+    check_which(which)
+    words, procs = words_of(overrides), check_count("procs", procs)
+    if in_process:
+        from paceline.engine.saved import evaluate_path
+
+        _check_one_rank(procs)
+        with in_this_process():
+            return evaluate_path(path_of(run), which, words)[1]
+    options = ["--last"] if which == "last" else []
+    command = ["evaluate", str(path_of(run))]
+    metrics: dict[str, float] = run_in_processes(command, None, [*options, *words], procs)["metrics"]
+    return metrics
+
+
+def export(run: str | Path | Run, to: str | Path, *, which: str = "best", raw: bool = False) -> str:
+    """Write the weights of a run or checkpoint to a .safetensors file that timm reads; return a summary.
+
+    These are the EMA weights if the recipe has them; with `raw`, the trained ones.
+    """
+    target = check_path("to", to)
+    if target.suffix != ".safetensors":
+        message = f"{target}: weights are written as .safetensors. Choose a name with that suffix."
+        raise UserError("wrong-suffix", message, path=target)
+    from paceline.checkpoint.store import export_weights
+    from paceline.engine.saved import find_checkpoint
+
+    check_which(which)
+    return export_weights(find_checkpoint(path_of(run), which), target, raw)

@@ -1,0 +1,77 @@
+"""The command recipes: list the shipped recipes, or show one."""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from paceline.cli.options import make_parser
+
+if TYPE_CHECKING:
+    from paceline.config.recipe import Recipe
+
+_RECIPES = """List the shipped recipes with the accuracy that their source published and the one that was measured here.
+
+`paceline recipes RECIPE` shows one: its source and differences from it, all figures, and how to run it. Accuracy is
+top-1, or top-1 / top-5. RECIPE may also be a YAML file."""
+
+_DROPPED_FIRST = ("data", "model", "epochs")
+_ACCURACY = re.compile(r"\d[\d., /]*%( top-5)?")
+_VARIANT = re.compile(r"(max|short)-(\d+)-q\d+")
+
+
+def recipes(arguments: list[str]) -> int:
+    """Run `paceline recipes`; returns the exit status."""
+    parser = make_parser("recipes", "[RECIPE]", _RECIPES)
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="show this recipe")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    source = parser.parse_args(arguments).recipe
+    from paceline.api.training import list_recipes, load_recipe
+    from paceline.system.tables import new_table, print_list, show
+
+    if source is None:
+        heads = ("name", "model", "data", "epochs", "published", "measured")
+        print_list(heads, [_cells(recipe) for recipe in list_recipes()], _DROPPED_FIRST)
+        print("\n`paceline recipes RECIPE` shows one of them.")
+    else:
+        table = new_table(("", ""), list(_details(load_recipe(source), source)))
+        table.show_header = False
+        show(table)
+    return 0
+
+
+def _cells(recipe: "Recipe") -> tuple[str, ...]:
+    accuracies = (_accuracy(recipe.about.published), _accuracy(recipe.about.measured))
+    return recipe.name, recipe.model.name, recipe.data.name, recipe.train.duration.removesuffix("ep"), *accuracies
+
+
+def _accuracy(result: str) -> str:
+    """Return the accuracy that a result begins with."""
+    found = _ACCURACY.match(result)
+    return found[0] if found else "-"
+
+
+def _details(recipe: "Recipe", source: str) -> Iterator[tuple[str, str]]:
+    about = recipe.about
+    batch = f"global batch {recipe.train.global_batch}"
+    yield "recipe", recipe.name
+    yield "trains", f"{recipe.model.name} on {recipe.data.name or recipe.data.path}, {recipe.train.duration}, {batch}"
+    yield "source", about.source or "-"
+    yield "published", about.published or "-"
+    yield "measured", about.measured or "not measured"
+    yield "settings", f"paceline train {source} --help"
+    for number, command in enumerate(_commands(recipe, source)):
+        yield "" if number else "run it", command
+
+
+def _commands(recipe: "Recipe", source: str) -> Iterator[str]:
+    """Yield the commands that prepare the data and train."""
+    if recipe.data.name == "cifar10":
+        yield "paceline prepare cifar10"
+    if recipe.data.name == "imagenet":
+        variants = dict.fromkeys([recipe.data.variant, *(phase.variant for phase in recipe.phases)])
+        sides: dict[str, list[int]] = {}
+        for variant in filter(None, map(_VARIANT.fullmatch, variants)):
+            sides.setdefault(f" --{variant[1]}-side", []).append(int(variant[2]))
+        sizes = "".join(f"{option} {' '.join(map(str, sorted(values)))}" for option, values in sides.items())
+        yield f"paceline prepare imagenet --train TAR --val TAR --devkit TAR{sizes}"
+    yield f"paceline train {source}"

@@ -1,0 +1,94 @@
+"""Decodes untrusted image files with Pillow, within limits of bytes, pixels and scans."""
+
+import io
+import re
+import warnings
+
+from PIL import Image
+
+from paceline.system.files import size_text
+from paceline.system.untrusted import Unreadable
+
+_END_OF_JPEG = b"\xff\xd9"
+MAX_BYTES = 250_000_000
+"""The maximum size of an image file."""
+MAX_PIXELS = 200_000_000
+"""The maximum size of an image: as many pixels as the largest camera sensors have."""
+_MAX_SCANS = 100  # of a JPEG; encoders write about ten, and each one costs a pass over the whole image
+_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")  # markers followed by a length, and the end marker
+_START_OF_SCAN = b"\xff\xda"
+Image.init()
+_KNOWN = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "AVIF")
+FORMATS = tuple(name for name in _KNOWN if name in Image.OPEN)
+"""The formats that Pillow may open, whatever the file name. For others it would start programs (Ghostscript)."""
+
+
+def check_size(num_bytes: int) -> None:
+    """Raise Unreadable if a file is too large; call it before reading the file."""
+    if num_bytes > MAX_BYTES:
+        raise Unreadable(f"{size_text(num_bytes)} is more than {size_text(MAX_BYTES)}")
+
+
+def open_image(content: bytes) -> tuple[Image.Image, str]:
+    """Return the image, gray or RGB, and a remark on what was wrong with the file."""
+    if _has_too_many_scans(content):
+        raise Unreadable(f"a JPEG with more than {_MAX_SCANS} scans")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about EXIF and palette data, which is not used
+        try:
+            image = _opened(content)
+            remarks = [] if image.format == "JPEG" else [f"a {image.format} file"]
+            try:
+                image.load()
+            except OSError as error:
+                if "truncated" not in str(error) or image.format != "JPEG":
+                    raise
+                image = _opened(content + _END_OF_JPEG)
+                image.load()
+                remarks.append("truncated; the missing part is gray")
+            if image.mode not in ("L", "RGB"):
+                remarks.append(f"converted from mode {image.mode}")
+            return plain(image), "; ".join(remarks)
+        except Image.DecompressionBombError:
+            limit = min(MAX_PIXELS, 2 * (Image.MAX_IMAGE_PIXELS or MAX_PIXELS))
+            raise Unreadable(f"more than {limit:,} pixels") from None
+        except MemoryError:
+            raise Unreadable("decoding needs too much memory") from None
+        except Exception as error:
+            # Pillow's decoders raise nearly anything on corrupt files; the address of the buffer means nothing to users
+            reason = re.sub(r" ?<_io.BytesIO[^>]*>", "", " ".join(str(error).split()))
+            raise Unreadable(f"not an image ({reason[:120] or type(error).__name__})") from None
+
+
+def _opened(content: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(content), formats=FORMATS)
+    # Pillow has a limit for the whole process, which is not ours to change and may have been removed
+    if image.width * image.height > MAX_PIXELS:
+        raise Image.DecompressionBombError
+    return image
+
+
+def _has_too_many_scans(content: bytes) -> bool:
+    """Whether a JPEG has so many scans that decoding would take minutes."""
+    if not content.startswith(b"\xff\xd8") or content.count(_START_OF_SCAN) <= _MAX_SCANS:
+        return False
+    # thumbnails and trailing videos have scans of their own, so walk the markers as libjpeg does
+    scans, at = 0, 2
+    while scans <= _MAX_SCANS and (found := _MARKER.search(content, at)) and found[1] != b"\xd9":
+        scans += found[0] == _START_OF_SCAN
+        at = found.end() + int.from_bytes(content[found.end() : found.end() + 2], "big")
+    return scans > _MAX_SCANS
+
+
+def plain(image: Image.Image) -> Image.Image:
+    """Return an image as gray or RGB. Values of more than 8 bits are scaled to 0-255."""
+    if image.mode in ("L", "RGB"):
+        return image
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        # Pillow's conversion of 16-bit images would clip values at 255
+        _, high = image.getextrema()
+        scale = 255.0 / (65535.0 if high > 255 else 255.0 if high > 1 else 1.0)  # type: ignore[operator]
+        return image.convert("F").point(lambda value: value * scale).convert("L")
+    if image.mode in ("1", "LA"):
+        return image.convert("L")
+    return image.convert("RGB")

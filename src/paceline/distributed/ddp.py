@@ -1,0 +1,124 @@
+"""The model that one rank trains: a plain module in one process, a DDP replica in several."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.config.recipe import Recipe
+from paceline.distributed.grad_sync import WIRE_DTYPES, AllReduce, SharedMemory, can_share_memory
+from paceline.distributed.powersgd import PowerSgd
+from paceline.distributed.world import World
+from paceline.errors import UserError
+
+_WHOLE_MODEL_MB = 1 << 20
+_STATISTICS, _NUM_BATCHES = ("running_mean", "running_var"), "num_batches_tracked"
+"""Buffers of batch norm."""
+
+
+class Replica:
+    """`forward` is for training, `module` for checkpoints and evaluation."""
+
+    state_is_sharded = False
+    """Every rank holds the full state, so that reading it is not a collective."""
+
+    def __init__(self, model: nn.Module, world: World, recipe: Recipe):
+        self.module = model
+        self._world = world
+        self._sync: AllReduce | SharedMemory | PowerSgd | None = None
+        self._ddp: DistributedDataParallel | None = None
+        forward: nn.Module = model
+        if world.size > 1:
+            grad_sync = recipe.grad_sync
+            dtype = WIRE_DTYPES[grad_sync.dtype]
+            use_shm = grad_sync.transport != "network" and not grad_sync.powersgd_rank
+            use_shm = use_shm and can_share_memory(world, dtype.itemsize * sum(p.numel() for p in model.parameters()))
+            if grad_sync.transport == "shm" and not use_shm:
+                raise UserError(
+                    "shm-unavailable",
+                    "grad_sync.transport=shm needs all ranks on the CPUs of one node, enough free space in /dev/shm, "
+                    "and grad_sync.powersgd_rank=0. Use grad_sync.transport=auto.",
+                )
+            if grad_sync.powersgd_rank:
+                self._sync = PowerSgd(world, grad_sync.powersgd_rank, grad_sync.powersgd_start_step)
+            else:
+                self._sync = SharedMemory(world, dtype) if use_shm else AllReduce(world, dtype)
+            self._ddp = DistributedDataParallel(
+                model,
+                device_ids=[world.device] if world.device.type == "cuda" else None,
+                # shared memory gains nothing from overlap: one bucket, one wait
+                bucket_cap_mb=_WHOLE_MODEL_MB if use_shm else grad_sync.bucket_mb,
+                forward_sync_buffers=False,  # average_buffers does it before evaluation and checkpoints
+                init_sync=False,  # broadcast_model has done it
+                gradient_as_bucket_view=True,
+                static_graph=recipe.train.grad_accumulation == 1,
+            )
+            self._ddp.register_comm_hook(None, self._sync.average)
+            forward = self._ddp
+        self.forward: Callable[[torch.Tensor], torch.Tensor] = torch.compile(forward) if recipe.compile else forward
+
+    def sync_gradients(self, last: bool) -> AbstractContextManager[object]:
+        """Context for a micro-batch: only the last one of a step synchronizes gradients."""
+        return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
+
+    @staticmethod
+    def full_state(state: Any) -> Any:
+        """Return the state with full (unsharded) tensors."""
+        return state
+
+    @staticmethod
+    def unsharded(_model: nn.Module) -> AbstractContextManager[object]:
+        """Context for an evaluation, in which ranks may have different numbers of batches."""
+        return nullcontext()
+
+    def follow_scale(self, scaler: torch.amp.GradScaler) -> AbstractContextManager[object]:
+        """Context for the update of the loss scale."""
+        if isinstance(self._sync, PowerSgd) and scaler.is_enabled():
+            return self._sync.following(scaler)
+        return nullcontext()
+
+    def sync_seconds(self) -> Callable[[], float]:
+        """Call after backward. Returns a function for the seconds of waiting, to be called when the device is done."""
+        return self._sync.seconds_since_last() if self._sync else lambda: 0.0
+
+
+def broadcast_model(model: nn.Module, world: World) -> None:
+    """Give all ranks the parameters and buffers of rank 0."""
+    _broadcast([*model.parameters(), *model.buffers()], world)
+
+
+@torch.no_grad()
+def average_buffers(model: nn.Module, world: World) -> None:
+    """Average the batch-norm statistics over all ranks, before evaluation and checkpoints.
+
+    Other buffers are taken from rank 0, because their mean may not be a valid value.
+    """
+    if world.size == 1:
+        return
+    statistics, others = [], []
+    for name, buffer in model.named_buffers():
+        kind = name.rpartition(".")[2]
+        if kind in _STATISTICS and buffer.is_floating_point():
+            statistics.append(buffer)
+        elif kind != _NUM_BATCHES:  # the same on all ranks
+            others.append(buffer)
+    _broadcast(others, world)
+    if statistics:
+        flat = torch.cat([buffer.flatten() for buffer in statistics])
+        world.sum_(flat).div_(world.size)
+        for buffer, part in zip(statistics, flat.split([buffer.numel() for buffer in statistics]), strict=True):
+            buffer.copy_(part.view_as(buffer))
+
+
+@torch.no_grad()
+def _broadcast(tensors: Sequence[torch.Tensor], world: World) -> None:
+    if world.size == 1:
+        return
+    for tensor in filter(torch.Tensor.numel, tensors):
+        values = tensor.detach().contiguous()
+        world.broadcast_(values.view(-1).view(torch.uint8))  # as bytes, because gloo does not support all types
+        if values.data_ptr() != tensor.data_ptr():
+            tensor.copy_(values)

@@ -1,0 +1,35 @@
+"""The local backend: simulated nodes on this machine, each with its own folder and session, as over ssh."""
+
+import sys
+
+from paceline.launch import execution, planning, rendezvous
+from paceline.launch import job as jobs
+from paceline.launch.doctor import refuse_different_code
+from paceline.launch.fetching import fetch
+from paceline.launch.job import Job
+from paceline.launch.job_hosts import hosts_of
+from paceline.launch.planning import HostStep
+from paceline.launch.specs import LocalSpec
+from paceline.launch.supervising import clean_up, follow, status, stop
+
+__all__ = ["clean_up", "fetch", "follow", "launch", "plan", "resume", "status", "stop"]
+
+
+def plan(spec: LocalSpec) -> list[HostStep]:
+    """Return the steps that launch() would take."""
+    return planning.preview(jobs.draft(spec))
+
+
+def launch(spec: LocalSpec) -> Job:
+    """Start a new job; return it with its rendezvous."""
+    plan(spec)  # refuses values that no script can hold, before anything starts
+    with jobs.new_job(spec) as job:
+        return resume(job)
+
+
+def resume(job: Job) -> Job:
+    """Start the nodes of a job; an unfinished run of that name continues from its last checkpoint."""
+    secrets, hosts, python = execution.secrets_of(job), hosts_of(job), job.spec.python
+    if python and python != sys.executable:
+        refuse_different_code([hosts[name] for name in job.spec.hosts], python)
+    return execution.start(rendezvous.choose(job), secrets)

@@ -1,0 +1,96 @@
+"""This host: its name, its processor, the cores that processes may use, and CPU affinity of threads.
+
+OpenMP's threads synchronize many times per step. When other processes are busy, the kernel schedules two of them on one
+core, where one blocks the other (benchmarks/shared_cpu.py measures it). Therefore each thread is bound to a core.
+"""
+
+import importlib
+import os
+import platform
+import socket
+import sys
+import threading
+from pathlib import Path
+
+_mask: frozenset[int] = frozenset()  # cores of this process before its main thread was bound to one of them
+
+
+def host_name() -> str:
+    """Return the name that the launcher gave this host, or its own."""
+    return os.environ.get("PACELINE_HOST") or socket.gethostname()
+
+
+def machine_id() -> str:
+    """Return an ID that two processes share if they run on the same machine and see the same process IDs."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(_available()) or os.cpu_count() or 1
+
+
+def _available() -> frozenset[int]:
+    return _mask or (frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset())
+
+
+def cpu_name() -> str:
+    """Return the model of the processor, if the system reports it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def limit_openmp_spinning() -> None:
+    """Let OpenMP's threads sleep after a short wait; by default they spin and occupy their core.
+
+    Call it before torch is imported, which reads the setting.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
+def bind_openmp() -> None:
+    """Import torch so that every compute thread is bound to its own core, unless the user set another affinity.
+
+    For a process that uses all cores. The main thread is bound to the first of them.
+    """
+    global _mask
+    if "torch" in sys.modules:
+        return  # OpenMP has already read its settings
+    _mask = _available()
+    if {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "PACELINE_THREADS"} & os.environ.keys():
+        return
+    os.environ["OMP_PROC_BIND"] = "true"
+    importlib.import_module("torch")
+    del os.environ["OMP_PROC_BIND"]  # child processes are not bound
+
+
+def unbind() -> None:
+    """Let the calling thread run on all cores; threads inherit the single core of the main thread."""
+    if _mask:
+        os.sched_setaffinity(0, _mask)
+
+
+def confine(number: int, processes: int) -> None:
+    """Restrict this process to its own cores, if the processes of this node divide them evenly."""
+    mask = sorted(_available())
+    each = len(mask) // processes
+    if each and each * processes == len(mask):
+        os.sched_setaffinity(0, mask[number * each : (number + 1) * each])
+
+
+class BackgroundThread(threading.Thread):
+    """A daemon thread that may run on any core."""
+
+    def __init__(self, target: object, name: str, args: tuple[object, ...] = ()):
+        super().__init__(target=target, name=name, args=args, daemon=True)  # type: ignore[arg-type]
+
+    def run(self) -> None:
+        unbind()
+        super().run()

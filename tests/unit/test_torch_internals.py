@@ -1,0 +1,235 @@
+"""The private names of torch and torchvision still exist and do what Paceline needs; no other module uses any."""
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.elastic.agent.server import RunResult, SimpleElasticAgent, Worker, WorkerSpec, WorkerState
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from paceline.data.load.policy import _RAND, _TRIVIAL
+from paceline.distributed.plan import interface_of
+from paceline.distributed.rendezvous import SingleNode
+from paceline.system.norms import BATCH_NORMS, NORMS
+from paceline.system.torch_internals import augmentation_op, copy_all_, restart_group_names
+from paceline.system.torch_internals.elastic import ElasticAgentBase
+from paceline.system.torchvision_compat import allow_torchvision
+
+SOURCE = Path(__file__).parents[2] / "src" / "paceline"
+
+
+def changed(name: str, package: str = "torch") -> str:
+    """Return the message of a failure."""
+    version = torch.__version__ if package == "torch" else __import__(package).__version__
+    return f"{package} {version} changed {name}: adapt src/paceline/system/torch_internals/"
+
+
+def parameters(function: Callable[..., object]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+# ---- the elastic agent ----
+
+
+class _Agent(ElasticAgentBase):
+    """Has no processes: it notes what torch calls, and answers with the given results."""
+
+    def __init__(self, folder: Path, results: list[RunResult], restarts_left: int, waits: bool = True):
+        spec = WorkerSpec("ranks", 2, SingleNode(folder), entrypoint=print, max_restarts=0, monitor_interval=0.001)
+        super().__init__(spec, exit_barrier_timeout=1)
+        self.called: list[str] = []
+        self._results, self._restarts_left, self._waits = results, restarts_left, waits
+
+    def start_ranks(self, workers: list[Worker]) -> list[int]:
+        ranks = [(worker.local_rank, worker.global_rank, worker.world_size) for worker in workers]
+        assert ranks == [(0, 0, 2), (1, 1, 2)], changed("Worker")
+        self.called.append("start")
+        return [101, 102]
+
+    def check_ranks(self, workers: list[Worker]) -> RunResult:
+        assert [worker.id for worker in workers] == [101, 102], changed("SimpleElasticAgent._start_workers")
+        self.called.append("check")
+        self.set_restarts_left(self._restarts_left)
+        return self._results.pop(0)
+
+    def stop_ranks(self) -> None:
+        self.called.append("stop")
+
+    def waits_for_other_nodes(self) -> bool:
+        self.called.append("exit")
+        return self._waits
+
+
+HEALTHY = RunResult(WorkerState.HEALTHY)
+SUCCEEDED = RunResult(WorkerState.SUCCEEDED, return_values={0: None, 1: None})
+FAILED = RunResult(WorkerState.FAILED, failures={rank: ProcessFailure(rank, 101 + rank, 1, "") for rank in range(2)})
+
+
+def test_the_elastic_agent_has_the_methods_that_we_override() -> None:
+    expected = {
+        "_start_workers": ["self", "worker_group"],
+        "_monitor_workers": ["self", "worker_group"],
+        "_stop_workers": ["self", "worker_group"],
+        "_shutdown": ["self", "death_sig", "timeout"],
+        "_exit_barrier": ["self"],
+    }
+    for name, names in expected.items():
+        found = getattr(SimpleElasticAgent, name, None)
+        assert found, changed(f"SimpleElasticAgent.{name}")
+        assert parameters(found) == names, changed(f"the parameters of SimpleElasticAgent.{name}")
+    abstract = SimpleElasticAgent.__abstractmethods__
+    assert abstract <= expected.keys(), changed("the abstract methods of SimpleElasticAgent")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_elastic_agent_starts_checks_and_stops_ranks(tmp_path: Path, waits: bool) -> None:
+    agent = _Agent(tmp_path, [HEALTHY, SUCCEEDED], restarts_left=0, waits=waits)
+    assert agent.run() is SUCCEEDED
+    assert agent.called == ["start", "check", "check", "exit", "stop"], changed("SimpleElasticAgent.run")
+
+
+def test_the_elastic_agent_restarts_ranks_while_restarts_are_left(tmp_path: Path) -> None:
+    agent = _Agent(tmp_path, [FAILED, SUCCEEDED], restarts_left=1)
+    agent.run()
+    called = ["start", "check", "stop", "start", "check", "exit", "stop"]
+    assert agent.called == called, changed("SimpleElasticAgent._remaining_restarts")
+
+
+def test_the_elastic_agent_gives_up_without_restarts_left(tmp_path: Path) -> None:
+    agent = _Agent(tmp_path, [FAILED], restarts_left=0)
+    assert agent.run() is FAILED
+    assert agent.called == ["start", "check", "stop", "stop"], changed("SimpleElasticAgent._remaining_restarts")
+
+
+# ---- process groups ----
+
+
+@pytest.fixture
+def no_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface_of("127.0.0.1"))
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("no_group")
+def test_group_names_restart_after_a_group_that_failed() -> None:
+    def join(size: int) -> str:
+        timeout = timedelta(seconds=0.2 if size > 1 else 60)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=size, timeout=timeout)
+        assert dist.group.WORLD
+        return dist.group.WORLD.group_name
+
+    assert hasattr(distributed_c10d._world, "group_count"), changed("distributed_c10d._world")
+    restart_group_names()
+    first = join(size=1)
+    dist.destroy_process_group()
+    with pytest.raises(RuntimeError):
+        join(size=2)  # the other rank does not come
+    assert distributed_c10d._world.group_count == 1, changed("distributed_c10d._world.group_count")
+    restart_group_names()
+    assert join(size=1) == first, changed("the names of process groups")
+
+
+@pytest.mark.usefixtures("no_group")
+def test_timeouts_of_process_groups_have_a_public_setter() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD
+    dist.group.WORLD.set_timeout(timedelta(seconds=7))
+    found = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    assert found == timedelta(seconds=7), changed("ProcessGroup.set_timeout")
+
+
+# ---- tensors ----
+
+
+def test_lists_of_tensors_are_copied() -> None:
+    assert hasattr(torch, "_foreach_copy_"), changed("torch._foreach_copy_")
+    targets = [torch.zeros(3), torch.zeros(2, 2).t(), torch.zeros(1, 2, 3, 3).to(memory_format=torch.channels_last)]
+    sources = [torch.rand_like(target) for target in targets]
+    copy_all_(targets, sources)
+    assert all(map(torch.equal, targets, sources)), changed("torch._foreach_copy_")
+
+
+@pytest.mark.parametrize("name", sorted(_RAND.keys() | _TRIVIAL.keys()))
+def test_operations_of_augmentation_policies_change_images_as_named(name: str) -> None:
+    allow_torchvision()
+    from torchvision.transforms import autoaugment
+    from torchvision.transforms import functional as F
+
+    assert hasattr(autoaugment, "_apply_op"), changed("autoaugment._apply_op", "torchvision")
+    names = ["img", "op_name", "magnitude", "interpolation", "fill"]
+    assert parameters(autoaugment._apply_op) == names, changed("the parameters of _apply_op", "torchvision")
+    image = torch.randint(40, 200, (3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    expected = {
+        "Identity": lambda: image,
+        "AutoContrast": lambda: F.autocontrast(image),
+        "Equalize": lambda: F.equalize(image),
+        "Brightness": lambda: F.adjust_brightness(image, 1.5),
+        "Color": lambda: F.adjust_saturation(image, 1.5),
+        "Contrast": lambda: F.adjust_contrast(image, 1.5),
+        "Sharpness": lambda: F.adjust_sharpness(image, 1.5),
+        "Rotate": lambda: F.rotate(image, 4.0),
+        "TranslateX": lambda: F.affine(image, 0.0, [4, 0], 1.0, [0.0, 0.0]),
+        "TranslateY": lambda: F.affine(image, 0.0, [0, 4], 1.0, [0.0, 0.0]),
+        "ShearX": lambda: F.affine(image, 0.0, [0, 0], 1.0, [26.565051177, 0.0], center=[0, 0]),
+        "ShearY": lambda: F.affine(image, 0.0, [0, 0], 1.0, [0.0, 26.565051177], center=[0, 0]),
+        "Posterize": lambda: F.posterize(image, 4),
+        "Solarize": lambda: F.solarize(image, 120.0),
+    }
+    magnitudes = {"Rotate": 4.0, "TranslateX": 4.0, "TranslateY": 4.0, "Posterize": 4.0, "Solarize": 120.0}
+    found = augmentation_op(image, name, magnitudes.get(name, 0.5))
+    assert torch.equal(found, expected[name]()), changed(f"_apply_op({name!r})", "torchvision")
+
+
+def test_norms_are_all_that_torch_has() -> None:
+    kinds = torch.nn.modules.batchnorm
+    public = {kind for name, kind in vars(torch.nn).items() if isinstance(kind, type) and not name.startswith("Lazy")}
+    batch_norms = {kind for kind in public if issubclass(kind, kinds._BatchNorm)}
+    assert batch_norms == set(BATCH_NORMS), changed("its batch norms")
+    norms = {kind for kind in public if issubclass(kind, kinds._NormBase)}
+    assert norms < set(NORMS), changed("its batch and instance norms")
+
+
+# ---- nothing else ----
+
+
+def _private_names(path: Path) -> Iterator[str]:
+    """Yield the private names of torch, torchvision and timm that a module imports or accesses."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imported: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            dotted = [(alias.asname or alias.name.split(".")[0], alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            dotted = [(alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names]
+        else:
+            continue
+        for bound, name in dotted:
+            if name.split(".")[0] in ("torch", "torchvision", "timm"):
+                imported.add(bound)
+                if _is_private(name):
+                    yield name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            if re.fullmatch(r"[\w.]+", name) and name.split(".")[0] in imported and _is_private(name):
+                yield name
+
+
+def _is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+def test_no_other_module_uses_private_names_of_torch() -> None:
+    used = {path.relative_to(SOURCE).as_posix(): sorted(set(_private_names(path))) for path in SOURCE.rglob("*.py")}
+    internals = [name for path in list(used) if path.startswith("system/torch_internals/") for name in used.pop(path)]
+    assert "torch._foreach_copy_" in internals  # the check finds what it looks for
+    assert not {path: names for path, names in used.items() if names}, "move these to system/torch_internals"
