@@ -44,7 +44,7 @@ def run_in_processes(command: list[str], recipe: Recipe | None, words: list[str]
         ) as process:
             try:
                 with live_view(outcome):
-                    error, interrupted = _follow(process)
+                    interrupted = _follow(process)
             except BaseException:
                 process.kill()
                 raise
@@ -52,24 +52,20 @@ def run_in_processes(command: list[str], recipe: Recipe | None, words: list[str]
     if interrupted or process.returncode in _STOPPED:
         raise KeyboardInterrupt
     if process.returncode:
-        raise _error(found, error, process.returncode)
+        raise _error(found, process.returncode)
     return found
 
 
-def _follow(process: "subprocess.Popen[str]") -> tuple[list[str], bool]:
-    """Print lines to the end of a command, except those of its error; return those, and whether it was interrupted."""
-    error: list[str] = []
+def _follow(process: "subprocess.Popen[str]") -> bool:
+    """Print the lines of a command until it ends; return whether it was interrupted."""
     interrupted = False
     assert process.stderr
     while True:
         try:
             for line in process.stderr:
-                if error or line.startswith("paceline: error: "):  # the error is raised here instead
-                    error.append(line)
-                else:
-                    print(line, end="", flush=True)
+                print(line, end="", flush=True)
             process.wait()
-            return error, interrupted
+            return interrupted
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
             interrupted = True
@@ -123,8 +119,7 @@ def _python_path(inherited: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [*dict.fromkeys(folders), inherited.get("PYTHONPATH", "")]))}
 
 
-def _error(found: dict[str, Any], printed: list[str], status: int) -> UserError:
+def _error(found: dict[str, Any], status: int) -> UserError:
     if error := found.get("error"):
         return UserError.from_json(error)
-    text = f" It printed:\n{''.join(printed)}" if printed else ""
-    return UserError("command-failed", f"the command ended with exit status {status}.{text}", status=status)
+    return UserError("command-failed", f"the command ended with exit status {status}.", status=status)

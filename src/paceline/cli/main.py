@@ -71,15 +71,16 @@ def _discard_output() -> None:
 
 
 def _complain(error: UserError, printed: str = "") -> None:
-    """Print an error, and report it to the program that started this one. For a rank, its agent does both."""
+    """Report an error to the program that started this one, or print it. For a rank, its agent does that."""
     if AGENT in os.environ:
         from paceline.distributed.run import report_error
 
         if report_error(error):
             return
-    with suppress(OSError):  # the exit status still reports the failure
-        report_outcome(error=error.to_json())
     with suppress(OSError):
+        if report_outcome(error=error.to_json()):
+            return
+    with suppress(OSError):  # the exit status still reports the failure
         say(f"paceline: {printed or f'error: {error.report}'}", error=True)
 
 

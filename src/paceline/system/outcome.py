@@ -11,10 +11,12 @@ FILE = "PACELINE_OUTCOME"
 """Environment variable with the path of a JSON file to write."""
 
 
-def report_outcome(**values: Any) -> None:
-    """Add values to the file, if the program that started this one asked for it."""
-    if path := os.environ.get(FILE):
-        write_json(Path(path), read_outcome(Path(path)) | values)
+def report_outcome(**values: Any) -> bool:
+    """Add values to the file, if the program that started this one asked for it. Return whether it did."""
+    if not (path := os.environ.get(FILE)):
+        return False
+    write_json(Path(path), read_outcome(Path(path)) | values)
+    return True
 
 
 def read_outcome(path: Path) -> dict[str, Any]:
