@@ -141,19 +141,6 @@ def test_optimizers_reduce_a_quadratic(name: str) -> None:
     assert losses[-1] < losses[0] / 10
 
 
-def test_first_step_skipped_by_the_loss_scaler_has_no_effect() -> None:
-    layer = nn.Linear(2, 1, bias=False)
-    before = layer.weight.detach().clone()
-    optimizer = create(layer, Optim(lr=0.5, nesterov=False), fused=False)
-    scaler = torch.amp.GradScaler("cpu")
-    for factor in (float("inf"), 1.0):
-        scaler.scale(layer(torch.ones(1, 2)).sum() * factor).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    assert torch.equal(layer.weight, before - 0.5)
-
-
 def test_ema_averages_weights_and_copies_counters() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     average = AveragedModel(model, Ema(decay=0.9, every=2))

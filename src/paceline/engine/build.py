@@ -170,7 +170,7 @@ def build(recipe: Recipe, world: World) -> Setup:
         source=source,
         loader=loader,
         replica=replica,
-        optimizer=groups.create(model, recipe.optim, fused=resolved != "fp16" and not sharded),
+        optimizer=groups.create(model, recipe.optim, loss_scaling=resolved == "fp16"),
         objective=Objective(recipe.train, len(source.classes), recipe.seed),
         ema=ema,
         scaler=precision.grad_scaler(resolved, world.device, recipe.train.init_loss_scale),
