@@ -8,11 +8,10 @@ from torch import nn
 from paceline import extensions
 from paceline.config.io import load_recipe
 from paceline.config.phases import Phase
-from paceline.config.recipe import Ema, Optim, Recipe, Schedule, SchedulePoint, Train
+from paceline.config.recipe import Optim, Recipe, Schedule, SchedulePoint, Train
 from paceline.config.scaling import scaled
 from paceline.config.timeline import Timeline
 from paceline.errors import ConfigError
-from paceline.optim.ema import AveragedModel
 from paceline.optim.groups import create, groups, set_lr
 from paceline.optim.schedules import LrPlan, lr_at
 
@@ -139,30 +138,3 @@ def test_optimizers_reduce_a_quadratic(name: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert losses[-1] < losses[0] / 10
-
-
-def test_first_step_skipped_by_the_loss_scaler_has_no_effect() -> None:
-    layer = nn.Linear(2, 1, bias=False)
-    before = layer.weight.detach().clone()
-    optimizer = create(layer, Optim(lr=0.5, nesterov=False), fused=False)
-    scaler = torch.amp.GradScaler("cpu")
-    for factor in (float("inf"), 1.0):
-        scaler.scale(layer(torch.ones(1, 2)).sum() * factor).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    assert torch.equal(layer.weight, before - 0.5)
-
-
-def test_ema_averages_weights_and_copies_counters() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    average = AveragedModel(model, Ema(decay=0.9, every=2))
-    before = model[0].weight.detach().clone()
-    with torch.no_grad():
-        model[0].weight.add_(1.0)
-        model[1].num_batches_tracked.fill_(7)
-    average.update(model, step=1)
-    assert torch.equal(average.model[0].weight, before)
-    average.update(model, step=200)
-    assert torch.allclose(average.model[0].weight, before + 0.1)
-    assert average.model[1].num_batches_tracked == 7

@@ -13,12 +13,21 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.elastic.agent.server import RunResult, SimpleElasticAgent, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.data.load.policy import _RAND, _TRIVIAL
 from paceline.distributed.plan import interface_of
 from paceline.distributed.rendezvous import SingleNode
 from paceline.system.norms import BATCH_NORMS, NORMS
-from paceline.system.torch_internals import augmentation_op, copy_all_, restart_group_names
+from paceline.system.torch_internals import (
+    augmentation_op,
+    copy_all_,
+    expensive_operators,
+    on_compilation,
+    record_memory,
+    restart_group_names,
+    write_memory_snapshot,
+)
 from paceline.system.torch_internals.elastic import ElasticAgentBase
 from paceline.system.torchvision_compat import allow_torchvision
 
@@ -196,6 +205,59 @@ def test_norms_are_all_that_torch_has() -> None:
     assert batch_norms == set(BATCH_NORMS), changed("its batch norms")
     norms = {kind for kind in public if issubclass(kind, kinds._NormBase)}
     assert norms < set(NORMS), changed("its batch and instance norms")
+
+
+# ---- compiling, recomputing and profiling ----
+
+
+def test_compilations_of_forward_and_backward_are_noticed() -> None:
+    events: list[str] = []
+    torch.compiler.reset()  # also forgets what to call
+    on_compilation(lambda _: events.append("start"), lambda _: events.append("end"))
+    function = torch.compile(lambda x: (x * 2).sin(), backend="aot_eager", dynamic=False)
+    for size in (2, 2, 3):
+        function(torch.ones(size, requires_grad=True)).sum().backward()
+    assert events, changed("torch._dynamo.callback")
+    assert events == ["start", "end"] * (len(events) // 2), changed("torch._dynamo.callback")
+    before = len(events)
+    function(torch.ones(3, requires_grad=True)).sum().backward()
+    assert len(events) == before, "compiled again without a new shape"
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("backend", ["flash_attention_for_cpu", "product"])
+def test_operators_that_take_most_of_the_time_are_named(backend: str) -> None:
+    """Those that attention and products really call here."""
+    called = set()
+
+    class Note(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            called.add(func)
+            return func(*args, **(kwargs or {}))
+
+    with Note():
+        if backend == "product":
+            torch.nn.Linear(4, 4)(torch.ones(2, 4)) @ torch.ones(4, 2)
+            torch.nn.Conv2d(1, 1, 1)(torch.ones(1, 1, 2, 2))
+        else:
+            torch.nn.functional.scaled_dot_product_attention(*(torch.ones(1, 2, 8, 16) for _ in range(3)))
+    expected = {"addmm", "mm", "convolution"} if backend == "product" else {f"_scaled_dot_product_{backend}"}
+    found = {operator.name().removeprefix("aten::") for operator in called & set(expensive_operators())}
+    assert found == expected, changed("the operators of attention")
+
+
+def test_memory_of_gpus_can_be_recorded(monkeypatch, tmp_path: Path) -> None:
+    """What is called exists and takes these values; there is no GPU here."""
+    memory = torch.cuda.memory
+    assert parameters(memory._record_memory_history)[0] == "enabled", changed("_record_memory_history")
+    assert parameters(memory._dump_snapshot)[0] == "filename", changed("_dump_snapshot")
+    calls: list[object] = []
+    monkeypatch.setattr(memory, "_record_memory_history", calls.append)
+    monkeypatch.setattr(memory, "_dump_snapshot", calls.append)
+    record_memory(True)
+    write_memory_snapshot(tmp_path)
+    record_memory(False)
+    assert calls == ["all", str(tmp_path), None]
 
 
 # ---- nothing else ----

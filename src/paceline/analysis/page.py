@@ -13,6 +13,7 @@ from paceline.analysis.run import LoggedRun
 from paceline.analysis.settings import shared_and_differing
 from paceline.analysis.tables import listing, page_table, runs_are_rows
 from paceline.analysis.verdict import verdict
+from paceline.system.files import printable
 
 
 def report(comparison: ComparedRuns, title: str) -> str:
@@ -116,4 +117,22 @@ def _differences(comparison: ComparedRuns) -> str:
 def _verdict(run: LoggedRun) -> str:
     notes = "".join(f'<li class="note">{escape(note)}</li>' for note in run.notes)
     findings = "".join(f"<li>{escape(finding.text)}</li>" for finding in verdict(run))
-    return f"<h3>{escape(run.name)}</h3><ul>{notes}{findings}</ul>"
+    return f"<h3>{escape(run.name)}</h3><ul>{notes}{findings}</ul>{_profile(run)}"
+
+
+def _profile(run: LoggedRun) -> str:
+    """Return a table of the operators or kernels with the most time in the last profile."""
+    profiles = [record for record in run.records if record["kind"] == "profile"]
+    if not profiles:
+        return ""
+    last = profiles[-1]
+    lines = [
+        _line(
+            escape(printable(top["name"])),
+            (f"{top['fraction']:.1%}", f"{top['seconds'] / last['steps'] * 1e3:.3f}", f"{top['calls']:,}"),
+        )
+        for top in last["operators"]
+    ]
+    head = f"Profile of {last['steps']} steps up to step {last['step']}"
+    table = _table("figures", ["of the time", "ms per step", "calls"], lines)
+    return f'<h4>{head}</h4><div class="scroll">{table}</div>'

@@ -39,12 +39,13 @@ Fields of data, evaluate, precision and device can be overridden: `--evaluate.tt
 
 _EXPORT = """Write the weights of a run to one file, which timm.create_model(NAME, checkpoint_path=FILE) reads."""
 
-_EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last", "import")
+_EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last", "tf32", "import")
 
 
 def train(arguments: list[str]) -> int:
     """Run `paceline train`; returns the exit status."""
     from paceline.config.batch import layouts
+    from paceline.config.duration import check_steps
     from paceline.config.imports import allow_given, load_imports
     from paceline.config.io import load_recipe, split_overrides
     from paceline.config.scaling import scaled
@@ -70,6 +71,8 @@ def train(arguments: list[str]) -> int:
         recipe = scaled(recipe, world_size(options), options.scale_batch)
     name = plain_name(options.name or recipe.name)
     check_results_url(options.results)
+    if options.profile:
+        check_steps("--profile", options.profile)
     if not under_launcher(os.environ):
         layouts(recipe, world_size(options))
         if needs_agent(options):
@@ -95,7 +98,7 @@ def train(arguments: list[str]) -> int:
 
     load_imports(recipe)
     overridden = [key.replace("-", "_") for key, _ in split_overrides(overrides)]
-    train_recipe(recipe, options.runs, name, options.resume, options.results, overridden)
+    train_recipe(recipe, options.runs, name, options.resume, options.results, overridden, options.profile)
     return 0
 
 
@@ -110,6 +113,9 @@ def _train_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--results", default="", metavar="s3://BUCKET/PREFIX", help="copy the run folder there during training"
+    )
+    parser.add_argument(
+        "--profile", default="", metavar="10ba", help="profile this many steps (torch.profiler) into RUN/profile"
     )
     add_scaling(parser)
     add_process_options(parser)

@@ -76,6 +76,7 @@ def memory_key(recipe: Recipe, ranks: int) -> dict[str, Any]:
         "sync_batchnorm": recipe.model.sync_batchnorm,
         "channels_last": recipe.channels_last,
         "compile": recipe.compile,
+        "activation_checkpointing": recipe.model.activation_checkpointing,
         "ranks": ranks,
     }
 

@@ -10,6 +10,8 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
+from paceline.errors import UserError
+
 Unit = Literal["ep", "ba", "s"]
 CODES = ("invalid-duration", "zero-interval", "seconds-not-allowed")
 """Codes of the problems that a duration can have."""
@@ -67,6 +69,14 @@ def _check_steps(text: object) -> str:
             'seconds are not allowed here, because the schedule needs a known end; write "10ep" or "500ba"',
         )
     return text
+
+
+def check_steps(option: str, text: str) -> None:
+    """UserError if the value of an option is not a number of epochs or steps above zero."""
+    try:
+        _not_zero(_check_steps(text))
+    except PydanticCustomError as error:
+        raise UserError(error.type, f"{option} {text}: {error.message()}.", option=option) from None
 
 
 Interval = Annotated[str, BeforeValidator(_check_interval)]

@@ -33,6 +33,9 @@ class Model:
     """Standard deviation of the initial classifier weights, with a zero bias; 0: the model's own initialization."""
     sync_batchnorm: bool = False
     """Compute batch norm statistics over all ranks instead of per rank."""
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    """Save memory by recomputing activations of repeated blocks in the backward pass. full: all of them; selective: all
+    but the results of matrix products, convolutions and attention, which costs less time."""
 
 
 @dataclass(frozen=True)
@@ -264,8 +267,10 @@ class Recipe:
     """Mixed precision. auto: bf16 if the device supports it, fp16 with loss scaling on other GPUs, else fp32."""
     channels_last: bool = True
     """Keep images and convolutions in channels-last (NHWC) memory format, which is usually faster."""
+    tf32: bool = True
+    """GPUs: compute fp32 matrix products and convolutions in TF32, which is several times faster; false: exact fp32."""
     compile: bool = False
-    """Compile the model with torch.compile."""
+    """Compile the repeated blocks of the model with torch.compile, once per image size and batch size."""
 
     def all_phases(self) -> tuple[Phase, ...]:
         """The phases of the recipe or of its ramp, or one endless phase."""

@@ -58,7 +58,7 @@ class Replica:
             )
             self._ddp.register_comm_hook(None, self._sync.average)
             forward = self._ddp
-        self.forward: Callable[[torch.Tensor], torch.Tensor] = torch.compile(forward) if recipe.compile else forward
+        self.forward: Callable[[torch.Tensor], torch.Tensor] = forward
 
     def sync_gradients(self, last: bool) -> AbstractContextManager[object]:
         """Context for a micro-batch: only the last one of a step synchronizes gradients."""

@@ -16,6 +16,7 @@ from paceline.config.recipe import Recipe
 from paceline.distributed.grad_sync import WIRE_DTYPES
 from paceline.distributed.world import World
 from paceline.errors import UserError
+from paceline.system.blocks import repeated_blocks
 from paceline.system.norms import BATCH_NORMS
 
 
@@ -28,7 +29,7 @@ class Sharded:
     def __init__(self, model: nn.Module, world: World, recipe: Recipe, precision: str):
         shard(model, world, recipe, precision)
         self.module, self._reshard = model, recipe.fsdp.reshard_after_forward
-        self.forward: Callable[[torch.Tensor], torch.Tensor] = torch.compile(model) if recipe.compile else model
+        self.forward: Callable[[torch.Tensor], torch.Tensor] = model
 
     def sync_gradients(self, last: bool) -> AbstractContextManager[object]:
         """Context for a micro-batch: only the last one of a step synchronizes gradients."""
@@ -96,16 +97,6 @@ def shard(model: nn.Module, world: World, recipe: Recipe, precision: str) -> Non
             f"strategy=fsdp: model.name={recipe.model.name} cannot be sharded ({reason}). Use strategy=ddp.",
             model=recipe.model.name,
         ) from None
-
-
-def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the blocks of a ViT or the bottlenecks of a ResNet: children of sequences, two or more of one class."""
-    for module in model.modules():
-        if isinstance(module, nn.Sequential | nn.ModuleList):
-            # skip single layers and nested sequences, whose children are visited by themselves
-            blocks = [child for child in module if not isinstance(child, nn.Sequential) and list(child.children())]
-            kinds = [type(block) for block in blocks]
-            yield from (block for block in blocks if kinds.count(type(block)) > 1)
 
 
 def _gathered(tree: Any) -> Any:

@@ -18,10 +18,13 @@ from paceline.distributed.ddp import Replica, average_buffers, broadcast_model
 from paceline.distributed.sync_batchnorm import synchronize
 from paceline.distributed.world import World
 from paceline.engine import precision
+from paceline.engine.compiled import Compilation, compile_model
+from paceline.engine.kernels import choose_kernels
 from paceline.engine.model import create_model, probe
 from paceline.engine.objective import Objective
 from paceline.engine.rank_checks import check_same_model
 from paceline.errors import UserError
+from paceline.models.activation_checkpointing import checkpoint_activations
 from paceline.models.airbench import AirbenchNet
 from paceline.optim import groups
 from paceline.optim.ema import AveragedModel
@@ -51,6 +54,7 @@ class Setup:
     scaler: torch.amp.GradScaler
     precision: str
     lr_plan: LrPlan
+    compilation: Compilation = field(default_factory=Compilation)
     _evaluators: dict[tuple[int, bool, str], Evaluator] = field(default_factory=dict)
 
     @property
@@ -139,6 +143,7 @@ class Setup:
 
 def build(recipe: Recipe, world: World) -> Setup:
     """Return the data, model, optimizer and schedule of a recipe for this rank."""
+    choose_kernels(world.device, recipe.tf32)
     source = open_source(recipe)
     plan = Plan.of(recipe, source.num_train, world.size, world.rank)
     timeline = plan.timeline
@@ -160,6 +165,8 @@ def build(recipe: Recipe, world: World) -> Setup:
     resolved = precision.resolve(recipe.precision, world.device)
     lr_plan = LrPlan.of(recipe.optim, timeline)
     ema = AveragedModel(model, recipe.ema) if recipe.ema.decay else None
+    checkpoint_activations(model, recipe.model)  # after the copy, which evaluation runs as it is
+    compilation = compile_model(model, timeline, world.device) if recipe.compile else Compilation()
     sharded = _strategy(recipe, world) == "fsdp"
     replica = _sharded(model, ema, world, recipe, resolved) if sharded else Replica(model, world, recipe)
     return Setup(
@@ -170,12 +177,13 @@ def build(recipe: Recipe, world: World) -> Setup:
         source=source,
         loader=loader,
         replica=replica,
-        optimizer=groups.create(model, recipe.optim, fused=resolved != "fp16" and not sharded),
+        optimizer=groups.create(model, recipe.optim, loss_scaling=resolved == "fp16"),
         objective=Objective(recipe.train, len(source.classes), recipe.seed),
         ema=ema,
         scaler=precision.grad_scaler(resolved, world.device, recipe.train.init_loss_scale),
         precision=resolved,
         lr_plan=lr_plan,
+        compilation=compilation,
     )
 
 

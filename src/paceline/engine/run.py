@@ -17,6 +17,7 @@ from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.engine.callbacks import Callbacks, callback_error
+from paceline.engine.profiling import NoProfiler
 from paceline.engine.replicas import Replicas, newest_step
 from paceline.engine.sanity import sanity_warnings
 from paceline.engine.totals import totals
@@ -48,6 +49,7 @@ class TrainingRun:
     best: float | None = None
     disk: DiskWarning = field(default_factory=DiskWarning)
     window: Window = field(default_factory=Window)
+    profiler: NoProfiler = field(default_factory=NoProfiler)
     below_curve: str = ""
     """Why the run must end after its next checkpoint, if it fell below the expected curve."""
     _evaluation: dict[str, Any] = field(default_factory=dict)
@@ -67,8 +69,11 @@ class TrainingRun:
     def log(self, step: int, lr: float) -> None:
         """Gather the metrics of all ranks since the last call and write a train record."""
         newest = newest_step(self.folder.checkpoints) if self.replicas.needed and self._world.is_rank_zero else -1
+        figures, compile_seconds = self.window.take(), self.setup.compilation.take_seconds()
         local = replace(
-            self.window.take(),
+            figures,
+            compute_seconds=max(0.0, figures.compute_seconds - compile_seconds),
+            compile_seconds=compile_seconds,
             num_corrupt=self.setup.loader.num_corrupt,
             peak_memory=peak_memory(self._world.device),
             newest_checkpoint=newest,
@@ -77,11 +82,8 @@ class TrainingRun:
         steps, images = ranks[0].steps, ranks[0].images
         if bad := [rank.first_bad for rank in ranks if rank.first_bad >= 0]:
             first = step - steps + 1 + min(bad)
-            self._fail_not_finite(
-                "loss-not-finite",
-                f"the loss is not finite at step {first} (current learning rate {lr:.4g})",
-                first - 1,
-            )
+            what = f"the loss is not finite at step {first} (current learning rate {lr:.4g})"
+            self._fail_not_finite("loss-not-finite", what, first - 1)
         split = {name: [rank.seconds[name] for rank in ranks] for name in ranks[0].seconds}
         seconds = {name: sum(times) / len(times) for name, times in split.items()}
         record = {
@@ -98,12 +100,11 @@ class TrainingRun:
         if self.setup.scaler.is_enabled():
             record["loss_scale"] = scale = self.setup.scaler.get_scale()
             if scale < self._scale and self._world.is_rank_zero:
-                log.info(
-                    "fp16 gradients overflowed before step %d; those steps were skipped, and the loss scale is now %g",
-                    step,
-                    scale,
-                )
+                skipped = "fp16 gradients overflowed before step %d; those steps were skipped, and the loss scale is %g"
+                log.info(skipped, step, scale)
             self._scale = scale
+        if compiling := max(rank.compile_seconds for rank in ranks):
+            record["compile_seconds"] = compiling
         if corrupt := sum(rank.num_corrupt for rank in ranks):
             record["corrupt"] = corrupt
         if self._world.size > 1:

@@ -23,6 +23,7 @@ from paceline.distributed.world import World
 from paceline.engine import precision
 from paceline.engine.build import build_model, load_weights
 from paceline.engine.evaluate import check_corrupt_fraction, evaluate
+from paceline.engine.kernels import any_shape, choose_kernels
 from paceline.engine.resume import saved_recipe
 from paceline.engine.session import display_of
 from paceline.errors import UserError
@@ -88,8 +89,9 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
         model = build_model(plain, source, len(classes), timeline, world)
         load_weights(model, parts["ema"] or parts["model"], str(folder))
         resolved = precision.resolve(recipe.precision, world.device)
+        choose_kernels(world.device, recipe.tf32)
         batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device)
-        with closing(display_of(world)) as display, display.evaluating(batches) as advance:
+        with closing(display_of(world)) as display, display.evaluating(batches) as advance, any_shape():
             metrics = evaluate(
                 model,
                 _relabeled(batches, numbers),

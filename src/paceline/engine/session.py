@@ -29,6 +29,7 @@ from paceline.engine.callbacks import Callbacks
 from paceline.engine.covered import newest_covered
 from paceline.engine.examples import examples
 from paceline.engine.parts import check_parts
+from paceline.engine.profiling import Profiler, profiled_steps
 from paceline.engine.rank_checks import check_same_data, check_same_imports, check_same_recipe
 from paceline.engine.replicas import Replicas
 from paceline.engine.resume import check_recipe_file, check_same_experiment, choose_folder, warn_of_changed_code
@@ -67,10 +68,12 @@ def train_recipe(
     resume: Path | None = None,
     results: str = "",
     overrides: Sequence[str] = (),
+    profile: str = "",
 ) -> Path:
     """Train a recipe in a new run folder in `root`, or resume an unfinished one, and return the folder.
 
-    `overrides`: fields of a resumed run that the user set, which may differ from its recipe.yaml.
+    `overrides`: fields of a resumed run that the user set, which may differ from its recipe.yaml. `profile`: how many
+    steps to profile, e.g. "10ba".
     """
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
@@ -99,7 +102,10 @@ def train_recipe(
         setup = build(recipe, world)
         check_same_data(setup.source, world)
         announce(setup, path, saved[0].folder if saved else None)
+        profiled = profiled_steps(profile, setup.timeline, saved[0].step if saved else 0)
         run = _open_run(folder, setup, saved, replicas)
+        if profiled and world.is_rank_zero:
+            run.profiler = Profiler(folder.profile, profiled, world.device, run.sink)
         if results and world.local_rank == 0:
             only = "" if world.is_rank_zero else "telemetry"
             after_disconnect.callback(Results(path, results, recipe.checkpoint.best, only).close)

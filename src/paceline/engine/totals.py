@@ -47,6 +47,8 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
         "images": images,
         "corrupt": trained[-1].get("corrupt", 0) if trained else 0,
         "train_seconds": train_seconds,
+        "compile_seconds": sum(record.get("compile_seconds", 0.0) for record in trained),
+        "recompilations": setup.compilation.recompilations,
         "seconds": seconds,
         "images_per_second": images / train_seconds if train_seconds else None,
         "final": evaluated[-1] if evaluated else None,

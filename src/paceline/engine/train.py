@@ -30,6 +30,7 @@ from paceline.data.load.order import step_seed
 from paceline.engine.build import Setup
 from paceline.engine.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.interval import IntervalTrigger
+from paceline.engine.kernels import any_shape
 from paceline.engine.model import check_logits, naming_model
 from paceline.engine.run import TrainingRun
 from paceline.engine.stop import Agreement, Signals
@@ -46,6 +47,8 @@ def train(setup: Setup, run: TrainingRun) -> dict[str, Any]:
     log_every, evaluate_every, checkpoint_every = intervals(recipe, setup.timeline)
     # the stop of a callback ends the run at the same step on any number of ranks; only rank 0 needs callbacks
     wait = setup.world.broadcast_object(bool(recipe.callbacks))
+    # a new size or batch is compiled first, which may take longer than the rank timeout
+    started = max([run.first_step, *(phase.begin for phase in setup.timeline.phases if recipe.compile)])
     agreement, done = Agreement(setup.world, 5, wait), run.first_step
     batches = setup.loader.steps(run.first_step)
     with Signals(setup.world) as signals, closing(agreement):
@@ -55,12 +58,15 @@ def train(setup: Setup, run: TrainingRun) -> dict[str, Any]:
             lr = lr_at(step, setup.lr_plan)
             torch.manual_seed(step_seed(recipe.seed, step, setup.world.rank))
             result = train_step(setup, micro_batches, step, lr)
-            run.window.add(result, setup.timeline.phase_at(step).global_batch)
+            phase = setup.timeline.phase_at(step)
+            run.window.add(result, phase.global_batch)
+            setup.compilation.after_step(phase)
             done = step + 1
-            if step == run.first_step:
+            if step == started:
                 setup.world.shorten_timeout()
             if setup.ema:
                 setup.ema.update(setup.replica.module, done)
+            run.profiler.step(done)
             run.display.step(done)
             run.callbacks.step(done, setup.timeline.epoch_at(done), lr, result.loss, run.writer.writing)
 
@@ -129,7 +135,7 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
 def measure(setup: Setup, step: int, on_batch: Callable[[int], object], stop: Callable[[], int]) -> dict[str, float]:
     """Return the validation metrics after a step."""
     model, tta = setup.evaluated_model, setup.recipe.evaluate.tta
-    with setup.replica.unsharded(model):
+    with setup.replica.unsharded(model), any_shape(setup.recipe.compile):
         classes = len(setup.source.classes)
         batches = setup.evaluator(step)
         metrics = evaluate(model, batches, classes, setup.world, setup.autocast, tta, on_batch, stop)

@@ -44,6 +44,8 @@ class WindowFigures:
     peak_memory: int = 0
     newest_checkpoint: int = -1
     """Its step, on rank 0."""
+    compile_seconds: float = 0.0
+    """Not part of the times above."""
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -7,6 +7,10 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from paceline.config.recipe import Ema
+from paceline.system.torch_internals import copy_all_
+
+_Place = tuple[nn.Module, str]
+"""A tensor of a model: the module and the name in it. The tensor itself may be replaced, as buffers or by FSDP."""
 
 
 class AveragedModel:
@@ -15,6 +19,7 @@ class AveragedModel:
     def __init__(self, model: nn.Module, config: Ema):
         self.model = deepcopy(model).requires_grad_(False).eval()
         self._config = config
+        self._places: tuple[list[_Place], list[_Place]] | None = None
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
@@ -23,12 +28,26 @@ class AveragedModel:
             return
         updates = step // self._config.every
         average = get_ema_multi_avg_fn(min(self._config.decay, (1 + updates) / (10 + updates)))
-        ours, theirs = self.model.state_dict().values(), model.state_dict().values()
-        pairs = [(our, their) for our, their in zip(ours, theirs, strict=True)]
-        moving = [(our, their) for our, their in pairs if our.is_floating_point()]
-        for kind in {type(our) for our, _ in moving}:  # under FSDP weights are sharded and buffers are not
-            same = [(our, their) for our, their in moving if type(our) is kind]
-            average([our for our, _ in same], [their for _, their in same], None)
-        for our, their in pairs:
-            if not our.is_floating_point():
-                our.copy_(their)
+        self._places = self._places or (_places(self.model), _places(model))  # found once, because it takes time
+        ours, theirs = ([getattr(module, name) for module, name in places] for places in self._places)
+        kinds: dict[tuple[bool, type], list[int]] = {}  # under FSDP weights are sharded and buffers are not
+        for index, our in enumerate(ours):
+            kinds.setdefault((our.is_floating_point(), type(our)), []).append(index)
+        for (moving, _), indices in kinds.items():
+            same = [ours[index] for index in indices], [theirs[index] for index in indices]
+            if moving:
+                average(*same, None)
+            else:
+                copy_all_(*same)
+
+
+def _places(model: nn.Module) -> list[_Place]:
+    """Return where the tensors of a model's state are, each once."""
+    kept = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    places = []
+    for module in model.modules():
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if id(tensor) in kept:
+                kept.remove(id(tensor))  # weights can be shared between modules
+                places.append((module, name))
+    return places

@@ -47,8 +47,11 @@ def has_known_state(config: Optim) -> bool:
     return config.name in BUILT_IN and not config.options and not extensions.find("optimizer", config.name)
 
 
-def construct(groups: Groups, config: Optim, fused: bool = False) -> optim.Optimizer:
-    """Return the optimizer of a recipe for these parameter groups."""
+def construct(groups: Groups, config: Optim, fused: bool | None = None) -> optim.Optimizer:
+    """Return the optimizer of a recipe for these parameter groups.
+
+    `fused=None` lets PyTorch choose, which uses foreach kernels on GPUs; False would turn these off as well.
+    """
     if extension := extensions.find("optimizer", config.name):
         return _registered(extension, groups, config)
     kind, arguments = _resolve(config)
@@ -88,7 +91,7 @@ def _resolve(config: Optim) -> tuple[Callable[..., optim.Optimizer], dict[str, A
     name = config.name.removeprefix(_LOOKAHEAD)
     kind, defaults = _class_of(config, name)
     parameters = inspect.signature(kind).parameters
-    taken = parameters.keys() - {"params", "fused"}  # fused kernels depend on precision and strategy, see `create`
+    taken = parameters.keys() - {"params", "fused"}  # `create` chooses the kernels
     if "fallback_lr_scale" in taken:
         taken |= set(FALLBACK_OPTIONS)
     _check_options(config, taken, ("lr", "weight_decay", *_FIELDS))

@@ -2,6 +2,7 @@
 
 from fnmatch import fnmatch
 
+import torch
 from torch import nn, optim
 
 from paceline.config.recipe import Optim
@@ -53,19 +54,32 @@ def _with_fallback(listed: Groups, model: nn.Module, config: Optim) -> Groups:
     ]
 
 
-def create(model: nn.Module, config: Optim, fused: bool = True) -> optim.Optimizer:
-    """Return the optimizer of a recipe.
+def create(model: nn.Module, config: Optim, loss_scaling: bool = False) -> optim.Optimizer:
+    """Return the optimizer of a recipe, with the fastest kernels that it has.
 
-    Fused kernels are the fastest, but do not support sharded tensors, and a step that the loss scaler skips leaves the
-    momentum of fused SGD uninitialized.
+    Fused kernels also skip an overflowed step (`loss_scaling`) on the device, without a wait for its result.
     """
     check(config)
+    sharded = next((parameter for parameter in model.parameters() if hasattr(parameter, "device_mesh")), None)
     if not has_known_state(config):
         check_resumable(config)
-        sharded = next((parameter for parameter in model.parameters() if hasattr(parameter, "device_mesh")), None)
         if sharded is not None:
             check_shardable(config, sharded)
-    return construct(groups(model, config), config, fused)
+    if config.name != "sgd":
+        return construct(groups(model, config), config, fused=True)
+    dampened = bool(config.options.get("dampening"))  # the first momentum is not dampened, so it cannot start at zero
+    fusable = sharded is None and not (loss_scaling and dampened)  # PyTorch's fused SGD does not take sharded tensors
+    optimizer = construct(groups(model, config), config, fused=True if fusable else None)
+    if loss_scaling and optimizer.defaults.get("fused") and config.momentum:
+        _init_momentum(optimizer)
+    return optimizer
+
+
+def _init_momentum(optimizer: optim.Optimizer) -> None:
+    """Start the momentum at zero. Fused SGD would leave it uninitialized if the first step is skipped."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def set_lr(optimizer: optim.Optimizer, lr: float) -> None:

@@ -64,10 +64,16 @@ def _load(optimizer: optim.Optimizer, state: dict[str, Any]) -> None:
     kept = [{"step": group["step"]} if "step" in group else {} for group in state["param_groups"]]
     groups = [ours | theirs for ours, theirs in zip(current, kept, strict=True)]
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
-    for parameter, values in optimizer.state.items():
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                values[name] = place(value, parameter)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            values = optimizer.state.get(parameter, {})
+            # PyTorch leaves the step where the checkpoint had it, unless the kernel needs it on the device
+            on_device = group.get("fused") or group.get("capturable")
+            for name, value in values.items():
+                if name == "step":
+                    values[name] = value.to(parameter.device if on_device else "cpu")
+                elif isinstance(value, torch.Tensor):
+                    values[name] = place(value, parameter)
 
 
 def _complete(optimizer: optim.Optimizer, origin: str) -> None:

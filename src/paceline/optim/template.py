@@ -47,7 +47,7 @@ class Template:
             fields = {key: group[key] for key in GROUP_FIELDS if key in group}
             copies.append({"params": list(unique.values()), **fields})
             first += len(unique)
-        new = construct(copies, config, fused=bool(optimizer.defaults.get("fused")))
+        new = construct(copies, config, fused=optimizer.defaults.get("fused"))
         new.step()
         made = new.state_dict()
         known = {"params", "lr", *GROUP_FIELDS, *argument_names(optimizer, config)}

@@ -38,6 +38,7 @@ class _TrainRecord(_RecordBase, total=False):
     seconds_per_rank: Annotated[dict[Part, list[NonNegativeFloat]], AfterValidator(_same_number_of_ranks)]
     memory_per_rank: Annotated[list[NonNegativeInt], Field(min_length=1)]
     images_per_second: NonNegativeFloat
+    compile_seconds: NonNegativeFloat
     top1: UnitFraction
     lr: FiniteFloat
     loss: FiniteFloat | None
@@ -55,6 +56,18 @@ class _EvalRecord(_RecordBase, total=False):
 
 class _CheckpointRecord(_RecordBase, total=False):
     seconds: Required[NonNegativeFloat]
+
+
+class _ProfiledOperator(TypedDict):
+    name: Annotated[str, Field(max_length=200)]
+    calls: NonNegativeInt
+    seconds: NonNegativeFloat
+    fraction: UnitFraction
+
+
+class _ProfileRecord(_RecordBase, total=False):
+    steps: Required[PositiveInt]
+    operators: Required[Annotated[list[_ProfiledOperator], Field(max_length=100)]]
 
 
 class _CallbackRecord(_RecordBase):
@@ -161,6 +174,7 @@ _RECORDS: dict[str, type] = {
     "eval": _EvalRecord,
     "checkpoint": _CheckpointRecord,
     "callback": _CallbackRecord,
+    "profile": _ProfileRecord,
     "resume": _RecordBase,
 }
 _CHECKS: dict[type, TypeAdapter[Any]] = {

@@ -3,6 +3,10 @@
 tests/unit/test_torch_internals.py checks them on the installed torch; pyproject.toml allows only versions it passes on.
 """
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch.distributed import distributed_c10d
 
@@ -27,3 +31,33 @@ def augmentation_op(image: torch.Tensor, name: str, magnitude: float) -> torch.T
 
     changed: torch.Tensor = _apply_op(image, name, magnitude, InterpolationMode.NEAREST, None)
     return changed
+
+
+def expensive_operators() -> list[Any]:
+    """Return the operators that take most of a step. Those of attention have only private names."""
+    aten = torch.ops.aten
+    attention = ("flash", "flash_attention_for_cpu", "efficient", "cudnn", "fused_attention_overrideable")
+    names = [f"_scaled_dot_product_{kind}" + ("" if "attention" in kind else "_attention") for kind in attention]
+    products = [aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution]
+    return [operator.default for operator in products + [getattr(aten, name) for name in names]]
+
+
+def on_compilation(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
+    """Call functions before and after torch.compile compiles something, also in a backward pass.
+
+    Only private counters show this otherwise, and they do not hold the time of a run.
+    """
+    from torch._dynamo import callback  # late, because it takes seconds
+
+    callback.on_compile_start(start)
+    callback.on_compile_end(end)
+
+
+def record_memory(on: bool) -> None:
+    """Record every allocation on the GPU, with its stack, or stop. torch documents it under private names only."""
+    torch.cuda.memory._record_memory_history("all" if on else None)
+
+
+def write_memory_snapshot(path: Path) -> None:
+    """Write the recorded allocations, which https://pytorch.org/memory_viz shows."""
+    torch.cuda.memory._dump_snapshot(str(path))

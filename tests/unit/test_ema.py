@@ -1,0 +1,64 @@
+"""The moving average of weights."""
+
+import torch
+from torch import nn
+
+from paceline.config.recipe import Ema
+from paceline.optim.ema import AveragedModel
+
+
+def test_ema_averages_weights_and_copies_counters() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    average = AveragedModel(model, Ema(decay=0.9, every=2))
+    before = model[0].weight.detach().clone()
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+        model[1].num_batches_tracked.fill_(7)
+    average.update(model, step=1)
+    assert torch.equal(average.model[0].weight, before)
+    average.update(model, step=200)
+    assert torch.allclose(average.model[0].weight, before + 0.1)
+    assert average.model[1].num_batches_tracked == 7
+
+
+class Reassigning(nn.Module):
+    """Shares a weight between layers, replaces a buffer in every step and has one that checkpoints do not hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("seen", torch.zeros(1))
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+    def step(self) -> None:
+        self.seen, self.cache = self.seen + 1, self.cache + 1
+        with torch.no_grad():
+            self.first.weight += 1
+
+
+def test_ema_follows_buffers_that_are_replaced_and_counts_shared_weights_once() -> None:
+    model = Reassigning()
+    average = AveragedModel(model, Ema(decay=0.5))
+    begin = model.first.weight.detach().clone()
+    for step in range(1000, 1003):  # after the warmup of the decay
+        model.step()
+        average.update(model, step)
+    assert average.model.seen.item() == 0.5 * 3 + 0.25 * 2 + 0.125
+    assert torch.allclose(average.model.first.weight, begin + 0.5 * 3 + 0.25 * 2 + 0.125)
+    assert average.model.first.weight is average.model.second.weight
+    assert average.model.cache.item() == 0
+
+
+def test_ema_is_updated_without_reading_the_state_in_every_step(monkeypatch) -> None:
+    """Also after weights were loaded, which are copied into the same tensors."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    average = AveragedModel(model, Ema(decay=0.5))
+    average.update(model, 1000)
+    average.model.load_state_dict({key: torch.ones_like(value) for key, value in model.state_dict().items()})
+    model.load_state_dict({key: torch.full_like(value, 3) for key, value in model.state_dict().items()})
+    read, calls = nn.Module.state_dict, []
+    monkeypatch.setattr(nn.Module, "state_dict", lambda *a, **k: calls.append(a) or read(*a, **k))
+    average.update(model, 1001)
+    assert not calls
+    assert {value.mean().item() for key, value in read(average.model).items() if "num" not in key} == {2.0}
