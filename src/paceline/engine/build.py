@@ -18,6 +18,7 @@ from paceline.distributed.ddp import Replica, average_buffers, broadcast_model
 from paceline.distributed.sync_batchnorm import synchronize
 from paceline.distributed.world import World
 from paceline.engine import precision
+from paceline.engine.input_dtype import input_dtype
 from paceline.engine.model import create_model, probe
 from paceline.engine.objective import Objective
 from paceline.engine.rank_checks import check_same_model
@@ -67,7 +68,8 @@ class Setup:
         phase = self.timeline.phase_at(max(0, step - 1))
         key = (phase.evaluate_size, phase.rectangular, phase.variant)
         if key not in self._evaluators:
-            self._evaluators = {key: self.source.evaluator(phase, self.world.rank, self.world.size, self.world.device)}
+            place = (self.world.rank, self.world.size, self.world.device)
+            self._evaluators = {key: self.source.evaluator(phase, *place, self.loader.normalize.dtype)}
         return self._evaluators[key]
 
     @property
@@ -158,6 +160,8 @@ def build(recipe: Recipe, world: World) -> Setup:
                 per_rank_batch=1,
             )
     resolved = precision.resolve(recipe.precision, world.device)
+    size = next(iter(source.sizes(timeline)))
+    loader.normalize.dtype = input_dtype(model, resolved, world.device, source.channels, size)
     lr_plan = LrPlan.of(recipe.optim, timeline)
     ema = AveragedModel(model, recipe.ema) if recipe.ema.decay else None
     sharded = _strategy(recipe, world) == "fsdp"

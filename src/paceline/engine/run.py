@@ -47,13 +47,16 @@ class TrainingRun:
     first_step: int = 0
     best: float | None = None
     disk: DiskWarning = field(default_factory=DiskWarning)
-    window: Window = field(default_factory=Window)
+    window: Window = field(init=False)
     below_curve: str = ""
     """Why the run must end after its next checkpoint, if it fell below the expected curve."""
     _evaluation: dict[str, Any] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
     _scale: float = 0.0
     _status: str = "running"
+
+    def __post_init__(self) -> None:
+        self.window = Window(self._world.device)
 
     @property
     def _world(self) -> World:
