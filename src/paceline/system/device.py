@@ -18,9 +18,14 @@ def has_streams(device: torch.device) -> bool:
     return device.type not in ("cpu", "mps")
 
 
+def has_events(device: torch.device) -> bool:
+    """Return whether the device computes asynchronously, so that only its own events can time it."""
+    return device.type != "cpu"
+
+
 def now(device: torch.device) -> Any:
     """Return a point in time: of the clock on CPUs, else an event on the current stream, which does not block it."""
-    if device.type == "cpu" and not has_streams(device):
+    if not has_events(device):
         return time.perf_counter()
     event = torch.Event(device, enable_timing=True)
     event.record(torch.accelerator.current_stream(device))
@@ -36,7 +41,7 @@ def between(begin: Any, end: Any) -> Callable[[], float]:
 
 def wait(device: torch.device) -> None:
     """Wait until the device is done."""
-    if device.type != "cpu":
+    if has_events(device):
         torch.accelerator.synchronize(device)
 
 
@@ -51,6 +56,16 @@ def peak_memory(device: torch.device) -> int:
         return int(status["VmHWM"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):  # not Linux
         return 0
+
+
+def pci_address(device: torch.device) -> str:
+    """Return the PCI address of a GPU as the kernel writes it, or "" if torch does not know it."""
+    properties = torch.cuda.get_device_properties(device)
+    try:
+        domain, bus, slot = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
+    except AttributeError:  # not every build of torch has them
+        return ""
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:
