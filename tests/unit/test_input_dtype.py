@@ -35,7 +35,7 @@ class _OwnStatistics(nn.Module):
 class _Float32Only(_OwnStatistics):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if images.dtype != torch.float32:
-            raise TypeError("float32 only")
+            raise AssertionError("float32 only")
         return self.inner(images)
 
 

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from paceline.data.load.batch import Batch
 from paceline.distributed.world import World
 from paceline.errors import Stopped, UserError
-from paceline.system.device import exact_dtype
 
 
 @torch.no_grad()
@@ -34,9 +33,8 @@ def evaluate(
     was_training = model.training
     model.eval()
     # float64 holds counts exactly, and makes the loss independent of the order in which ranks are added
-    exact = exact_dtype(world.device)
-    totals = torch.zeros(6, dtype=exact, device=world.device)
-    labels, predictions = torch.zeros(2, num_classes, dtype=exact, device=world.device)
+    totals = torch.zeros(6, dtype=torch.float64, device=world.device)
+    labels, predictions = torch.zeros(2, num_classes, dtype=torch.float64, device=world.device)
     for batch in batches:
         if signum := stop():
             totals[4 if signum == signal.SIGINT else 5] += 1
@@ -46,13 +44,13 @@ def evaluate(
         logits = logits.float()
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices
         top = best == batch.labels[:, None]
-        ones = torch.ones(len(batch.labels), dtype=exact, device=world.device)
+        ones = torch.ones(len(batch.labels), dtype=torch.float64, device=world.device)
         labels.index_add_(0, batch.labels, ones)
         predictions.index_add_(0, best[:, 0], ones)
         totals[0] += len(batch.labels)
         totals[1] += top[:, 0].sum()
         totals[2] += top.any(1).sum()
-        totals[3] += F.cross_entropy(logits, batch.labels, reduction="none").to(exact).sum()
+        totals[3] += F.cross_entropy(logits, batch.labels, reduction="none").double().sum()
         on_batch(len(batch.labels))
     model.train(was_training)
     world.sum_(labels)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from paceline.engine import precision
+from paceline.errors import USER_CODE_ERRORS
 
 
 def input_dtype(
@@ -15,15 +16,16 @@ def input_dtype(
     one image then do not depend on the data type. They do for a model that first computes in float32, such as one that
     normalizes its input.
     """
-    dtype, was_training = precision.DTYPES[resolved], model.training
-    if dtype == torch.float32:
-        return dtype
+    if resolved == "fp32":
+        return torch.float32
+    was_training = model.training
     image = torch.rand(1, channels, *size, generator=torch.Generator().manual_seed(0)).to(device)
     model.eval()
     try:
         with torch.no_grad(), precision.autocast(resolved, device):
+            dtype = torch.get_autocast_dtype(device.type)
             logits, lower = model(image), model(image.to(dtype))
-    except (RuntimeError, TypeError, ValueError):  # of an operator that has no kernel for the lower precision
+    except USER_CODE_ERRORS:  # the model supports float32 only; if it fails there too, training reports it
         return torch.float32
     finally:
         model.train(was_training)

@@ -7,7 +7,7 @@ import torch
 from paceline.errors import UserError
 from paceline.system.logs import log
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve(wanted: str, device: torch.device) -> str:
@@ -36,7 +36,7 @@ def _supports_bf16(device: torch.device) -> bool:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    return torch.autocast(device.type, dtype=DTYPES[precision], enabled=precision != "fp32")
+    return torch.autocast(device.type, dtype=_DTYPES[precision], enabled=precision != "fp32")
 
 
 def grad_scaler(precision: str, device: torch.device, scale: float) -> torch.amp.GradScaler:

@@ -60,17 +60,12 @@ def peak_memory(device: torch.device) -> int:
 
 def pci_address(device: torch.device) -> str:
     """Return the PCI address of a GPU as the kernel writes it, or "" if torch does not know it."""
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)
     try:
         domain, bus, slot = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
     except AttributeError:  # not every build of torch has them
         return ""
     return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
-
-
-def exact_dtype(device: torch.device) -> torch.dtype:
-    """Return the data type for sums of counts: float64, which MPS does not have."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def host_buffer(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
