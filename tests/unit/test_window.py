@@ -40,7 +40,7 @@ def _result(loss: float, correct: int) -> StepResult:
 
 
 def test_a_window_sums_its_steps_and_starts_again() -> None:
-    window = Window()
+    window = Window(torch.device("cpu"))
     for number, loss in enumerate((1.0, 2.0, math.inf, math.nan), start=1):
         window.add(_result(loss, number), images=32)
     first = window.take()

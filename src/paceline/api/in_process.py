@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from paceline.api.processes import NOT_INHERITED
 from paceline.errors import Stopped, UserError
+from paceline.system.host import affinity_restorer
 from paceline.system.logs import log
 
 _trained_in = 0  # the process that trained first; threads of torch do not survive a fork of it
@@ -18,7 +19,7 @@ def in_this_process() -> Iterator[None]:
     """Hide the variables of a launcher, and turn a stop after a signal into KeyboardInterrupt.
 
     Settings of torch that training cannot work with are neutralized. They, the random state, threads, log handlers,
-    warning filters and environment variables are restored at the end.
+    CPU affinity, warning filters and environment variables are restored at the end.
     """
     global _trained_in
     if threading.current_thread() is not threading.main_thread():
@@ -34,6 +35,7 @@ def in_this_process() -> Iterator[None]:
     with ExitStack() as restored:
         _restore_torch(restored)
         _restore_log(restored)
+        restored.callback(affinity_restorer())
         restored.enter_context(warnings.catch_warnings())
         restored.callback(_restore_environment, dict(os.environ))
         for name in NOT_INHERITED:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.cli.options import count
 from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
-from paceline.system.host import limit_openmp_spinning
+from paceline.system.host import expand_gpu_segments, limit_openmp_spinning
 from paceline.system.signals import interrupts_end
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def enter_rank(options: argparse.Namespace) -> None:
     if options.threads:
         os.environ["PACELINE_THREADS"] = str(options.threads)
     limit_openmp_spinning()
+    expand_gpu_segments()
 
 
 def start_with_options(command: list[str], options: argparse.Namespace) -> int:
@@ -122,6 +123,7 @@ def start_ranks(command: list[str], procs: int, join: "JoinSpec | None" = None) 
         planned = plan(command, procs, join or JoinSpec())
         os.environ.update(planned.environment)
         limit_openmp_spinning()
+        expand_gpu_segments()
         multiprocessing.set_forkserver_preload(["paceline.engine.preload"])
         forkserver.start_server()  # it imports torch at the same time as this process
         from paceline.cli.main import main

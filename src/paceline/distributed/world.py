@@ -24,7 +24,8 @@ from paceline.distributed.process_group import connect_ranks, set_timeout
 from paceline.distributed.sockets import refuse_new_connections
 from paceline.distributed.store import store_at
 from paceline.errors import UserError
-from paceline.system.host import confine, cores, host_name, machine_id, unbind
+from paceline.system.device import pci_address
+from paceline.system.host import bind_near_gpu, confine, cores, host_name, machine_id
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
@@ -69,8 +70,8 @@ class World:
             if env.AGENT in os.environ and "PACELINE_THREADS" not in os.environ:
                 confine(self.local_rank, self.local_size)
         if self.device.type == "cuda":
-            unbind()
             torch.cuda.set_device(self.device)
+            _bind_near_gpu(self.device, self.local_rank, self.local_size)
         if self.size == 1:
             yield self
             return
@@ -220,6 +221,14 @@ def _device(requested: str, local_rank: int) -> torch.device:
             gpus=available,
         )
     return torch.device("cuda", local_rank)
+
+
+def _bind_near_gpu(device: torch.device, local_rank: int, local_size: int) -> None:
+    """Bind this rank to cores near its GPU. SLURM may give each task its own cores, and its own GPU as cuda:0."""
+    own_gpu = torch.cuda.device_count() < local_size
+    gpus = [device] if own_gpu else [torch.device(device.type, number) for number in range(local_size)]
+    divided = own_gpu or ("RANK" not in os.environ and env.in_srun(os.environ))
+    bind_near_gpu([pci_address(gpu) for gpu in gpus], 0 if own_gpu else local_rank, divided)
 
 
 def rank_timeout() -> timedelta:

@@ -19,6 +19,7 @@ from paceline.distributed.sync_batchnorm import synchronize
 from paceline.distributed.world import World
 from paceline.engine import precision
 from paceline.engine.compiled import Compilation, compile_model
+from paceline.engine.input_dtype import input_dtype
 from paceline.engine.kernels import choose_kernels
 from paceline.engine.model import create_model, probe
 from paceline.engine.objective import Objective
@@ -71,7 +72,8 @@ class Setup:
         phase = self.timeline.phase_at(max(0, step - 1))
         key = (phase.evaluate_size, phase.rectangular, phase.variant)
         if key not in self._evaluators:
-            self._evaluators = {key: self.source.evaluator(phase, self.world.rank, self.world.size, self.world.device)}
+            place = (self.world.rank, self.world.size, self.world.device)
+            self._evaluators = {key: self.source.evaluator(phase, *place, self.loader.normalize.dtype)}
         return self._evaluators[key]
 
     @property
@@ -163,6 +165,8 @@ def build(recipe: Recipe, world: World) -> Setup:
                 per_rank_batch=1,
             )
     resolved = precision.resolve(recipe.precision, world.device)
+    size = next(iter(source.sizes(timeline)))
+    loader.normalize.dtype = input_dtype(model, resolved, world.device, source.channels, size)
     lr_plan = LrPlan.of(recipe.optim, timeline)
     ema = AveragedModel(model, recipe.ema) if recipe.ema.decay else None
     checkpoint_activations(model, recipe.model)  # after the copy, which evaluation runs as it is

@@ -48,7 +48,7 @@ class TrainingRun:
     first_step: int = 0
     best: float | None = None
     disk: DiskWarning = field(default_factory=DiskWarning)
-    window: Window = field(default_factory=Window)
+    window: Window = field(init=False)
     profiler: NoProfiler = field(default_factory=NoProfiler)
     below_curve: str = ""
     """Why the run must end after its next checkpoint, if it fell below the expected curve."""
@@ -56,6 +56,9 @@ class TrainingRun:
     _warned: set[str] = field(default_factory=set)
     _scale: float = 0.0
     _status: str = "running"
+
+    def __post_init__(self) -> None:
+        self.window = Window(self._world.device)
 
     @property
     def _world(self) -> World:

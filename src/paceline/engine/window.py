@@ -1,14 +1,18 @@
-"""Metrics and times between two log records."""
+"""Metrics and times between two log records.
+
+All times are intervals between points on one timeline: that of the compute stream on accelerators, of the clock on
+CPUs. A window starts where the previous one ended, and compute is what no other part covers, so the parts add up to the
+wall time. A batch that is decoded and copied while the stream still computes costs no time.
+"""
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 
 import torch
 
-from paceline.engine.clock import Clock
+from paceline.system.device import between, now
 
 
 @dataclass(frozen=True)
@@ -72,19 +76,23 @@ class WindowFigures:
 class Window:
     """Accumulates results since the last log record. Tensors stay on the device until `take`."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device):
+        self._device = device
         self.steps: list[StepResult] = []
         self.images = 0
-        self.clock = Clock()
+        self._data_seconds: list[Callable[[], float]] = []
         self.restart()
 
     def restart(self) -> None:
-        self._begin = time.perf_counter()
+        """Begin after a pause that belongs to no window."""
+        self._begin = now(self._device)
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
-        with self.clock.part("data"):
-            yield
+        """Measure how long the stream is idle until the next batch has arrived."""
+        begin = now(self._device)
+        yield
+        self._data_seconds.append(between(begin, now(self._device)))
 
     def add(self, step: StepResult, images: int) -> None:
         self.steps.append(step)
@@ -92,13 +100,12 @@ class Window:
 
     def take(self) -> WindowFigures:
         """Return the figures since the last call, and reset."""
-        losses = torch.stack([step.loss for step in self.steps]).double().cpu()  # synchronizes with the device
+        begin, end = self._begin, now(self._device)
+        losses = torch.stack([step.loss for step in self.steps]).cpu().double()  # synchronizes with the device
         bad = (~losses.isfinite()).nonzero()
-        wall = time.perf_counter() - self._begin
-        data = self.clock.take().get("data", 0.0)
+        data = sum(seconds() for seconds in self._data_seconds)
         sync = sum(step.sync_seconds() for step in self.steps)
         optimizer = sum(step.optimizer_seconds() for step in self.steps)
-        rest = wall - data - optimizer - (0.0 if math.isnan(sync) else sync)
         figures = WindowFigures(
             steps=len(losses),
             loss=losses.sum().item(),
@@ -106,10 +113,9 @@ class Window:
             first_bad=int(bad[0]) if len(bad) else -1,
             images=self.images,
             data_seconds=data,
-            compute_seconds=rest,
+            compute_seconds=between(begin, end)() - data - optimizer - (0.0 if math.isnan(sync) else sync),
             sync_seconds=sync,
             optimizer_seconds=optimizer,
         )
-        self.steps, self.images = [], 0
-        self.restart()
+        self.steps, self.images, self._data_seconds, self._begin = [], 0, [], end
         return figures

@@ -1,4 +1,4 @@
-"""This host: its name, its processor, the cores that processes may use, and CPU affinity of threads.
+"""This host: its name, its processor, the cores that processes may use, CPU affinity, and settings of torch.
 
 OpenMP's threads synchronize many times per step. When other processes are busy, the kernel schedules two of them on one
 core, where one blocks the other (benchmarks/shared_cpu.py measures it). Therefore each thread is bound to a core.
@@ -10,9 +10,14 @@ import platform
 import socket
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-_mask: frozenset[int] = frozenset()  # cores of this process before its main thread was bound to one of them
+from paceline.system import numa
+
+_mask: frozenset[int] = frozenset()  # cores of this process, which may be more than those of its main thread
+_AFFINITY = {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
+_ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
 
 
 def host_name() -> str:
@@ -55,6 +60,15 @@ def limit_openmp_spinning() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
+def expand_gpu_segments() -> None:
+    """Let torch's allocator grow segments of GPU memory, unless the user configured it. Call it before importing torch.
+
+    Phases change the image size. Segments of fixed sizes would be left unused, and the GPU would run out of memory.
+    """
+    if not _ALLOCATOR & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
 def bind_openmp() -> None:
     """Import torch so that every compute thread is bound to its own core, unless the user set another affinity.
 
@@ -64,7 +78,7 @@ def bind_openmp() -> None:
     if "torch" in sys.modules:
         return  # OpenMP has already read its settings
     _mask = _available()
-    if {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "PACELINE_THREADS"} & os.environ.keys():
+    if (_AFFINITY | {"PACELINE_THREADS"}) & os.environ.keys():
         return
     os.environ["OMP_PROC_BIND"] = "true"
     importlib.import_module("torch")
@@ -85,8 +99,39 @@ def confine(number: int, processes: int) -> None:
         os.sched_setaffinity(0, mask[number * each : (number + 1) * each])
 
 
+def bind_near_gpu(addresses: Sequence[str], number: int, divided: bool) -> None:
+    """Bind this rank to its part of the cores of its GPU's NUMA node; background threads may use spare cores as well.
+
+    `addresses`: PCI addresses of the GPUs of this node's ranks, `number`: which of them is this one. `divided`: the
+    launcher has already given each rank its own cores. Without NUMA nodes the rank keeps its cores.
+    """
+    global _mask
+    unbind()
+    mask = _available()
+    if not mask or _AFFINITY & os.environ.keys():
+        return
+    local = [numa.cores_of(address) for address in (addresses[number : number + 1] if divided else addresses)]
+    share = numa.divide(mask, local, 0 if divided else number, numa.siblings_of(mask))
+    if share:
+        _mask = share.near | share.spare
+        os.sched_setaffinity(0, share.near)
+
+
+def affinity_restorer() -> Callable[[], None]:
+    """Return a function that gives the calling thread the cores that it has now."""
+    before, mask = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset(), _mask
+
+    def restore() -> None:
+        global _mask
+        _mask = mask
+        if before:
+            os.sched_setaffinity(0, before)
+
+    return restore
+
+
 class BackgroundThread(threading.Thread):
-    """A daemon thread that may run on any core."""
+    """A daemon thread that may run on any core of this process."""
 
     def __init__(self, target: object, name: str, args: tuple[object, ...] = ()):
         super().__init__(target=target, name=name, args=args, daemon=True)  # type: ignore[arg-type]

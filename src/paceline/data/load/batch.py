@@ -1,32 +1,46 @@
 """The batch that loaders yield, and its normalization."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
+
+from paceline.system.device import has_streams
 
 
 @dataclass(frozen=True)
 class Batch:
-    images: torch.Tensor
-    """float32, normalized, (samples, channels, height, width)."""
+    source: torch.Tensor | Callable[[], torch.Tensor]
+    """The images, or a function that computes them."""
     labels: torch.Tensor
     ids: torch.Tensor
+    """In host memory."""
+    owner: object = None
+    """Holds the memory of the pixels, which is reused when it is deleted."""
+
+    @property
+    def images(self) -> torch.Tensor:
+        """Normalized images, (samples, channels, height, width), computed at each access.
+
+        Until then a micro-batch takes one byte per value.
+        """
+        return self.source if isinstance(self.source, torch.Tensor) else self.source()
 
 
 class Normalize:
-    """Moves uint8 pixels to the device and normalizes them there."""
+    """Normalizes uint8 pixels on the device."""
 
-    def __init__(self, mean: torch.Tensor, std: torch.Tensor, device: torch.device):
-        self.mean, self.std, self._device = mean, std, device
+    def __init__(self, mean: torch.Tensor, std: torch.Tensor, device: torch.device, dtype: torch.dtype = torch.float32):
+        self.mean, self.std, self.dtype = mean, std, dtype
+        self._one_pass = has_streams(device)
         self._scale = (1 / (255 * std)).to(device).view(-1, 1, 1)
         self._shift = (-mean / std).to(device).view(-1, 1, 1)
 
-    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return normalized float32 images in channels_last format; pixels (N, C, H, W) may have either format."""
-        moved = pixels.to(self._device, non_blocking=True)
-        return moved.to(torch.float32, memory_format=torch.channels_last).mul_(self._scale).add_(self._shift)
-
-    def batch(self, pixels: torch.Tensor, labels: np.ndarray, ids: np.ndarray) -> Batch:
-        numbers = torch.from_numpy(labels.astype(np.int64)).to(self._device, non_blocking=True)
-        return Batch(self(pixels), numbers, torch.from_numpy(ids))
+    def __call__(self, pixels: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return normalized images in channels_last format; pixels (N, C, H, W) may have either format."""
+        dtype = dtype or self.dtype
+        if self._one_pass:  # a single kernel reads bytes and writes the compute dtype
+            images = torch.empty_like(pixels, dtype=dtype, memory_format=torch.channels_last)
+            return torch.addcmul(self._shift, pixels, self._scale, out=images)
+        images = pixels.to(torch.float32, memory_format=torch.channels_last).mul_(self._scale).add_(self._shift)
+        return images.to(dtype)

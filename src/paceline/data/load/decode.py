@@ -2,20 +2,25 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from paceline.data.images import Change, Choose, ImageSplit, Reader
 from paceline.errors import UserError
+from paceline.system.device import has_streams, host_buffer
 from paceline.system.host import unbind
 from paceline.system.logs import log
 
 _MIN_CHUNK = 32  # images per native call, which makes the overhead of Python negligible
 _MAX_AHEAD_BYTES = 256 << 20
+_MAX_FREE = 10  # buffers kept for reuse; image sizes change between phases
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,76 +45,76 @@ class Request:
         return len(self.keys), 3, self.height, self.width
 
 
-_Work = tuple[torch.Tensor, Request, list[Future[dict[int, str]]]]
+class Decoded:
+    """A request with its pixels. Their memory is reused once this object is deleted and their copy is done."""
+
+    def __init__(self, request: Request, pixels: torch.Tensor, free: "_FreeBuffers"):
+        self.request, self.pixels, self._free = request, pixels, free
+        self.copied: torch.Event | None = None
+        """Set by whoever copies the pixels to a device: recorded right after the copy."""
+
+    def __del__(self) -> None:
+        self._free.append((self.pixels, self.copied))
+        del self._free[:-_MAX_FREE]
+
+
+_FreeBuffers = list[tuple[torch.Tensor, torch.Event | None]]
+_Work = tuple[Decoded, list[Future[dict[int, str]]]]
 
 
 class BatchDecoder:
     """Turns requests into uint8 batches (n, 3, height, width), in order, prefetching some of them."""
 
-    def __init__(self, threads: int, pin: bool, max_corrupt: float, replace: bool = True):
+    def __init__(self, threads: int, device: torch.device, max_corrupt: float, replace: bool = True):
         """`replace`: replace corrupt samples by their neighbors in the batch; otherwise their keys become -1."""
-        self._pin, self._max_corrupt, self._replace = pin, max_corrupt, replace
+        self._device, self._max_corrupt, self._replace = device, max_corrupt, replace
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode", initializer=unbind)
         self._threads = threads
         self._local = threading.local()
-        self._free: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []
+        self._free: _FreeBuffers = []
         self._reported: set[str] = set()
         self.replaced = 0
 
-    def batches(self, requests: Iterable[Request]) -> Iterator[tuple[Request, torch.Tensor]]:
-        """Yield every request with its pixels, which are valid until the next iteration."""
-        waiting: deque[_Work] = deque()
-        pending = iter(requests)
-        previous: torch.Tensor | None = None
-        try:
-            while True:
-                while request := next(pending, None) if self._has_room(waiting) else None:
-                    waiting.append(self._start(request))
-                if not waiting:
-                    return
-                if previous is not None:
-                    self._release(previous)
-                buffer, request, futures = waiting.popleft()
-                previous = buffer
-                self._settle(buffer, request, futures)
-                yield request, buffer
-        finally:
-            for buffer, _, futures in waiting:  # closed early: buffers are free once no thread writes to them
-                for future in futures:
-                    if not future.cancel():
-                        future.exception()
-                self._release(buffer)
-            if previous is not None:
-                self._release(previous)
+    def uploaded(self, requests: Iterable[Request], start: Callable[[Decoded], Callable[[], T]]) -> Iterator[T]:
+        """Yield the result of `start` for every request. `start` begins the copy to the device and returns a function
+        for the result, which makes the current stream wait for the copy.
 
-    @staticmethod
-    def _has_room(waiting: deque[_Work]) -> bool:
-        """Prefetch at least two batches, more if they are small."""
-        return len(waiting) < 2 or (len(waiting) < 8 and sum(work[0].numel() for work in waiting) < _MAX_AHEAD_BYTES)
+        The next batch is copied while the current one is used, unless it is still being decoded.
+        """
+        ahead = 1 if has_streams(self._device) else 0
+        started: deque[Callable[[], T]] = deque()
+        with closing(Decoding(self, requests)) as decoding:
+            while True:
+                while len(started) <= ahead and (not started or decoding.ready):
+                    if (decoded := next(decoding, None)) is None:
+                        break
+                    started.append(start(decoded))
+                    del decoded
+                if not started:
+                    return
+                yield started.popleft()()
+
+    def batches(self, requests: Iterable[Request]) -> Iterator[tuple[Request, torch.Tensor]]:
+        """Yield every request with its pixels in host memory, which are valid until the next iteration."""
+        with closing(Decoding(self, requests)) as decoding:
+            for decoded in decoding:
+                yield decoded.request, decoded.pixels
 
     def _take(self, shape: tuple[int, int, int, int]) -> torch.Tensor:
-        for position, (buffer, event) in enumerate(self._free):
-            if tuple(buffer.shape) == shape:
+        """Return a buffer, used before if possible, which saves page faults. Never waits for a copy."""
+        for position, (buffer, copied) in enumerate(self._free):
+            if tuple(buffer.shape) == shape and (copied is None or copied.query()):
                 del self._free[position]
-                if event:
-                    event.synchronize()  # wait for its last transfer to the device
                 return buffer
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=self._pin)
+        return host_buffer(shape, self._device)
 
-    def _release(self, buffer: torch.Tensor) -> None:
-        """Keep a buffer for reuse, which saves page faults. Only a few: image sizes change between phases."""
-        event = torch.cuda.Event() if self._pin else None
-        if event:
-            event.record()
-        self._free.append((buffer, event))
-        del self._free[:-10]
-
-    def _start(self, request: Request) -> _Work:
-        buffer = self._take(request.shape)
-        pixels = buffer.numpy()
+    def start(self, request: Request) -> _Work:
+        """Start to decode a request."""
+        decoded = Decoded(request, self._take(request.shape), self._free)
+        pixels = decoded.pixels.numpy()
         chunk = max(_MIN_CHUNK, -(-len(request.keys) // self._threads))
         parts = [slice(begin, begin + chunk) for begin in range(0, len(request.keys), chunk)]
-        return buffer, request, [self._pool.submit(self._decode, request, pixels, part) for part in parts]
+        return decoded, [self._pool.submit(self._decode, request, pixels, part) for part in parts]
 
     def _decode(self, request: Request, pixels: np.ndarray, part: slice) -> dict[int, str]:
         """Decode a part of a batch. Returns the reason for each position that failed."""
@@ -126,10 +131,13 @@ class BatchDecoder:
         reader: Reader = self._local.reader
         return reader
 
-    def _settle(self, buffer: torch.Tensor, request: Request, futures: list[Future[dict[int, str]]]) -> None:
+    def settle(self, work: _Work) -> Decoded:
+        """Wait until a batch is decoded, and return it with its corrupt samples replaced."""
+        decoded, futures = work
         reasons = {position: reason for future in futures for position, reason in future.result().items()}
         if not reasons:
-            return
+            return decoded
+        request = decoded.request
         split, samples, failed = request.split, len(request.split), list(reasons)
         for position in failed:  # reported here, in the order of batches, not by the threads that prefetch
             where = split.where(int(request.keys[position]))
@@ -138,7 +146,7 @@ class BatchDecoder:
                 log.warning("corrupt sample: %s: %s", where, reasons[position])
         self.replaced += len(failed)
         if self._replace:
-            self._use_neighbors(buffer, request, failed)
+            self._use_neighbors(decoded.pixels, request, failed)
         else:
             request.keys[failed] = -1
         corrupt = len(self._reported)
@@ -151,6 +159,7 @@ class BatchDecoder:
                 corrupt=corrupt,
                 samples=samples,
             )
+        return decoded
 
     def _use_neighbors(self, buffer: torch.Tensor, request: Request, failed: list[int]) -> None:
         pixels = buffer.view(len(request.keys), -1)
@@ -162,3 +171,44 @@ class BatchDecoder:
             nearest = min(valid, key=lambda other: abs(other - position))
             pixels[position] = pixels[nearest]
             request.keys[position] = request.keys[nearest]  # the label follows the pixels
+
+
+class Decoding:
+    """The batches of some requests, in order, with several of them being decoded."""
+
+    def __init__(self, decoder: BatchDecoder, requests: Iterable[Request]):
+        self._decoder, self._requests = decoder, iter(requests)
+        self._waiting: deque[_Work] = deque()
+
+    def __iter__(self) -> Iterator[Decoded]:
+        return self
+
+    def __next__(self) -> Decoded:
+        self._fill()
+        if not self._waiting:
+            raise StopIteration
+        return self._decoder.settle(self._waiting.popleft())
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next batch is there without waiting."""
+        self._fill()
+        return bool(self._waiting) and all(future.done() for future in self._waiting[0][1])
+
+    def _fill(self) -> None:
+        while self._has_room() and (request := next(self._requests, None)):
+            self._waiting.append(self._decoder.start(request))
+
+    def _has_room(self) -> bool:
+        """Prefetch at least two batches, more if they are small."""
+        waiting = self._waiting
+        size = sum(decoded.pixels.numel() for decoded, _ in waiting)
+        return len(waiting) < 2 or (len(waiting) < 8 and size < _MAX_AHEAD_BYTES)
+
+    def close(self) -> None:
+        """Stop decoding. Buffers are free once no thread writes to them."""
+        while self._waiting:
+            for future in self._waiting[0][1]:
+                if not future.cancel():
+                    future.exception()
+            self._waiting.popleft()

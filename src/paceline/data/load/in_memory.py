@@ -8,41 +8,56 @@ from torch.nn.functional import interpolate
 from paceline.config.batch import check_samples
 from paceline.config.data import Augment, Data
 from paceline.data.load.augment import cut_out_, erase_, gather
-from paceline.data.load.batch import Batch
+from paceline.data.load.batch import Batch, Normalize
 from paceline.data.load.custom import apply_custom_
 from paceline.data.load.order import Plan
 from paceline.data.sets import ImageSet, TensorSplit
 from paceline.errors import UserError
+from paceline.system.device import Uploader, has_streams
 
 
 class _Pixels:
-    """The pixels of one split on the device; makes normalized batches of them."""
+    """The pixels of one split; makes normalized batches of them.
 
-    def __init__(self, split: TensorSplit, mean: torch.Tensor, std: torch.Tensor, device: torch.device):
+    They are on the device if it has streams, and then only keys and labels are copied for a batch. Registered
+    augmentations run on the host, so their pixels stay there.
+    """
+
+    def __init__(self, split: TensorSplit, normalize: Normalize, custom: bool, device: torch.device):
         _, height, width, channels = split.images.shape
         self.shape = (height, width, channels)
-        self.pixels = split.images.to(device).reshape(-1, channels)
-        self.labels = split.labels.to(device)
-        self.scale = (1 / (255 * std)).to(device)
-        self.shift = (-mean / std).to(device)
-        self.device = device
+        self.labels, self._normalize = split.labels, normalize
+        self._on_host = custom or not has_streams(device)
+        self._pixels = split.images.to("cpu" if self._on_host else device).reshape(-1, channels)
+        self._uploader = Uploader(device)
 
-    def batch(self, keys: torch.Tensor, augment: Augment, seed: int, epoch: int, size: int) -> Batch:
+    def batch(
+        self, keys: torch.Tensor, augment: Augment, seed: int, epoch: int, size: int, dtype: torch.dtype | None = None
+    ) -> Batch:
         """Return images by key, augmented at their original size, then resized to `size` (0: not resized)."""
-        keys = keys.to(self.device, non_blocking=True)
         ids = keys % len(self.labels)
-        pixels = gather(self.pixels, self.shape, ids, keys, augment, seed, epoch)
-        if augment.custom:
-            pixels = pixels.cpu()
-            apply_custom_(pixels.numpy(), keys.cpu().numpy(), augment, seed, epoch)
-        images = pixels.to(self.device, torch.float32).mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)
-        if augment.cutout:
-            cut_out_(images, keys, augment.cutout, seed, epoch)
-        if augment.random_erasing:
-            erase_(images, keys, augment.random_erasing, seed, epoch)
-        if size and size != self.shape[0]:
-            images = interpolate(images, size=(size, size), mode="bilinear", antialias=size < self.shape[0])
-        return Batch(images, self.labels[ids], ids)
+        sent = [self.labels[ids], keys]
+        if self._on_host:
+            pixels = gather(self._pixels, self.shape, ids, keys, augment, seed, epoch)
+            apply_custom_(pixels.numpy(), keys.numpy(), augment, seed, epoch)
+            sent = [sent[0], *([keys] if augment.cutout or augment.random_erasing else []), pixels]
+        labels, *arrived = self._uploader.start(*sent).arrive()
+
+        def images() -> torch.Tensor:
+            keys, pixels = arrived[0], arrived[-1]
+            if not self._on_host:
+                pixels = gather(self._pixels, self.shape, keys % len(self.labels), keys, augment, seed, epoch)
+            resized, wanted = bool(size) and size != self.shape[0], dtype or self._normalize.dtype
+            images = self._normalize(pixels.permute(0, 3, 1, 2), torch.float32 if resized else wanted)
+            if augment.cutout:
+                cut_out_(images, keys, augment.cutout, seed, epoch)
+            if augment.random_erasing:
+                erase_(images, keys, augment.random_erasing, seed, epoch)
+            if resized:
+                images = interpolate(images, size=(size, size), mode="bilinear", antialias=size < self.shape[0])
+            return images.to(wanted)
+
+        return Batch(images, labels, ids)
 
 
 class ResidentLoader:
@@ -60,18 +75,19 @@ class ResidentLoader:
                 f"{images.shape[1]} pixels. Choose a smaller value.",
             )
         self.mean, self.std = statistics(data, images)
-        self._pixels = _Pixels(images.train, self.mean, self.std, device)
+        self.normalize = Normalize(self.mean, self.std, device)
+        self._pixels = _Pixels(images.train, self.normalize, bool(data.augment.custom), device)
         self._augment, self.plan = data.augment, plan
 
     def plain_images(self, count: int) -> torch.Tensor:
         """Return the first training images, normalized but not augmented, for data-dependent initialization."""
         keys = torch.arange(min(count, self.plan.num_samples))
-        return self._pixels.batch(keys, Augment(), seed=0, epoch=0, size=0).images
+        return self._pixels.batch(keys, Augment(), seed=0, epoch=0, size=0, dtype=torch.float32).images
 
     @property
     def labels(self) -> torch.Tensor:
         """The labels of all training images."""
-        return self._pixels.labels.cpu()
+        return self._pixels.labels
 
     def augmented(self, ids: torch.Tensor) -> Batch:
         """Return training images augmented as in the first epoch."""
@@ -90,9 +106,18 @@ class ResidentEvaluator:
     """
 
     def __init__(
-        self, data: Data, images: ImageSet, size: int, batch: int, rank: int, ranks: int, device: torch.device
+        self,
+        data: Data,
+        images: ImageSet,
+        size: int,
+        batch: int,
+        rank: int,
+        ranks: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
     ):
-        self._pixels = _Pixels(images.val, *statistics(data, images), device)
+        normalize = Normalize(*statistics(data, images), device, dtype)
+        self._pixels = _Pixels(images.val, normalize, custom=False, device=device)
         self._size = size
         self._starts = range(rank * batch, len(images.val), ranks * batch)
         self._batch, self.num_samples = batch, len(images.val)

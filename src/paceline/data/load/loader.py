@@ -1,7 +1,8 @@
 """Loaders for encoded images, with the same interface as the in-memory loaders."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,22 +15,23 @@ from paceline.data.images import UNKNOWN, ImageSplit
 from paceline.data.load.augment import cut_out_, erase_
 from paceline.data.load.batch import Batch, Normalize
 from paceline.data.load.crops import center_boxes, training_boxes
-from paceline.data.load.decode import BatchDecoder, Request
+from paceline.data.load.decode import BatchDecoder, Decoded, Request
 from paceline.data.load.order import Plan
 from paceline.data.load.policy import policy
 from paceline.errors import UserError
+from paceline.system.device import Uploader
 
 DEFAULT_SIZE = 224
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def normalization(data: Data, device: torch.device) -> Normalize:
+def normalization(data: Data, device: torch.device, dtype: torch.dtype = torch.float32) -> Normalize:
     """Return the normalization of the recipe, else the usual one of ImageNet."""
     mean, std = (data.mean, data.std) if data.mean else (IMAGENET_MEAN, IMAGENET_STD)
     if len(mean) != 3:
         message = f"data.mean has {len(mean)} values, but prepared images have 3 channels."
         raise UserError("channels-mismatch", message, channels=3)
-    return Normalize(torch.tensor(mean), torch.tensor(std), device)
+    return Normalize(torch.tensor(mean), torch.tensor(std), device, dtype)
 
 
 class ImageLoader:
@@ -40,9 +42,10 @@ class ImageLoader:
         first = next(iter(splits.values()))
         check_samples(plan.timeline, len(first), first.folder)
         self._data, self._splits, self.plan = data, splits, plan
-        self._normalize = normalization(data, device)
-        self.mean, self.std = self._normalize.mean, self._normalize.std
-        self._decoder = BatchDecoder(threads, device.type == "cuda", data.max_corrupt)
+        self.normalize = normalization(data, device)
+        self.mean, self.std = self.normalize.mean, self.normalize.std
+        self._uploader = Uploader(device)
+        self._decoder = BatchDecoder(threads, device, data.max_corrupt)
 
     @property
     def num_corrupt(self) -> int:
@@ -58,8 +61,9 @@ class ImageLoader:
         size = phase.size or DEFAULT_SIZE
         ids = np.arange(min(max(16, count * 32 * 32 // (size * size)), self.plan.num_samples))
         request = _center(self._splits[phase.variant], ids, 1.0, size, size)
-        for _, pixels in self._decoder.batches([request]):
-            return self._normalize(pixels)
+        images = partial(self.normalize, dtype=torch.float32)
+        for batch in self._decoder.uploaded([request], lambda decoded: _copy(decoded, self._uploader, images)):
+            return batch.images
         raise AssertionError("the decoder yields one batch per request")
 
     @property
@@ -72,35 +76,41 @@ class ImageLoader:
     def augmented(self, ids: torch.Tensor) -> Batch:
         """Return training images augmented as in the first epoch."""
         request = self._request(ids, self.plan.timeline.phases[0], epoch=0)
-        for _, pixels in self._decoder.batches([request]):
-            return self._batch(request, pixels)
+        for batch in self._decoder.uploaded([request], self._start):
+            return batch
         raise AssertionError("the decoder yields one batch per request")
 
     def steps(self, first_step: int = 0) -> Iterator[list[Batch]]:
         """Yield the micro-batches of every step from `first_step` on, without end."""
         micro: list[Batch] = []
         accumulation = next(iter(self.plan.layouts.values())).accumulation
-        for request, pixels in self.pixels(first_step):
-            micro.append(self._batch(request, pixels))
+        for batch in self._decoder.uploaded(self._requests(first_step), self._start):
+            micro.append(batch)
             if len(micro) == accumulation:
                 yield micro
                 micro = []
 
-    def _batch(self, request: Request, pixels: torch.Tensor) -> Batch:
-        augment = self._data.augment
-        batch = self._normalize.batch(pixels, request.split.labels(request.ids), request.ids)
-        keys = torch.from_numpy(request.keys).to(batch.images.device)
+    def _start(self, decoded: Decoded) -> Callable[[], Batch]:
+        request, augment = decoded.request, self._data.augment
+        keys = [torch.from_numpy(request.keys)] if augment.cutout or augment.random_erasing else []
+        return _copy(decoded, self._uploader, partial(self._images, request.epoch), *keys)
+
+    def _images(self, epoch: int, pixels: torch.Tensor, *keys: torch.Tensor) -> torch.Tensor:
+        augment, seed, images = self._data.augment, self.plan.seed, self.normalize(pixels)
         if augment.cutout:
-            cut_out_(batch.images, keys, augment.cutout, self.plan.seed, request.epoch)
+            cut_out_(images, keys[0], augment.cutout, seed, epoch)
         if augment.random_erasing:
-            erase_(batch.images, keys, augment.random_erasing, self.plan.seed, request.epoch)
-        return batch
+            erase_(images, keys[0], augment.random_erasing, seed, epoch)
+        return images
 
     def pixels(self, first_step: int = 0) -> Iterator[tuple[Request, torch.Tensor]]:
         """Yield micro-batches as uint8 in host memory; the pixels are valid until the next iteration."""
-        return self._decoder.batches(
-            self._request(keys, phase, epoch) for phase, epoch, rows in self.plan.steps(first_step) for keys in rows
-        )
+        return self._decoder.batches(self._requests(first_step))
+
+    def _requests(self, first_step: int) -> Iterator[Request]:
+        for phase, epoch, rows in self.plan.steps(first_step):
+            for keys in rows:
+                yield self._request(keys, phase, epoch)
 
     def _request(self, keys: torch.Tensor, phase: ResolvedPhase, epoch: int) -> Request:
         size, seed = phase.size or DEFAULT_SIZE, self.plan.seed
@@ -129,11 +139,12 @@ class ImageEvaluator:
         ranks: int,
         device: torch.device,
         threads: int,
+        dtype: torch.dtype = torch.float32,
     ):
         self._split, self._crop_pct = split, evaluate.crop_pct
         self._size = phase.evaluate_size or DEFAULT_SIZE
         self._rectangular = phase.rectangular
-        self._normalize = normalization(data, device)
+        self._normalize, self._uploader = normalization(data, device, dtype), Uploader(device)
         order = np.arange(len(split))
         if phase.rectangular:
             self._aspects = _aspects(split.sizes(order))
@@ -143,17 +154,15 @@ class ImageEvaluator:
         self.num_samples = len(order)
         self.rank_samples = sum(len(ids) for ids in self._batches)
         # engine/evaluate.py applies data.max_corrupt to the sum over all ranks
-        self._decoder = BatchDecoder(threads, device.type == "cuda", max_corrupt=1.0, replace=False)
+        self._decoder = BatchDecoder(threads, device, max_corrupt=1.0, replace=False)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches without corrupt samples."""
-        for request, pixels in self._decoder.batches(self._request(ids) for ids in self._batches):
-            valid = request.keys >= 0
-            if valid.all():
-                yield self._normalize.batch(pixels, self._split.labels(request.ids), request.ids)
-            elif valid.any():
-                ids = request.keys[valid]
-                yield self._normalize.batch(pixels[torch.from_numpy(valid)], self._split.labels(ids), ids)
+        requests = (self._request(ids) for ids in self._batches)
+        return (batch for batch in self._decoder.uploaded(requests, self._start) if len(batch.ids))
+
+    def _start(self, decoded: Decoded) -> Callable[[], Batch]:
+        return _copy(decoded, self._uploader, self._normalize)
 
     def _request(self, ids: np.ndarray) -> Request:
         width = height = self._size
@@ -163,6 +172,29 @@ class ImageEvaluator:
             longer = max(self._size, round(self._size * max(aspect, 1 / aspect) / 8) * 8)
             width, height = (longer, self._size) if aspect > 1 else (self._size, longer)
         return _center(self._split, ids, self._crop_pct, width, height)
+
+
+def _copy(
+    decoded: Decoded, uploader: Uploader, images: Callable[..., torch.Tensor], *keys: torch.Tensor
+) -> Callable[[], Batch]:
+    """Start to copy what the device needs of a batch, without corrupt samples. Returns a function for the batch.
+
+    `images` computes them from pixels and keys when they are used.
+    """
+    request, pixels, ids = decoded.request, decoded.pixels, decoded.request.ids
+    valid = request.keys >= 0
+    if not valid.all():
+        pixels, ids = pixels[torch.from_numpy(valid)], ids[valid]
+    labels = torch.from_numpy(request.split.labels(ids).astype(np.int64))
+    upload = uploader.start(pixels, labels, *keys)
+    decoded.copied = upload.copied
+    owner = None if upload.copied else decoded  # pixels that were not copied must not be overwritten before their use
+
+    def arrive() -> Batch:
+        pixels, labels, *keys = upload.arrive()
+        return Batch(partial(images, pixels, *keys), labels, torch.from_numpy(ids), owner)
+
+    return arrive
 
 
 def _aspects(sizes: np.ndarray) -> np.ndarray:

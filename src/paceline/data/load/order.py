@@ -84,6 +84,8 @@ class Plan:
 
 def uniform(seed: int, epoch: int, ids: torch.Tensor, stream: int) -> torch.Tensor:
     """Return one number in [0, 1) per sample, equal on all devices: splitmix64 with wrapping int64 products."""
+    if ids.device.type == "mps":  # its scalars pass through floating point, which does not hold 64 bits
+        return uniform(seed, epoch, ids.cpu(), stream).to(ids.device)
     bits = ids * _signed(0x9E3779B97F4A7C15) + _signed(begin(seed, epoch, stream))
     bits = (bits ^ _shift(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
     bits = (bits ^ _shift(bits, 27)) * _signed(0x94D049BB133111EB)

@@ -61,7 +61,14 @@ class DataSource(Protocol):
 
     def loader(self, plan: Plan, device: torch.device) -> Loader: ...
 
-    def evaluator(self, phase: ResolvedPhase, rank: int, ranks: int, device: torch.device) -> Evaluator: ...
+    def evaluator(
+        self,
+        phase: ResolvedPhase,
+        rank: int,
+        ranks: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> Evaluator: ...
 
 
 def open_source(recipe: Recipe, only_evaluate: bool = False) -> DataSource:
@@ -175,9 +182,16 @@ class _Resident:
     def loader(self, plan: Plan, device: torch.device) -> ResidentLoader:
         return ResidentLoader(self.recipe.data, self.images, plan, device)
 
-    def evaluator(self, phase: ResolvedPhase, rank: int, ranks: int, device: torch.device) -> ResidentEvaluator:
+    def evaluator(
+        self,
+        phase: ResolvedPhase,
+        rank: int,
+        ranks: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> ResidentEvaluator:
         batch = self.recipe.evaluate.per_rank_batch
-        return ResidentEvaluator(self.recipe.data, self.images, phase.evaluate_size, batch, rank, ranks, device)
+        return ResidentEvaluator(self.recipe.data, self.images, phase.evaluate_size, batch, rank, ranks, device, dtype)
 
 
 @dataclass(frozen=True)
@@ -215,6 +229,13 @@ class _ImageData:
     def loader(self, plan: Plan, device: torch.device) -> ImageLoader:
         return ImageLoader(self.recipe.data, self.splits["train"], plan, device, self.threads)
 
-    def evaluator(self, phase: ResolvedPhase, rank: int, ranks: int, device: torch.device) -> ImageEvaluator:
+    def evaluator(
+        self,
+        phase: ResolvedPhase,
+        rank: int,
+        ranks: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> ImageEvaluator:
         data, evaluate, split = self.recipe.data, self.recipe.evaluate, self.splits["val"][phase.variant]
-        return ImageEvaluator(data, evaluate, phase, split, rank, ranks, device, self.threads)
+        return ImageEvaluator(data, evaluate, phase, split, rank, ranks, device, self.threads, dtype)
