@@ -157,7 +157,7 @@ def build(recipe: Recipe, world: World) -> Setup:
                 "fewer ranks or accumulation steps.",
                 per_rank_batch=1,
             )
-    resolved = precision.resolve(recipe.precision, world.device)
+    resolved = precision.resolve(recipe.precision, world)
     lr_plan = LrPlan.of(recipe.optim, timeline)
     ema = AveragedModel(model, recipe.ema) if recipe.ema.decay else None
     sharded = _strategy(recipe, world) == "fsdp"

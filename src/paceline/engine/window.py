@@ -90,7 +90,7 @@ class Window:
 
     def take(self) -> WindowFigures:
         """Return the figures since the last call, and reset."""
-        losses = torch.stack([step.loss for step in self.steps]).double().cpu()  # synchronizes with the device
+        losses = torch.stack([step.loss for step in self.steps]).cpu().double()  # synchronizes with the device
         bad = (~losses.isfinite()).nonzero()
         wall = time.perf_counter() - self._begin
         data = self.clock.take().get("data", 0.0)
