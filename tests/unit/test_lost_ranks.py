@@ -3,9 +3,6 @@
 import json
 import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -14,15 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import HANG, environment
+from conftest import HANG
 from torch.distributed import HashStore
 
-from paceline.distributed import elastic_agent, flight_recorder, process_group, world
+from paceline.distributed import flight_recorder, process_group, world
 from paceline.distributed.env import STORE
-from paceline.distributed.flight_recorder import CollectiveWatch
 from paceline.distributed.plan import interface_of
 from paceline.distributed.process_group import is_lost_connection
-from paceline.distributed.reports import LOST_RANK, leaving_file
+from paceline.distributed.reports import LOST_RANK
 from paceline.distributed.world import World
 from paceline.errors import Stopped, UserError
 
@@ -176,154 +172,3 @@ def test_nccl_connects_at_the_start(group: _Group, monkeypatch) -> None:
     with World(0, 2, device=torch.device("cuda", 0)).connected():
         group.called.append("train")
     assert group.called == ["connect", "connect cuda:0", "train", "barrier", "destroy_group"]
-
-
-# ---- simulated clocks: the watch of every rank sees numbers of collectives instead of torch's flight recorder ----
-
-
-def _watches(store: HashStore, counts: list[dict[str, tuple[int, int]]]) -> list[CollectiveWatch]:
-    progress = [lambda count=count: {("nccl", group): each for group, each in count.items()} for count in counts]
-    hosts = [f"node-{rank}" for rank in range(len(counts))]
-    return [CollectiveWatch(store, rank, hosts, each) for rank, each in enumerate(progress)]
-
-
-@pytest.fixture
-def minute(monkeypatch) -> None:
-    """Collectives time out after 60 s."""
-    monkeypatch.setattr(flight_recorder, "_timeout", timedelta(seconds=60))
-    monkeypatch.setattr(flight_recorder, "_folder", None)
-
-
-@pytest.mark.usefixtures("minute")
-def test_a_rank_that_computes_while_all_others_wait_is_missing() -> None:
-    counts = [{"0": (7, 6)}, {"0": (6, 6)}, {"0": (7, 6)}]
-    watches = _watches(HashStore(), counts)
-    for now in range(0, 60, 5):
-        waits = [watch.observe(float(now)) for watch in watches]
-    assert [seconds for seconds, _ in waits] == [55.0, 0.0, 55.0]
-    for rank in (0, 2):
-        error = watches[rank].explain()
-        assert error is not None
-        assert (error.code, error.fields) == (LOST_RANK, {"rank": rank, "missing": [1]})
-        assert "node-1" in str(error)
-    assert watches[1].explain() is None
-
-
-@pytest.mark.usefixtures("minute")
-def test_slow_collectives_that_complete_are_forgotten() -> None:
-    counts = [{"0": (7, 6)}, {"0": (7, 6)}]
-    watches = _watches(HashStore(), counts)
-    for now in (0.0, 40.0):
-        for watch in watches:
-            watch.observe(now)
-    counts[0]["0"] = counts[1]["0"] = (8, 7)  # the next one
-    for watch in watches:
-        assert watch.observe(41.0)[0] == 0.0
-        assert watch.explain() is None
-
-
-@pytest.mark.usefixtures("minute")
-def test_a_rank_at_an_earlier_collective_is_missing() -> None:
-    watches = _watches(HashStore(), [{"0": (9, 8)}, {"0": (7, 6)}])
-    for now in (0.0, 40.0):
-        for watch in watches:
-            watch.observe(now)
-    error = watches[0].explain()
-    assert error is not None
-    assert error.fields == {"rank": 0, "missing": [1]}
-
-
-@pytest.mark.usefixtures("minute")
-def test_a_rank_behind_a_stuck_kernel_is_ended_by_its_watch(monkeypatch) -> None:
-    ended: list[UserError] = []
-    monkeypatch.setattr(flight_recorder, "_timeout", timedelta(seconds=1))
-    watch = _watches(HashStore(), [{"0": (7, 6)}, {"0": (6, 6)}])[0]
-
-    def end(error: UserError) -> None:
-        ended.append(error)
-        watch.stop()
-
-    monkeypatch.setattr(flight_recorder, "end_rank", end)
-    watch.start()
-    watch._thread.join(HANG)
-    assert [error.code for error in ended] == [LOST_RANK]
-
-
-# ---- the agent ----
-
-_AGENT = """
-import os, signal, sys, time
-from paceline.distributed.plan import JoinSpec, plan
-from paceline.distributed.run import run
-from paceline.errors import UserError
-
-def entry(command):
-    if os.environ["RANK"] == "1":
-        return 1
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as if the main thread were inside a CUDA call
-    time.sleep(100000)
-
-if __name__ == "__main__":
-    planned = plan(["train"], 2, JoinSpec())
-    os.environ.update(planned.environment)
-    try:
-        run(planned, entry)
-    except UserError as error:
-        print(error.code, error.fields["rank"])
-"""
-
-
-def test_ranks_that_the_agent_kills_are_not_the_cause(tmp_path: Path) -> None:
-    (tmp_path / "stuck.py").write_text(_AGENT)
-    answer = subprocess.run(
-        [sys.executable, "stuck.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=HANG
-    )
-    assert answer.stdout.split() == ["rank-failed", "1"], answer.stderr
-
-
-class _Process:
-    """Ends after some seconds of a simulated clock, or when it is killed."""
-
-    def __init__(self, clock: list[float], ends: float, exitcode: int | None = None):
-        self._clock, self._ends, self.exitcode = clock, ends, exitcode
-        self.killed_at: float | None = None
-
-    def join(self, timeout: float | None = None) -> None:
-        if self.exitcode is None:
-            self._clock[0] = min(self._ends, self._clock[0] + (timeout or 0.0))
-            self.exitcode = 0 if self._clock[0] >= self._ends else None
-
-    def send_signal(self, signum: int) -> None:
-        if self.exitcode is None and signum == signal.SIGKILL:
-            self.exitcode, self.killed_at = -signum, self._clock[0]
-
-
-@pytest.mark.parametrize(
-    ("rank_lost", "received", "leaving", "killed_at"),
-    [
-        (True, [], False, 3.0),  # stuck behind a kernel
-        (True, [], True, 30.0),  # it has noticed the loss, and finishes its checkpoint
-        (True, [signal.SIGTERM], False, 30.0),  # the user asked it to checkpoint
-        (False, [], False, 30.0),
-    ],
-)
-def test_stuck_ranks_are_killed_soon(monkeypatch, tmp_path, rank_lost, received, leaving, killed_at) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(elastic_agent.time, "monotonic", lambda: clock[0])
-    agent = object.__new__(elastic_agent.Agent)
-    agent._processes = agent._ranks = [_Process(clock, 0.0, exitcode=1), _Process(clock, ends=1000.0)]
-    agent.received, agent._scratch = received, tmp_path
-    if leaving:
-        leaving_file(tmp_path, 1).touch()
-    assert agent._stop(rank_lost) == {1}
-    assert agent._processes[1].killed_at == killed_at
-
-
-def test_a_rank_that_exits_in_time_is_not_killed(monkeypatch, tmp_path) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(elastic_agent.time, "monotonic", lambda: clock[0])
-    agent = object.__new__(elastic_agent.Agent)
-    agent._processes = agent._ranks = [_Process(clock, 0.0, exitcode=1), _Process(clock, ends=2.0)]
-    agent.received, agent._scratch = [], tmp_path
-    assert agent._stop(rank_lost=True) == set()
-    assert agent._processes[1].exitcode == 0

@@ -22,7 +22,7 @@ from paceline.errors import UserError
 from paceline.system.files import make_folder, write_json
 from paceline.system.torch_internals import flight_records
 
-Progress = Mapping[tuple[str, str], tuple[int, int]]
+CollectiveCounts = Mapping[tuple[str, str], tuple[int, int]]
 """Numbers of the last enqueued and the last completed collective by library and group."""
 _MARGIN = 1.0  # seconds before torch's watchdog aborts a rank, enough to report why
 _MAX_LISTED = 8  # ranks in a message
@@ -46,7 +46,7 @@ def set_folder(folder: Path) -> None:
 class CollectiveWatch:
     """Watches the collectives of this rank in a thread, from `start` to `stop`."""
 
-    def __init__(self, store: Store, rank: int, hosts: list[str], progress: Callable[[], Progress] | None = None):
+    def __init__(self, store: Store, rank: int, hosts: list[str], progress: Callable[[], CollectiveCounts] | None = None):
         self._store, self._rank, self._hosts = store, rank, hosts
         self._progress = progress or _progress
         self._since: dict[tuple[str, str], tuple[int, float]] = {}
@@ -138,7 +138,7 @@ def end_rank(error: UserError) -> None:
     os._exit(1)
 
 
-def _progress() -> Progress:
+def _progress() -> CollectiveCounts:
     return {
         (library, group): (int(status["last_enqueued_collective"]), int(status["last_completed_collective"]))
         for library, records in flight_records(collectives=False).items()
