@@ -13,9 +13,11 @@ from paceline.errors import UserError
 
 
 def _watches(store: HashStore, counts: list[dict[str, tuple[int, int]]]) -> list[CollectiveWatch]:
-    progress = [lambda count=count: {("nccl", group): each for group, each in count.items()} for count in counts]
     hosts = [f"node-{rank}" for rank in range(len(counts))]
-    return [CollectiveWatch(store, rank, hosts, each) for rank, each in enumerate(progress)]
+    watches = [CollectiveWatch(store, rank, hosts) for rank in range(len(counts))]
+    for watch, count in zip(watches, counts, strict=True):
+        watch.counts = lambda count=count: {("nccl", group): each for group, each in count.items()}
+    return watches
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -46,13 +46,20 @@ def set_folder(folder: Path) -> None:
 class CollectiveWatch:
     """Watches the collectives of this rank in a thread, from `start` to `stop`."""
 
-    def __init__(self, store: Store, rank: int, hosts: list[str], progress: Callable[[], CollectiveCounts] | None = None):
+    def __init__(self, store: Store, rank: int, hosts: list[str]):
         self._store, self._rank, self._hosts = store, rank, hosts
-        self._progress = progress or _progress
         self._since: dict[tuple[str, str], tuple[int, float]] = {}
         self._published, self._enqueued = "", 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collectives", daemon=True)
+
+    def counts(self) -> CollectiveCounts:
+        """Return the progress of the collectives of this rank."""
+        return {
+            (library, group): (int(status["last_enqueued_collective"]), int(status["last_completed_collective"]))
+            for library, records in flight_records(collectives=False).items()
+            for group, status in records.get("pg_status", {}).items()
+        }
 
     def start(self) -> None:
         self._thread.start()
@@ -76,7 +83,7 @@ class CollectiveWatch:
 
         After half of the timeout, the other ranks are told that this one waits.
         """
-        progress = self._progress()
+        progress = self.counts()
         pending = {key: done for key, (enqueued, done) in progress.items() if enqueued > done}
         self._since = {
             key: self._since[key] if self._since.get(key, (-1, 0.0))[0] == done else (done, now)
@@ -136,14 +143,6 @@ def end_rank(error: UserError) -> None:
     if not report_error(error):
         print(f"paceline: error: {error.report}", file=sys.stderr, flush=True)
     os._exit(1)
-
-
-def _progress() -> CollectiveCounts:
-    return {
-        (library, group): (int(status["last_enqueued_collective"]), int(status["last_completed_collective"]))
-        for library, records in flight_records(collectives=False).items()
-        for group, status in records.get("pg_status", {}).items()
-    }
 
 
 def _name(library: str, group: str, number: int) -> str:
