@@ -6,6 +6,7 @@ from conftest import raises
 from safetensors.torch import save_file
 
 from paceline.config.recipe import Model
+from paceline.distributed.world import World
 from paceline.engine.precision import resolve
 from paceline.models import factory
 from paceline.models.airbench import AirbenchNet
@@ -121,9 +122,9 @@ def test_precision_that_the_device_does_not_support(monkeypatch, caplog) -> None
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Old GPU")
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     with raises("precision-unsupported") as caught:
-        resolve("bf16", torch.device("cuda"))
-    assert caught.value.fields == {"precision": "bf16", "device": "Old GPU"}
-    assert resolve("auto", torch.device("cuda")) == "fp16"
+        resolve("bf16", World(device=torch.device("cuda")))
+    assert caught.value.fields == {"precision": "bf16", "device": "Old GPU", "ranks": [0]}
+    assert resolve("auto", World(device=torch.device("cuda"))) == "fp16"
     with caplog.at_level("WARNING", logger=log.name):
-        assert resolve("bf16", torch.device("cpu")) == "bf16"
+        assert resolve("bf16", World()) == "bf16"
     assert "only emulates bf16" in caplog.text

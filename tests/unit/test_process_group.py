@@ -32,8 +32,10 @@ def _rank(rank: int, folder: str, failures: dict[int, int], results: "multiproce
 
     process_group.dist.init_process_group = fail_at_first
     process_group._CONNECT_TIMEOUT = timedelta(seconds=1 if failures else HANG)
+    store, timeout = FileStore(f"{folder}/store", 2), timedelta(seconds=HANG)
     try:
-        process_group.connect_ranks("gloo", FileStore(f"{folder}/store", 2), rank, 2, timedelta(seconds=HANG))
+        process_group.gather_through(store, "started", rank, 2, "", timeout)
+        process_group.connect_ranks("gloo", store, rank, 2, timeout)
         dist.all_reduce(total := torch.ones(1))
         results.put((rank, total.item()))
     except UserError as error:
@@ -64,6 +66,13 @@ def _join(folder: Path, failures: dict[int, int]) -> list[object]:
 def test_one_machine_stays_on_loopback_whatever_is_set_for_several(monkeypatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth9")
     assert plan(["train"], 2, JoinSpec()).environment["GLOO_SOCKET_IFNAME"] != "eth9"
+
+
+def test_nccl_uses_exactly_the_interface_of_the_rendezvous(monkeypatch) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    found = plan(["train"], 2, JoinSpec()).environment
+    assert found["NCCL_SOCKET_IFNAME"] == f"={found['GLOO_SOCKET_IFNAME']}"
 
 
 def test_an_address_of_ipv6_may_have_brackets() -> None:

@@ -20,9 +20,11 @@ from paceline.distributed.plan import interface_of
 from paceline.distributed.rendezvous import SingleNode
 from paceline.system.norms import BATCH_NORMS, NORMS
 from paceline.system.torch_internals import (
+    abort_groups,
     augmentation_op,
     copy_all_,
     expensive_operators,
+    flight_records,
     on_compilation,
     record_memory,
     restart_group_names,
@@ -154,6 +156,29 @@ def test_timeouts_of_process_groups_have_a_public_setter() -> None:
     dist.group.WORLD.set_timeout(timedelta(seconds=7))
     found = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
     assert found == timedelta(seconds=7), changed("ProcessGroup.set_timeout")
+
+
+@pytest.mark.usefixtures("no_group")
+def test_all_groups_are_aborted_and_forgotten() -> None:
+    assert hasattr(distributed_c10d, "_abort_process_group"), changed("distributed_c10d._abort_process_group")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    kept = dist.group.WORLD
+    abort_groups()
+    assert not dist.is_initialized(), changed("distributed_c10d._abort_process_group")
+    assert kept is not None
+
+
+@pytest.mark.usefixtures("no_group")
+def test_the_flight_recorder_counts_collectives() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    for _ in range(2):
+        dist.all_reduce(torch.ones(2))
+    last = flight_records(collectives=True)["gloo"]["entries"][-1]
+    status = flight_records(collectives=False)["gloo"]["pg_status"][str(last["pg_id"])]
+    assert status["last_enqueued_collective"] == status["last_completed_collective"] == "2", changed("flight recorder")
+    found = {name: last[name] for name in ("profiling_name", "collective_seq_id", "is_p2p")}
+    expected = {"profiling_name": "gloo:all_reduce", "collective_seq_id": 2, "is_p2p": False}
+    assert found == expected, changed("the flight recorder")
 
 
 # ---- tensors ----

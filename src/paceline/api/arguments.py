@@ -3,10 +3,13 @@
 import operator
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paceline.errors import UserError
 from paceline.system.files import is_file_name
+
+Procs = int | Literal["auto"]
+"""A number of processes; auto: one per visible GPU, and one on CPUs."""
 
 
 def invalid(name: str, value: object, expected: str) -> UserError:
@@ -23,6 +26,11 @@ def check_count(name: str, value: Any) -> int:
     if number < 1 or isinstance(value, bool):
         raise invalid(name, value, "a positive integer")
     return number
+
+
+def check_procs(name: str, value: Any) -> Procs:
+    """Return a positive integer or "auto"."""
+    return "auto" if value == "auto" else check_count(name, value)
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

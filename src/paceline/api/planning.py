@@ -6,9 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.api.arguments import check_choice, check_count
+from paceline.api.arguments import Procs, check_choice, check_count, check_procs
 from paceline.api.training import loaded
-from paceline.config.batch import check_samples, layouts
+from paceline.config.batch import check_samples, layouts, procs_per_node
 from paceline.config.data import FROM_FILES, IN_MEMORY
 from paceline.config.imports import load_imports
 from paceline.config.overrides import Overrides
@@ -123,17 +123,22 @@ def plan(
     overrides: Overrides | None = None,
     *,
     nodes: int = 1,
-    gpus_per_node: int = 1,
+    gpus_per_node: Procs = "auto",
     train_images: int = 0,
     scale_batch: str = "",
 ) -> TrainingPlan:
-    """Return the phases, steps and learning rate of a recipe, without training."""
+    """Return the phases, steps and learning rate of a recipe, without training.
+
+    `gpus_per_node`, the ranks per node, is the number of visible GPUs of this machine by default, or 1.
+    """
     from paceline.data.kinds import resolve
 
-    nodes, gpus_per_node = check_count("nodes", nodes), check_count("gpus_per_node", gpus_per_node)
+    nodes, gpus_per_node = check_count("nodes", nodes), check_procs("gpus_per_node", gpus_per_node)
     check_choice("scale_batch", scale_batch, ("", "linear", "sqrt"))
-    planned, ranks = loaded(recipe, overrides), nodes * gpus_per_node
+    planned = loaded(recipe, overrides)
     load_imports(planned)
+    each = procs_per_node(planned, gpus_per_node)
+    ranks = nodes * each
     if scale_batch:
         planned = scaled(planned, ranks, scale_batch)
     layouts(planned, ranks)
@@ -142,7 +147,7 @@ def plan(
     samples = train_images or _known_samples(planned)
     timeline = Timeline.of(planned, samples)
     check_samples(timeline, samples, planned.data.path or planned.data.name)
-    return TrainingPlan(planned, nodes, gpus_per_node, samples, timeline)
+    return TrainingPlan(planned, nodes, each, samples, timeline)
 
 
 def _known_samples(recipe: Recipe) -> int:
@@ -197,7 +202,7 @@ def find_batch(
     recipe: str | Path | Recipe,
     overrides: Overrides | None = None,
     *,
-    procs: int = 1,
+    procs: Procs = "auto",
     memory_limits: Sequence[int] = (),
     max_batch: int = 65536,
     steps: int = 3,
@@ -212,7 +217,15 @@ def find_batch(
 
     searched = loaded(recipe, overrides)
     folder = Path(out or Path("runs") / f"find-batch-{searched.name}")
-    return find(searched, folder, procs, memory_limits, max_batch, steps, on_trial)
+    return find(
+        searched,
+        folder,
+        procs_per_node(searched, check_procs("procs", procs)),
+        memory_limits,
+        max_batch,
+        steps,
+        on_trial,
+    )
 
 
 def check_machine(*, quick: bool = False, runs: str | Path = "runs") -> "list[Finding]":

@@ -24,7 +24,7 @@ NOT_INHERITED = ("RANK", "WORLD_SIZE", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COM
 _STOPPED = {status for signum in STOPS for status in (128 + signum, -signum)}
 
 
-def run_in_processes(command: list[str], recipe: Recipe | None, words: list[str], procs: int) -> dict[str, Any]:
+def run_in_processes(command: list[str], recipe: Recipe | None, words: list[str], procs: int | str) -> dict[str, Any]:
     """Run a command in `procs` ranks, print its log lines, and return what it reported.
 
     KeyboardInterrupt is raised after the command has stopped, with a checkpoint.
@@ -73,7 +73,7 @@ def _follow(process: "subprocess.Popen[str]") -> bool:
 
 @contextmanager
 def _arguments(
-    command: list[str], recipe: Recipe | None, words: list[str], procs: int
+    command: list[str], recipe: Recipe | None, words: list[str], procs: int | str
 ) -> Iterator[tuple[list[str], Path]]:
     """Yield the command line, and the file in which the command reports its result."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from paceline.api.arguments import check_count, check_name, check_path, invalid
+from paceline.api.arguments import Procs, check_name, check_path, check_procs, invalid
 from paceline.api.in_process import in_this_process
 from paceline.api.processes import run_in_processes
 from paceline.api.runs import Run, check_which, path_of
@@ -35,7 +35,7 @@ def train(
     recipe: str | Path | Recipe,
     overrides: Overrides | None = None,
     *,
-    procs: int = 1,
+    procs: Procs = "auto",
     name: str = "",
     runs: str | Path = "runs",
     results: str = "",
@@ -43,10 +43,11 @@ def train(
 ) -> Run:
     """Train a recipe in `procs` new processes and return the run. An unfinished run of that name is resumed.
 
+    By default there is one process per visible GPU, and one on CPUs.
     Notebooks show progress and curves. `in_process` trains in this process, on one rank, so that a debugger works.
     Ctrl-C stops after a checkpoint.
     """
-    folder, name, procs = check_path("runs", runs), check_name(name), check_count("procs", procs)
+    folder, name, procs = check_path("runs", runs), check_name(name), check_procs("procs", procs)
     if not isinstance(results, str):
         raise invalid("results", results, "a URL")
     trained = loaded(recipe, overrides)
@@ -59,10 +60,14 @@ def train(
 
 
 def resume(
-    run: str | Path | Run, overrides: Overrides | None = None, *, procs: int = 1, in_process: bool = False
+    run: str | Path | Run,
+    overrides: Overrides | None = None,
+    *,
+    procs: Procs = "auto",
+    in_process: bool = False,
 ) -> Run:
     """Resume an interrupted run, on any number of processes."""
-    path, procs = path_of(run), check_count("procs", procs)
+    path, procs = path_of(run), check_procs("procs", procs)
     if in_process:
         recipe = load_recipe(path / "recipe.yaml", overrides)
         return _train_here(recipe, procs, path.parent, path.name, path, "", overrides)
@@ -71,7 +76,7 @@ def resume(
 
 def _train_here(
     recipe: Recipe,
-    procs: int,
+    procs: Procs,
     runs: Path,
     name: str,
     run: Path | None,
@@ -86,8 +91,8 @@ def _train_here(
         return Run(train_recipe(recipe, runs, check_name(name or recipe.name), run, results, list(overrides or {})))
 
 
-def _check_one_rank(procs: int) -> None:
-    if procs != 1:
+def _check_one_rank(procs: Procs) -> None:
+    if procs not in (1, "auto"):
         message = f"in_process=True trains on one rank, but procs={procs}. Leave one of them out."
         raise UserError("in-process-needs-one-rank", message, procs=procs)
 
@@ -97,7 +102,7 @@ def evaluate(
     overrides: Overrides | None = None,
     *,
     which: str = "best",
-    procs: int = 1,
+    procs: Procs = "auto",
     in_process: bool = False,
 ) -> dict[str, float]:
     """Evaluate the best or the last checkpoint of a run, or a checkpoint folder, and return its metrics.
@@ -105,7 +110,7 @@ def evaluate(
     Fields of data and evaluate can be overridden, e.g. {"data.path": "other-photos"}.
     """
     check_which(which)
-    words, procs = words_of(overrides), check_count("procs", procs)
+    words, procs = words_of(overrides), check_procs("procs", procs)
     if in_process:
         from paceline.engine.saved import evaluate_path
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from paceline.cli.options import count, make_parser, with_recipe
-from paceline.cli.ranks import start_ranks
+from paceline.cli.ranks import add_procs, start_ranks
 from paceline.distributed.env import under_launcher
 from paceline.launch.batch_finder import Trial
 from paceline.system.signals import interrupts_end
@@ -30,12 +30,14 @@ def find_batch(arguments: list[str]) -> int:
     """Run `paceline find-batch`; returns the exit status."""
     options, recipe = with_recipe(_parser(), arguments)
     from paceline.api.planning import find_batch as find
+    from paceline.config.batch import procs_per_node
 
+    procs = procs_per_node(recipe, options.procs)
     signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))  # an exit ends the trial first
     print_row(_HEADS, _WIDTHS)
     found = find(
         recipe,
-        procs=options.procs,
+        procs=procs,
         memory_limits=options.memory_limit,
         max_batch=options.max_batch,
         steps=options.steps,
@@ -44,7 +46,7 @@ def find_batch(arguments: list[str]) -> int:
     )
     largest, fastest = found.largest.per_rank_batch, found.fastest
     speed = f"{fastest.per_rank_batch} per rank, {fastest.images_per_second:,.0f} images/s"
-    print(f"largest batch: {largest} x {options.procs} = {largest * options.procs}; fastest: {speed}")
+    print(f"largest batch: {largest} x {procs} = {largest * procs}; fastest: {speed}")
     if largest == options.max_batch:
         print(f"a larger batch may fit: sizes above --max-batch {options.max_batch} were not tried")
     print(f"{found.folder / 'find-batch.json'}, {found.folder / 'find-batch.svg'}")
@@ -53,7 +55,7 @@ def find_batch(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("find-batch", "RECIPE [--procs N] [--memory-limit 4GB] [--dotted.field VALUE ...]", _FIND)
-    parser.add_argument("--procs", type=count, default=1, metavar="N", help="processes on this machine (default 1)")
+    add_procs(parser)
     parser.add_argument(
         "--memory-limit",
         type=_sizes,

@@ -4,6 +4,7 @@ import argparse
 import difflib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -21,13 +22,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         end_with_parent()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    status = _guarded(arguments)
-    if under_launcher(os.environ):
-        # all work is done; torch's threads sometimes abort the process during interpreter shutdown
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    return status
+    if not under_launcher(os.environ):
+        return _guarded(arguments)
+    try:
+        status = _guarded(arguments)
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    except SystemExit as left:  # argparse
+        status = int(left.code or 0)
+    # shutting down the interpreter would wait for lost ranks, and torch's threads sometimes abort the process
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _guarded(arguments: list[str]) -> int:
@@ -41,7 +48,7 @@ def _guarded(arguments: list[str]) -> int:
             return stopped.exit_status
         # the rank stopped as requested; torchrun would report any other status as a crash
         if AGENT in os.environ:
-            from paceline.distributed.run import report_stop
+            from paceline.distributed.reports import report_stop
 
             report_stop(stopped.signum)
         return 0
@@ -73,7 +80,7 @@ def _discard_output() -> None:
 def _complain(error: UserError, printed: str = "") -> None:
     """Report an error to the program that started this one, or print it. For a rank, its agent does that."""
     if AGENT in os.environ:
-        from paceline.distributed.run import report_error
+        from paceline.distributed.reports import report_error
 
         if report_error(error):
             return

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.options import add_scaling, count, fraction, make_parser, positive, with_recipe
+from paceline.cli.options import add_scaling, count, count_or_auto, fraction, make_parser, positive, with_recipe
 from paceline.errors import UserError
 from paceline.system.files import say, write_text
 from paceline.system.tables import new_table, print_list, show
@@ -34,7 +34,7 @@ def plan(arguments: list[str]) -> int:
     plan = planned(recipe, **shape, train_images=options.train_images or 0, scale_batch=options.scale_batch or "")
     recipe, timeline, ranks = plan.recipe, plan.timeline, plan.ranks
     what = f"{recipe.model.name} on {recipe.data.name or recipe.data.path} ({plan.samples:,} images)"
-    say(f"{recipe.name}: {what}, {ranks} rank{'s' * (ranks > 1)}\n")
+    say(f"{recipe.name}: {what}, {ranks} rank{'s' * (ranks > 1)} ({_shape(plan)})\n")
     heads, *rows = phase_table(timeline, ranks, recipe.train.grad_accumulation, plan.lr_at)
     print_list(heads, rows, _DROPPED_FIRST)
     repeats = plan.images / plan.samples
@@ -54,7 +54,13 @@ def plan(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("plan", "RECIPE [--nodes N] [--gpus-per-node G] [--dotted.field VALUE ...]", _PLAN)
     parser.add_argument("--nodes", type=count, default=1, metavar="N", help="number of nodes (default 1)")
-    parser.add_argument("--gpus-per-node", type=count, default=1, metavar="G", help="ranks per node (default 1)")
+    parser.add_argument(
+        "--gpus-per-node",
+        type=count_or_auto,
+        default="auto",
+        metavar="G|auto",
+        help="ranks per node (default auto: the visible GPUs of this machine, 1 on CPUs)",
+    )
     parser.add_argument("--train-images", type=count, metavar="N", help="size of the training set, if unknown")
     parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="draw the learning rate")
     add_scaling(parser)
@@ -74,6 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     time.add_argument("--price", type=positive, default=0.0, metavar="X", help="price per node and hour")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     return parser
+
+
+def _shape(plan: "TrainingPlan") -> str:
+    nodes, each = plan.nodes, plan.gpus_per_node
+    return f"{nodes} node{'s' * (nodes > 1)} x {each} process{'es' * (each > 1)}"
 
 
 def _print_times(options: argparse.Namespace, plan: "TrainingPlan") -> None:

@@ -4,10 +4,11 @@ import argparse
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.options import count
+from paceline.cli.options import count, count_or_auto
 from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
 from paceline.system.host import expand_gpu_segments, limit_openmp_spinning
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def add_process_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for processes and nodes."""
     group = parser.add_argument_group("processes")
-    group.add_argument("--procs", type=count, default=None, metavar="N", help="processes on this node (default 1)")
+    add_procs(group)
     group.add_argument(
         "--nodes",
         type=_nodes,
@@ -49,6 +50,17 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
 
 
+def add_procs(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+    """Add --procs, which is parsed as a number or "auto"."""
+    parser.add_argument(
+        "--procs",
+        type=count_or_auto,
+        default="auto",
+        metavar="N|auto",
+        help="processes on this node (default auto: one per visible GPU, one on CPUs)",
+    )
+
+
 def _nodes(text: str) -> tuple[int, int]:
     """The minimum number of nodes (0: the job is not elastic) and the maximum."""
     min_nodes, colon, max_nodes = text.partition(":")
@@ -63,7 +75,16 @@ def world_size(options: argparse.Namespace) -> int:
     """The number of ranks of the whole job, whether a launcher or paceline starts them."""
     from paceline.distributed.env import rank_env
 
-    return rank_env(os.environ).size if under_launcher(os.environ) else (options.procs or 1) * options.nodes[1]
+    ranks: int = rank_env(os.environ).size if under_launcher(os.environ) else options.procs * options.nodes[1]
+    return ranks
+
+
+def choose_procs(options: argparse.Namespace, automatic: Callable[[], int]) -> None:
+    """Replace --procs auto by a number, unless a launcher has started the processes already."""
+    options.chosen = ""
+    if options.procs == "auto" and not under_launcher(os.environ):
+        options.procs = automatic()
+        options.chosen = "one per visible GPU" if options.procs > 1 else ""
 
 
 def needs_agent(options: argparse.Namespace) -> bool:
@@ -81,7 +102,7 @@ def needs_agent(options: argparse.Namespace) -> bool:
             f"--node-rank {options.node_rank} is out of range. Use a number from 0 to {nodes - 1}.",
             node_rank=options.node_rank,
         )
-    return (options.procs or 1) > 1 or nodes > 1 or min_nodes > 0
+    return bool(options.procs > 1 or nodes > 1 or min_nodes > 0)
 
 
 def enter_rank(options: argparse.Namespace) -> None:
@@ -89,7 +110,7 @@ def enter_rank(options: argparse.Namespace) -> None:
     from paceline.distributed.env import rank_env
 
     started = rank_env(os.environ).local_size
-    if under_launcher(os.environ) and options.procs not in (None, started):
+    if under_launcher(os.environ) and options.procs not in ("auto", started):
         raise UserError(
             "procs-mismatch",
             f"--procs {options.procs} does not match the {started} processes that torchrun or srun started on this "
@@ -109,8 +130,9 @@ def start_with_options(command: list[str], options: argparse.Namespace) -> int:
 
     min_nodes, nodes = options.nodes
     place = (options.rendezvous, options.node_rank, min_nodes, options.join_timeout, options.job)
-    join, procs = JoinSpec(nodes, *place), options.procs or 1
-    print(f"{join}starting {procs} process{'es' if procs > 1 else ''} ...", file=sys.stderr)
+    join, procs = JoinSpec(nodes, *place), options.procs
+    why = f" ({options.chosen})" if options.chosen else ""
+    print(f"{join}starting {procs} process{'es' if procs > 1 else ''}{why} ...", file=sys.stderr)
     return start_ranks(command, procs, join)
 
 

@@ -15,10 +15,18 @@ from paceline.cli.options import (
     refuse_misspelled,
     split_source,
 )
-from paceline.cli.ranks import add_process_options, enter_rank, needs_agent, start_with_options, world_size
+from paceline.cli.ranks import (
+    add_process_options,
+    choose_procs,
+    enter_rank,
+    needs_agent,
+    start_with_options,
+    world_size,
+)
 from paceline.distributed.env import under_launcher
 from paceline.errors import ConfigError, UserError
 from paceline.system.files import say
+from paceline.system.gpus import default_procs
 from paceline.system.host import bind_openmp
 from paceline.system.outcome import report_outcome
 from paceline.system.remote import is_remote, last_name
@@ -44,7 +52,7 @@ _EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last"
 
 def train(arguments: list[str]) -> int:
     """Run `paceline train`; returns the exit status."""
-    from paceline.config.batch import layouts
+    from paceline.config.batch import layouts, procs_per_node
     from paceline.config.duration import check_steps
     from paceline.config.imports import allow_given, load_imports
     from paceline.config.io import load_recipe, split_overrides
@@ -67,6 +75,7 @@ def train(arguments: list[str]) -> int:
         )
     allow_given(overrides)
     recipe = _recipe_of(options.resume, overrides) if options.resume else load_recipe(source, overrides)
+    choose_procs(options, lambda: procs_per_node(recipe))
     if options.scale_batch:
         recipe = scaled(recipe, world_size(options), options.scale_batch)
     name = plain_name(options.name or recipe.name)
@@ -215,6 +224,8 @@ def evaluate(arguments: list[str]) -> int:
                 option=f"--{key}",
             )
     allow_given(overrides)
+    device = "".join(dict(split_overrides(overrides)).get("device", [])) or "auto"
+    choose_procs(options, lambda: default_procs(device))
     if not under_launcher(os.environ) and needs_agent(options):
         return start_with_options(["evaluate", *arguments], options)
     enter_rank(options)

@@ -6,6 +6,7 @@ from typing import Any
 from paceline.config.recipe import Recipe, near_multiples
 from paceline.config.timeline import Timeline
 from paceline.errors import UserError
+from paceline.system.gpus import default_procs
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,13 @@ class BatchLayout:
         )
 
 
+def procs_per_node(recipe: Recipe, procs: int | str = "auto") -> int:
+    """The processes on this node; auto: one per visible GPU, and one on other devices or with strategy=single."""
+    if isinstance(procs, int):
+        return procs
+    return 1 if recipe.strategy == "single" else default_procs(recipe.device)
+
+
 def layouts(recipe: Recipe, ranks: int) -> dict[int, BatchLayout]:
     """The layout of every global batch of a recipe; UserError if ranks x accumulation does not divide one of them."""
     accumulation = recipe.train.grad_accumulation
@@ -40,7 +48,7 @@ def layouts(recipe: Recipe, ranks: int) -> dict[int, BatchLayout]:
             raise UserError(
                 "batch-not-divisible",
                 f"{field}={batch} is not a multiple of {ranks} ranks x accumulation {accumulation}. "
-                f"Try --{field} {' or '.join(map(str, choices))}.",
+                f"Try --{field} {' or '.join(map(str, choices))}{_fewer_ranks(batch, ranks, accumulation)}.",
                 field=field,
                 batch=batch,
                 ranks=ranks,
@@ -57,6 +65,12 @@ def layouts(recipe: Recipe, ranks: int) -> dict[int, BatchLayout]:
                 multiple=multiple,
             )
     return found
+
+
+def _fewer_ranks(batch: int, ranks: int, accumulation: int) -> str:
+    """A number of ranks that fits as well, if there is one."""
+    fitting = next((fewer for fewer in range(ranks - 1, 0, -1) if batch % (fewer * accumulation) == 0), 0)
+    return f", or {fitting} rank{'s' * (fitting > 1)} (--procs)" if fitting else ""
 
 
 def memory_key(recipe: Recipe, ranks: int) -> dict[str, Any]:

@@ -261,8 +261,8 @@ class Recipe:
     """Sharding."""
     scaled: Scaled = field(default_factory=Scaled)
     """Scaling of the batch."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU if there is one."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """cuda: NVIDIA GPUs, and AMD GPUs with ROCm; mps: Apple GPUs, one process; auto: cuda if there is a GPU."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Mixed precision. auto: bf16 if the device supports it, fp16 with loss scaling on other GPUs, else fp32."""
     channels_last: bool = True

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from paceline.distributed.env import AGENT, STORE
 from paceline.distributed.failures import is_own_error
 from paceline.distributed.plan import AgentPlan
 from paceline.distributed.rendezvous import MultiNode, SingleNode
+from paceline.distributed.reports import STOP_FILE, leaving_file
 from paceline.errors import UserError
 from paceline.system.torch_internals.elastic import ElasticAgentBase
 
@@ -29,6 +30,7 @@ RankEntry = Callable[[list[str]], int]
 _context = multiprocessing.get_context("forkserver")
 _MAX_FAILURES, _FAILURE_WINDOW = 5, 60.0
 _SHUTDOWN_TIMEOUT = 30.0  # seconds that ranks have to checkpoint and exit
+_STUCK_TIMEOUT = 3.0  # seconds until a rank has noticed that it lost another one, unless a GPU kernel blocks it
 _RANK_NAME = "paceline-rank-"  # as top and ps show it
 
 
@@ -65,7 +67,8 @@ class Agent(ElasticAgentBase):
             AGENT: self._scratch,
         }
         self._starts += 1
-        self._stop_file.unlink(missing_ok=True)
+        for file in (self._scratch / STOP_FILE, *(leaving_file(self._scratch, each.local_rank) for each in workers)):
+            file.unlink(missing_ok=True)
         self._processes, self._ranks = [], []
         for worker in workers:
             variables = {"RANK": worker.global_rank, "WORLD_SIZE": worker.world_size, "LOCAL_RANK": worker.local_rank}
@@ -87,27 +90,24 @@ class Agent(ElasticAgentBase):
                 self._ranks.append(psutil.Process(process.pid))
         return [process.pid or 0 for process in self._processes]
 
-    @property
-    def _stop_file(self) -> Path:
-        return self._scratch / "stopped"
-
     def _error_file(self, local_rank: int) -> Path:
         return self._scratch / f"error-{self._starts}-{local_rank}.json"
 
     def check_ranks(self, workers: list[Worker]) -> RunResult:
         codes = [process.exitcode for process in self._processes]
         if any(codes):
-            self.stop_ranks()  # the others have lost a rank and cannot continue
+            killed = self._stop(rank_lost=True)  # the others cannot continue
             failures = {
                 worker.global_rank: self._failure(worker.local_rank)
                 for worker in workers
-                if self._processes[worker.local_rank].exitcode
+                if self._processes[worker.local_rank].exitcode and worker.local_rank not in killed
             }
             self.set_restarts_left(self._restarts_after(failures))
             return RunResult(WorkerState.FAILED, failures=failures)
         if None in codes:
             return RunResult(WorkerState.HEALTHY)
-        self.stopped = int(self._stop_file.read_text()) if self._stop_file.exists() else 0
+        stop_file = self._scratch / STOP_FILE
+        self.stopped = int(stop_file.read_text()) if stop_file.exists() else 0
         if self.stopped and self._is_elastic and not self.received:
             self.set_restarts_left(1)
             return RunResult(WorkerState.UNHEALTHY)  # another node leaves: continue without it
@@ -126,14 +126,32 @@ class Agent(ElasticAgentBase):
 
     def stop_ranks(self) -> None:
         """Ask ranks to checkpoint and exit, and kill those that do not."""
+        self._stop(rank_lost=False)
+
+    def _stop(self, rank_lost: bool) -> set[int]:
+        """Stop all ranks and return the local ranks that had to be killed.
+
+        A rank behind a NCCL kernel that waits for a lost rank never returns to Python, so it cannot handle SIGTERM.
+        It is killed soon; ranks that have noticed the loss, or that a user signal stops, have time to finish.
+        """
         forkserver.end_stopped_children()
         self.signal(signal.SIGTERM)
-        deadline = time.monotonic() + _SHUTDOWN_TIMEOUT
-        for process in self._processes:
-            process.join(max(0.0, deadline - time.monotonic()))
+        begin = time.monotonic()
+        soon = rank_lost and not self.received
+        self._join(range(len(self._processes)), begin + (_STUCK_TIMEOUT if soon else _SHUTDOWN_TIMEOUT))
+        self._join(filter(self._is_leaving, range(len(self._processes))), begin + _SHUTDOWN_TIMEOUT)
+        killed = {number for number, process in enumerate(self._processes) if process.exitcode is None}
         self.signal(signal.SIGKILL)
         for process in self._processes:
             process.join()
+        return killed
+
+    def _join(self, local_ranks: Iterable[int], deadline: float) -> None:
+        for local_rank in local_ranks:
+            self._processes[local_rank].join(max(0.0, deadline - time.monotonic()))
+
+    def _is_leaving(self, local_rank: int) -> bool:
+        return leaving_file(self._scratch, local_rank).exists()
 
     def signal(self, signum: signal.Signals) -> bool:
         """Send a signal to the live ranks. Returns whether there are any.

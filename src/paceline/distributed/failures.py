@@ -4,7 +4,7 @@ import signal
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from paceline.distributed.world import LOST_RANK
+from paceline.distributed.reports import LOST_RANK
 from paceline.errors import UserError
 
 KILLED = (-signal.SIGKILL, 255)
@@ -23,15 +23,19 @@ def is_own_error(failure: ProcessFailure) -> bool:
     return error is not None and error.code != LOST_RANK
 
 
+def _is_consequence(failure: ProcessFailure) -> bool:
+    """Whether a rank failed because it lost another one. NCCL's watchdog then aborts the process."""
+    error = reported_error(failure)
+    return error.code == LOST_RANK if error else failure.exitcode == -signal.SIGABRT
+
+
 def first_failure(failures: dict[int, ProcessFailure]) -> UserError:
     """Return the error for the failure that caused the others."""
 
     # a killed rank is the cause; ranks that lost it, or that the agent stopped, are not
     def cause_first(rank: int) -> tuple[bool, bool, bool, int]:
         failure = failures[rank]
-        error = reported_error(failure)
-        lost = error is not None and error.code == LOST_RANK
-        return failure.exitcode not in KILLED, lost, failure.exitcode < 0, failure.timestamp
+        return failure.exitcode not in KILLED, _is_consequence(failure), failure.exitcode < 0, failure.timestamp
 
     rank = min(failures, key=cause_first)
     failure = failures[rank]
@@ -42,7 +46,15 @@ def first_failure(failures: dict[int, ProcessFailure]) -> UserError:
             "from the last checkpoint.",
             rank=rank,
         )
+    if error := reported_error(failure):
+        return error
+    if failure.exitcode == -signal.SIGABRT:
+        return UserError(
+            "rank-crashed",
+            f"rank {rank} was aborted (SIGABRT). NCCL aborts a rank that has lost another one; otherwise the lines "
+            "above say why. Look for the first failure in the logs of the other nodes.",
+            rank=rank,
+        )
     if failure.exitcode < 0:
         return UserError("rank-crashed", f"rank {rank} crashed with {failure.signal_name()}", rank=rank)
-    error = reported_error(failure)
-    return error or UserError("rank-failed", f"rank {rank} failed; see the lines above", rank=rank)
+    return UserError("rank-failed", f"rank {rank} failed; see the lines above", rank=rank)

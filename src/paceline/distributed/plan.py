@@ -55,6 +55,8 @@ def plan(command: list[str], procs: int, join: JoinSpec) -> AgentPlan:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         # every rank sets its own number of threads; other libraries must not use all cores
         "OMP_NUM_THREADS": "1",
+        # its thread polls the store, which is written in Python, every second; flight_recorder.py dumps instead
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     }
     listen = ""
     if join.is_alone:
@@ -64,14 +66,12 @@ def plan(command: list[str], procs: int, join: JoinSpec) -> AgentPlan:
         host, port = endpoint(join.rendezvous)
         address = _wait_for_route(host, port, join.join_timeout)
         interface = interface_of(address)
-        # otherwise a thread of NCCL polls the store, which is written in Python, every second
-        environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         if not join.min_nodes and join.node_rank == 0:
             _refuse_loopback_name(host, address)
             listen = address
         else:
             _wait_for_rendezvous(host, port, join)
-    interfaces = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    interfaces = interface_env(interface)
     kept = {name: value for name, value in (environment | interfaces).items() if name not in os.environ}
     if join.is_alone:  # a single node must not listen on the interface of multi-node jobs
         kept |= interfaces
@@ -138,6 +138,12 @@ def interface_of(address: str) -> str:
         f"no network interface has the address {address}. Set GLOO_SOCKET_IFNAME to the interface to use.",
         address=address,
     )
+
+
+def interface_env(interface: str) -> dict[str, str]:
+    """Return the variables that make gloo and NCCL use one network interface."""
+    # without "=", NCCL takes the name as a prefix: ens5 would also match ens50
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def _wait_for_rendezvous(host: str, port: int, join: JoinSpec) -> None:

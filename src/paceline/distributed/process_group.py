@@ -4,28 +4,42 @@ gloo listens while ranks connect. Another program that connects first takes the 
 Ranks therefore confirm through the authenticated store that all of them are connected, and retry otherwise.
 """
 
+import re
+import threading
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
+from paceline.distributed import flight_recorder
 from paceline.errors import UserError
-from paceline.system.torch_internals import restart_group_names
+from paceline.system.torch_internals import abort_groups, restart_group_names
 
+_LOST = re.compile(
+    r"connection (closed|reset) by (remote )?peer|broken pipe|timed out waiting|application timeout caused pair closure"
+    r"|NCCL communicator was aborted|ncclRemoteError|watchdog caught collective operation timeout"
+    r"|remote process exited|connection refused.*retry count|the connection to the rendezvous is lost",
+    re.IGNORECASE,
+)
 _ATTEMPTS = 3
 _CONNECT_TIMEOUT = timedelta(seconds=30)  # once all ranks have started, connecting takes milliseconds
+_ABORT_TIMEOUT = 3.0  # seconds; an abort that takes longer waits for something that will not happen
+# Keeps process groups alive: if DDP's reducer held the last reference, it would destroy the group while holding the
+# GIL, and deadlock with a gloo thread that needs the GIL to release its last tensor
+_kept: list[object] = []
 
 
 def connect_ranks(backend: str, store: Store, rank: int, size: int, timeout: timedelta) -> None:
-    """Connect all ranks, which may start at different times; `timeout` applies to the group afterwards."""
-    _all_gather(store, "arrived", rank, size, "yes", timeout)
+    """Connect all ranks, which have started; `timeout` applies to the group afterwards."""
     for attempt in range(_ATTEMPTS):
         failure = _try(backend, PrefixStore(str(attempt), store), rank, size)
-        answers = _all_gather(store, f"connected-{attempt}", rank, size, failure or "yes", timeout)
+        answers = gather_through(store, f"connected-{attempt}", rank, size, failure or "yes", timeout)
         if all(answer == "yes" for answer in answers):
             set_timeout(timeout)
             return
-        _reset()
+        abandon_group()
+        restart_group_names()
     failed = {number: answer for number, answer in enumerate(answers) if answer != "yes"}
     first = min(failed)
     raise UserError(
@@ -41,6 +55,7 @@ def set_timeout(timeout: timedelta) -> None:
     group = dist.group.WORLD
     assert group is not None
     group.set_timeout(timeout)
+    flight_recorder.set_timeout(timeout)
 
 
 def _try(backend: str, store: Store, rank: int, size: int) -> str:
@@ -52,14 +67,42 @@ def _try(backend: str, store: Store, rank: int, size: int) -> str:
     return ""
 
 
-def _all_gather(store: Store, key: str, rank: int, size: int, value: str, timeout: timedelta) -> list[str]:
+def gather_through(store: Store, key: str, rank: int, size: int, value: str, timeout: timedelta) -> list[str]:
+    """Return the values of all ranks, in rank order. Works before ranks are connected."""
     store.set(f"{key}/{rank}", value)
     keys = [f"{key}/{other}" for other in range(size)]
     store.wait(keys, timeout)
     return [store.get(key).decode() for key in keys]
 
 
-def _reset() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    restart_group_names()
+def connect_gpus(device: torch.device) -> None:
+    """Let NCCL connect now instead of at the first collective of the training, and bind the group to its GPU.
+
+    Not `device_id` of init_process_group: NCCL would wait without a timeout for ranks that gloo could not connect.
+    """
+    group = dist.group.WORLD
+    assert group is not None
+    group.bound_device_id = device
+    dist.all_reduce(torch.zeros(1, device=device))
+    torch.cuda.synchronize(device)
+
+
+def destroy_group() -> None:
+    """Destroy the process group. Waits for all other ranks, so they must be alive and at the same point."""
+    _kept.append(dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+def abandon_group() -> None:
+    """Stop communicating without waiting for other ranks, which may be dead. Destroying the group would wait."""
+    if not dist.is_initialized():
+        return
+    _kept.append(dist.group.WORLD)
+    thread = threading.Thread(target=abort_groups, name="abort", daemon=True)
+    thread.start()
+    thread.join(_ABORT_TIMEOUT)
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Return whether another rank ended while this one communicated with it."""
+    return isinstance(error, RuntimeError) and bool(_LOST.search(str(error)))

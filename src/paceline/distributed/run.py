@@ -9,8 +9,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
-from contextlib import suppress
 from pathlib import Path
 
 from torch.distributed import DistError
@@ -19,19 +17,16 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from paceline.distributed import preemption
 from paceline.distributed.channel import ChannelError, token_of
 from paceline.distributed.elastic_agent import Agent, RankEntry
-from paceline.distributed.env import AGENT
 from paceline.distributed.failures import KILLED, first_failure, is_own_error
 from paceline.distributed.forkserver import end_stopped_children
 from paceline.distributed.plan import AgentPlan, endpoint
 from paceline.distributed.rendezvous import JoinTerms, MultiNode, SingleNode
+from paceline.distributed.reports import RUN_FILE
 from paceline.distributed.server import Server, port_unavailable
 from paceline.distributed.world import rank_timeout
 from paceline.errors import UserError
-from paceline.system.files import write_json
 from paceline.system.logs import announce_stop
 from paceline.system.signals import handling_signals
-
-_RUN_FILE = "run"
 
 
 def run(plan: AgentPlan, entry: RankEntry) -> int:
@@ -83,7 +78,7 @@ def run(plan: AgentPlan, entry: RankEntry) -> int:
             return 128 + agent.received[0]
         if result.is_failed():
             failure = first_failure(result.failures)
-            if (run_file := Path(scratch) / _RUN_FILE).exists():
+            if (run_file := Path(scratch) / RUN_FILE).exists():
                 failure.fields["run"] = run_file.read_text(encoding="utf-8")
             raise failure
         return 128 + agent.stopped if agent.stopped else 0
@@ -105,30 +100,3 @@ def _rendezvous(plan: AgentPlan, scratch: Path) -> SingleNode | MultiNode:
         return MultiNode(f"{plan.listen or host}:{port}", token, terms, join.job or "paceline")
     except ChannelError as error:
         raise UserError(error.code, f"--rendezvous {join.rendezvous}: {error}") from None
-
-
-def report_run(path: Path) -> None:
-    """Called in rank 0: name the run folder to the agent, whose error then has it as the field `run`."""
-    if AGENT in os.environ:
-        (Path(os.environ[AGENT]) / _RUN_FILE).write_text(str(path), encoding="utf-8")
-
-
-def report_stop(signum: int) -> None:
-    """Called in a rank: let the agent exit with the status of this signal, which may have reached only one rank."""
-    with suppress(OSError):  # the disk may be full; then only the exit status differs
-        (Path(os.environ[AGENT]) / "stopped").write_text(str(signum))
-
-
-def report_error(error: UserError) -> bool:
-    """Called in a rank: pass an error to the agent, which prints one for all ranks.
-
-    Returns whether there is an agent.
-    """
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if AGENT not in os.environ or not path:
-        return False
-    try:  # written atomically, because the agent may stop this rank and read the file at any moment
-        write_json(Path(path), error.to_json() | {"timestamp": int(time.time())})
-    except OSError:
-        return False
-    return True

@@ -9,7 +9,7 @@ from torch.distributed import FileStore, Store
 
 from paceline.distributed.channel import ChannelError, token_of
 from paceline.distributed.env import RankEnv, last_host
-from paceline.distributed.plan import interface_of, is_loopback, own_address_towards
+from paceline.distributed.plan import interface_env, interface_of, is_loopback, own_address_towards
 from paceline.distributed.server import Server, port_unavailable
 from paceline.distributed.store import network_store
 from paceline.errors import UserError
@@ -45,11 +45,11 @@ def _connected(address: str, token: bytes) -> Store:
 
 
 def _use_interface_of(address: str) -> None:
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+    for name, value in interface_env(interface_of(address)).items():
         if is_loopback(address):  # a single node must not listen on the interface of multi-node jobs
-            os.environ[name] = interface_of(address)
+            os.environ[name] = value
         else:
-            os.environ.setdefault(name, interface_of(address))
+            os.environ.setdefault(name, value)
 
 
 def _private_folder() -> Path:

@@ -4,11 +4,11 @@ A single process, gloo on CPUs and NCCL on GPUs use the same code.
 """
 
 import ctypes
+import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,24 +17,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
-from paceline.distributed import env
+from paceline.distributed import env, process_group
 from paceline.distributed import slurm as srun
+from paceline.distributed.devices import RankDevice, check_devices, choose_device, describe, sharing_cores
+from paceline.distributed.flight_recorder import CollectiveWatch, lost_rank
 from paceline.distributed.objects import all_gather_object, broadcast_object
-from paceline.distributed.process_group import connect_ranks, set_timeout
+from paceline.distributed.reports import report_leaving
 from paceline.distributed.sockets import refuse_new_connections
 from paceline.distributed.store import store_at
-from paceline.errors import UserError
+from paceline.errors import Stopped, UserError
 from paceline.system.device import pci_address
 from paceline.system.host import bind_near_gpu, confine, cores, host_name, machine_id
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
-LOST_RANK = "rank-lost"
-"""Code of the error of a rank that lost the connection to another one."""
-_LOST = re.compile("connection (closed|reset) by peer|broken pipe|timed out waiting", re.IGNORECASE)
-# Keeps process groups alive: if DDP's reducer held the last reference, it would destroy the group while holding the
-# GIL, and deadlock with a gloo thread that needs the GIL to release its last tensor
-_KEPT: list[object] = []
 _STARTUP_TIMEOUT = timedelta(seconds=60)  # one node may read or compile for longer than others
 _RANK_TIMEOUT = 600  # seconds; torch's default of 30 minutes is too long to wait for a hung run
 
@@ -55,7 +51,8 @@ class World:
         ranks = env.rank_env(os.environ)
         for name, value in ranks.master_env.items():
             os.environ.setdefault(name, value)
-        return cls(ranks.rank, ranks.size, ranks.local_rank, ranks.local_size, _device(device, ranks.local_rank))
+        chosen = choose_device(device, ranks.local_rank, ranks.size)
+        return cls(ranks.rank, ranks.size, ranks.local_rank, ranks.local_size, chosen)
 
     @property
     def is_rank_zero(self) -> bool:
@@ -64,7 +61,52 @@ class World:
     @contextmanager
     def connected(self) -> Iterator["World"]:
         """Set threads and device, and initialize the process group; destroy it at the end."""
-        torch.set_num_threads(threads_per_process(self.local_size))
+        if self.size == 1:
+            self._set_up(1)
+            yield self
+            return
+        timeout = max(rank_timeout(), _STARTUP_TIMEOUT)
+        store = _store(self.size)
+        ranks_store = store or _store_of_launcher(self.rank, self.size, timeout)
+        # before connecting: NCCL and gloo wait for each other, and NCCL fails on a shared GPU
+        devices = self._agree_on_devices(ranks_store, timeout)
+        self._set_up(sharing_cores(devices, self.rank))
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        process_group.connect_ranks(backend, ranks_store, self.rank, self.size, timeout)
+        if store:  # torch's own store needs further connections; NCCL opens its ports later
+            refuse_new_connections()
+        watch = CollectiveWatch(ranks_store, self.rank, [device.host for device in devices])
+        watch.start()
+        try:
+            if self.device.type == "cuda":
+                process_group.connect_gpus(self.device)
+            with _until_stopped() as stopped:
+                yield self
+            self.barrier()
+            process_group.destroy_group()
+        except BaseException as error:
+            # destroying the group would wait for ranks that may be dead
+            report_leaving()
+            process_group.abandon_group()
+            if not process_group.is_lost_connection(error):
+                raise
+            raise _explained(watch, self.rank, error) from None
+        finally:
+            watch.stop()
+        if stopped:
+            raise stopped[0]
+
+    def _agree_on_devices(self, store: Store, timeout: timedelta) -> list[RankDevice]:
+        """Return the devices of all ranks, which may start at different times; UserError if they do not fit."""
+        own = json.dumps(describe(self.device))
+        found = process_group.gather_through(store, "device", self.rank, self.size, own, timeout)
+        devices = [RankDevice(*json.loads(text)) for text in found]
+        check_devices(devices)
+        return devices
+
+    def _set_up(self, sharing: int) -> None:
+        """Set threads and device; `sharing` ranks may use the same cores as this one."""
+        torch.set_num_threads(threads_per_process(sharing))
         if self.device.type == "cpu":
             keep_freed_memory()
             if env.AGENT in os.environ and "PACELINE_THREADS" not in os.environ:
@@ -72,38 +114,11 @@ class World:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             _bind_near_gpu(self.device, self.local_rank, self.local_size)
-        if self.size == 1:
-            yield self
-            return
-        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        timeout = max(rank_timeout(), _STARTUP_TIMEOUT)
-        if store := _store(self.size):
-            connect_ranks(backend, store, self.rank, self.size, timeout)
-        else:
-            _join_at_master(backend, self.rank, self.size, timeout)
-        if store:  # torch's own store needs further connections; NCCL opens its ports later
-            refuse_new_connections()
-        try:
-            yield self
-            self.barrier()
-        except RuntimeError as error:
-            if not is_lost_connection(error):
-                raise
-            raise UserError(
-                LOST_RANK,
-                f"rank {self.rank} lost the connection to another rank ({str(error).splitlines()[0][:120]}). Look for "
-                "the first failure in the log of that rank, then run the same command again to resume from the last "
-                "checkpoint.",
-                rank=self.rank,
-            ) from None
-        finally:
-            _KEPT.append(dist.group.WORLD)
-            dist.destroy_process_group()
 
     def shorten_timeout(self) -> None:
         """Use the rank timeout from now on: after start-up all ranks take equally long, so a silent one has failed."""
         if self.size > 1:
-            set_timeout(rank_timeout())
+            process_group.set_timeout(rank_timeout())
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -179,15 +194,28 @@ class World:
         return [gpu for there, gpu in self.all_gather_object((host, uuid)) if there == host and gpu]
 
 
-def is_lost_connection(error: BaseException) -> bool:
-    """Return whether another rank ended while this one communicated with it."""
-    return isinstance(error, RuntimeError) and bool(_LOST.search(str(error)))
-
-
-def _join_at_master(backend: str, rank: int, size: int, timeout: timedelta) -> None:
-    """Initialize the process group at the address that another launcher, such as torchrun, gave."""
+@contextmanager
+def _until_stopped() -> Iterator[list[Stopped]]:
+    """Collect the stop of a run, which all ranks agreed on, so that they can leave together."""
+    stopped: list[Stopped] = []
     try:
-        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
+        yield stopped
+    except Stopped as stop:
+        stopped.append(stop)
+
+
+def _explained(watch: CollectiveWatch, rank: int, error: BaseException) -> UserError:
+    """Return the error of a rank that lost another one, which names the other if possible."""
+    with suppress(RuntimeError):  # the store may be lost too
+        if explained := watch.explain():
+            return explained
+    return lost_rank(rank, f"it lost the connection to another rank ({str(error).splitlines()[0][:120]})")
+
+
+def _store_of_launcher(rank: int, size: int, timeout: timedelta) -> Store:
+    """Return the store at the address that another launcher, such as torchrun, gave."""
+    try:
+        store: Store = next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
     except dist.DistNetworkError as error:
         master = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')} MASTER_PORT={os.environ.get('MASTER_PORT')}"
         message = (
@@ -195,6 +223,7 @@ def _join_at_master(backend: str, rank: int, size: int, timeout: timedelta) -> N
             "Set them to an address of the node of rank 0 and a free port there."
         )
         raise UserError("master-unavailable", message, rank=rank) from None
+    return dist.PrefixStore("paceline", store)
 
 
 def _store(size: int) -> Store | None:
@@ -204,23 +233,6 @@ def _store(size: int) -> Store | None:
     if "RANK" not in os.environ and env.in_srun(os.environ):
         return srun.store(env.rank_env(os.environ), os.environ)
     return None
-
-
-def _device(requested: str, local_rank: int) -> torch.device:
-    available = torch.cuda.device_count() if requested != "cpu" and torch.cuda.is_available() else 0
-    if requested == "cuda" and not available:
-        raise UserError(
-            "no-gpu", "device=cuda: PyTorch finds no GPU. Check nvidia-smi and the torch build, or use --device cpu."
-        )
-    if not available:
-        return torch.device("cpu")
-    if local_rank >= available:
-        raise UserError(
-            "too-few-gpus",
-            f"this node has {available} GPUs, but at least {local_rank + 1} ranks. Start at most {available} per node.",
-            gpus=available,
-        )
-    return torch.device("cuda", local_rank)
 
 
 def _bind_near_gpu(device: torch.device, local_rank: int, local_size: int) -> None:

@@ -164,7 +164,7 @@ def build(recipe: Recipe, world: World) -> Setup:
                 "fewer ranks or accumulation steps.",
                 per_rank_batch=1,
             )
-    resolved = precision.resolve(recipe.precision, world.device)
+    resolved = precision.resolve(recipe.precision, world)
     size = next(iter(source.sizes(timeline)))
     loader.normalize.dtype = input_dtype(model, resolved, world.device, source.channels, size)
     lr_plan = LrPlan.of(recipe.optim, timeline)

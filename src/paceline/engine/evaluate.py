@@ -33,25 +33,26 @@ def evaluate(
     was_training = model.training
     model.eval()
     # float64 holds counts exactly, and makes the loss independent of the order in which ranks are added
-    totals = torch.zeros(6, dtype=torch.float64, device=world.device)
-    labels, predictions = torch.zeros(2, num_classes, dtype=torch.float64, device=world.device)
+    counting = torch.device("cpu") if world.device.type == "mps" else world.device  # MPS has no float64
+    totals = torch.zeros(6, dtype=torch.float64, device=counting)
+    labels, predictions = torch.zeros(2, num_classes, dtype=torch.float64, device=counting)
     for batch in batches:
         if signum := stop():
             totals[4 if signum == signal.SIGINT else 5] += 1
             break
         with autocast():
             logits = predict(model, batch.images, tta)
-        logits = logits.float()
+        logits, truth = logits.float().to(counting), batch.labels.to(counting)
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices
-        top = best == batch.labels[:, None]
-        ones = torch.ones(len(batch.labels), dtype=torch.float64, device=world.device)
-        labels.index_add_(0, batch.labels, ones)
+        top = best == truth[:, None]
+        ones = torch.ones(len(truth), dtype=torch.float64, device=counting)
+        labels.index_add_(0, truth, ones)
         predictions.index_add_(0, best[:, 0], ones)
-        totals[0] += len(batch.labels)
+        totals[0] += len(truth)
         totals[1] += top[:, 0].sum()
         totals[2] += top.any(1).sum()
-        totals[3] += F.cross_entropy(logits, batch.labels, reduction="none").double().sum()
-        on_batch(len(batch.labels))
+        totals[3] += F.cross_entropy(logits, truth, reduction="none").double().sum()
+        on_batch(len(truth))
     model.train(was_training)
     world.sum_(labels)
     world.sum_(predictions)

@@ -10,7 +10,7 @@ from torch.distributed import DistError
 
 from paceline import extensions
 from paceline.config.recipe import Model
-from paceline.distributed.world import is_lost_connection
+from paceline.distributed.process_group import is_lost_connection
 from paceline.errors import USER_CODE_ERRORS, UserError, raised
 from paceline.models import factory
 

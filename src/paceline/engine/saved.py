@@ -88,7 +88,7 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
         numbers = match(classes, source.classes, folder, source.place or source.name)
         model = build_model(plain, source, len(classes), timeline, world)
         load_weights(model, parts["ema"] or parts["model"], str(folder))
-        resolved = precision.resolve(recipe.precision, world.device)
+        resolved = precision.resolve(recipe.precision, world)
         choose_kernels(world.device, recipe.tf32)
         batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device)
         with closing(display_of(world)) as display, display.evaluating(batches) as advance, any_shape():

@@ -21,7 +21,8 @@ from paceline.config.io import dump_recipe, fingerprint, to_tree
 from paceline.config.recipe import Recipe
 from paceline.data import kinds
 from paceline.data.load.source import fetch
-from paceline.distributed.run import report_run
+from paceline.distributed import flight_recorder
+from paceline.distributed.reports import report_run
 from paceline.distributed.world import World
 from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
@@ -89,6 +90,7 @@ def train_recipe(
             world.on_rank_zero(lambda: str(_claim_folder(resume or choose_folder(recipe, root, name, again), cleanup)))
         )
         folder = RunFolder(path)
+        flight_recorder.set_folder(folder.flight_recorder)
         replicas = Replicas(world, folder)
         cleanup.callback(replicas.wait)
         replicas.copy_newest()

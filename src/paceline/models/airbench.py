@@ -98,7 +98,7 @@ class AirbenchNet(nn.Module):
         """
         kernel = self.whiten.kernel_size[0]
         patches = images.unfold(2, kernel, 1).unfold(3, kernel, 1).permute(0, 2, 3, 1, 4, 5)
-        flat = patches.reshape(-1, images.shape[1] * kernel * kernel).double().cpu()
+        flat = patches.reshape(-1, images.shape[1] * kernel * kernel).cpu().double()
         values, vectors = torch.linalg.eigh(flat.T @ flat / len(flat))
         scaled = (vectors / torch.sqrt(values + 5e-4)).T.flip(0).reshape(-1, images.shape[1], kernel, kernel)
         self.whiten.weight.copy_(torch.cat([scaled, -scaled]))

@@ -8,6 +8,7 @@ log.txt            the terminal output
 checkpoints/       checkpoints
 tensorboard/       event files
 profile/           trace and memory snapshot of --profile
+flight-recorder/   recent collectives of each rank, if one timed out
 summary.json       status and results; rewritten during the run
 """
 
@@ -52,6 +53,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.profile = path / "profile"
+        self.flight_recorder = path / "flight-recorder"
         self.summary = path / "summary.json"
         self.num_corrupt = 0
         """The number of corrupt lines found by the last call of `records`."""
@@ -106,7 +108,7 @@ class RunFolder:
         yield from self.unreadable(max_telemetry=sys.maxsize)
         if (self.path / LOCK_NAME).is_symlink():
             yield f"{LOCK_NAME} is a link; remove it"
-        for folder in (self.telemetry, self.checkpoints, self.tensorboard, self.profile):
+        for folder in (self.telemetry, self.checkpoints, self.tensorboard, self.profile, self.flight_recorder):
             if leads_out(self.path, folder):
                 yield f"{folder.name} is a link to a folder outside {self.path}; replace it with a folder"
             elif links := [path.name for path in folder.glob("*") if path.is_symlink()]:

@@ -3,11 +3,13 @@
 tests/unit/test_torch_internals.py checks them on the installed torch; pyproject.toml allows only versions it passes on.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
 
@@ -17,6 +19,26 @@ def restart_group_names() -> None:
     torch ignores `group_name` of init_process_group and counts groups, even those that could not be initialized.
     """
     distributed_c10d._world.group_count = 0
+
+
+def abort_groups() -> None:
+    """Abort the communication of all process groups, and forget them.
+
+    The public ProcessGroup.abort aborts one group; NCCL's communicators can deadlock unless they are aborted together.
+    """
+    distributed_c10d._abort_process_group()
+
+
+def flight_records(collectives: bool) -> dict[str, dict[str, Any]]:
+    """Return torch's flight recorder per library, "gloo" and "nccl": the progress of groups, and recent collectives.
+
+    The public ways to read it write pickles, which run code when loaded, or need a debug server.
+    """
+    dumps = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}  # the latter only in builds with NCCL
+    found = {name: getattr(_distributed_c10d, dump, None) for name, dump in dumps.items()}
+    return {
+        name: json.loads(dump(includeCollectives=collectives, onlyActive=False)) for name, dump in found.items() if dump
+    }
 
 
 def copy_all_(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
