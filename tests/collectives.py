@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -64,26 +64,38 @@ class Recorder(TorchDispatchMode):
         """Return the collectives of a part of the run, in order."""
         return [call for call in self.calls if call.part == part and name in call.name]
 
-    def mark(self, patch: pytest.MonkeyPatch) -> None:
-        """Name the parts of a run: "step N", "evaluation" and "checkpoint"; "loop" is all else."""
 
-        def marking(part: Callable[..., str], function: Callable[..., Any]) -> Callable[..., Any]:
-            def marked(*args: Any, **kwargs: Any) -> Any:
-                self.part = part(*args)
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    self.part = "loop"
+class HasPart(Protocol):
+    part: str
+    setup: Setup | None
 
-            return marked
 
-        def step(setup: Setup, _batches: object, number: int, _lr: float) -> str:
-            self.setup = setup
-            return f"step {number}"
+def mark_parts(patch: pytest.MonkeyPatch, record: HasPart) -> None:
+    """Keep `record.part` up to date: "start", "step N", "log", "evaluation", "checkpoint"; "loop" is between steps."""
 
-        patch.setattr(train, "train_step", marking(step, train.train_step))
-        patch.setattr(train, "measure", marking(lambda *_: "evaluation", train.measure))
-        patch.setattr(TrainingRun, "save", marking(lambda *_: "checkpoint", TrainingRun.save))
+    def marking(owner: Any, name: str, part: Callable[..., str]) -> None:
+        function = getattr(owner, name)
+
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            before, record.part = record.part, part(*args)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                record.part = before
+
+        patch.setattr(owner, name, marked)
+
+    def step(setup: Setup, _batches: object, number: int, _lr: float) -> str:
+        record.setup = setup
+        return f"step {number}"
+
+    marking(session, "train", lambda *_: "loop")
+    marking(train, "train_step", step)
+    marking(train, "pause", lambda *_: "pause")
+    marking(train, "measure", lambda *_: "evaluation")
+    marking(TrainingRun, "log", lambda *_: "log")
+    marking(TrainingRun, "save", lambda *_: "checkpoint")
+    marking(TrainingRun, "finish", lambda *_: "finish")
 
 
 @contextmanager

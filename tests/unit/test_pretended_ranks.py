@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from collectives import Collective, Recorder, pretend_in_sessions
+from collectives import Collective, Recorder, mark_parts, pretend_in_sessions
 from torch import nn
 
 from paceline.config.io import load_recipe
@@ -37,7 +37,7 @@ def train(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
         recipe = load_recipe("cifar10-resnet18", [str(word) for word in (*overrides, *words)])
         pretend_in_sessions(World(0, ranks, 0, GPUS), monkeypatch)
         recorder = Recorder()
-        recorder.mark(monkeypatch)
+        mark_parts(monkeypatch, recorder)
         with recorder:
             path = train_recipe(recipe, tmp_path_factory.mktemp("runs"), "run")
         assert RunFolder(path).read_summary()["status"] == "finished"
@@ -64,7 +64,7 @@ def _check_loop(recorder: Recorder) -> None:
     """After every step ranks agree on five votes and gather their figures; an evaluation sums three tensors."""
     votes = recorder.of("loop", "allreduce")
     assert [(call.shape, call.dtype) for call in votes] == [((5,), torch.int64)] * STEPS
-    assert len(recorder.of("loop", "allgather")) == STEPS
+    assert len(recorder.of("log", "allgather")) == STEPS
     assert len(recorder.of("evaluation", "allreduce")) == 2 * 3
 
 
