@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -44,8 +45,10 @@ class Collective:
 class Recorder(TorchDispatchMode):
     """Records every collective of this thread, whichever back end serves it."""
 
-    def __init__(self) -> None:
+    def __init__(self, output: Path | None = None) -> None:
+        """`output`: a file to which every call is appended at once, for processes that a test starts."""
         super().__init__()
+        self._output = output
         self.calls: list[Collective] = []
         self.part = "start"
         self.setup: Setup | None = None
@@ -58,6 +61,9 @@ class Recorder(TorchDispatchMode):
             largest = max(tensors, key=torch.Tensor.numel)
             name = func.name().partition("::")[2].strip("_").partition(".")[0]
             self.calls.append(Collective(self.part, name, tuple(largest.shape), largest.dtype))
+            if self._output:
+                with self._output.open("a") as file:
+                    print(self.calls[-1], file=file)
         return result
 
     def of(self, part: str, name: str = "") -> list[Collective]:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from collectives import Collective, Recorder, mark_parts, pretend_in_sessions
+import torch.distributed as dist
+from collectives import Collective, Recorder, mark_parts, pretend_in_sessions, pretended
 from torch import nn
 
 from paceline.config.io import load_recipe
@@ -66,6 +67,27 @@ def _check_loop(recorder: Recorder) -> None:
     assert [(call.shape, call.dtype) for call in votes] == [((5,), torch.int64)] * STEPS
     assert len(recorder.of("log", "allgather")) == STEPS
     assert len(recorder.of("evaluation", "allreduce")) == 2 * 3
+
+
+def test_the_recorder_tells_order_shape_and_type_apart() -> None:
+    def called(*calls: Callable[[], object]) -> list[Collective]:
+        recorder = Recorder()
+        with pretended(World(0, 512, 0, GPUS)), recorder:
+            for call in calls:
+                call()
+        return recorder.calls
+
+    def add(shape: int, dtype: torch.dtype) -> Callable[[], object]:
+        return lambda: dist.all_reduce(torch.zeros(shape, dtype=dtype))
+
+    def send() -> None:
+        dist.broadcast(torch.zeros(3), 0)
+
+    expected = called(add(3, torch.float32), send)
+    assert [(call.name, call.num_bytes) for call in expected] == [("allreduce", 12), ("broadcast", 12)]
+    assert called(add(3, torch.float32), send) == expected
+    for other in ((send, add(3, torch.float32)), (add(4, torch.float32), send), (add(3, torch.int32), send), (send,)):
+        assert called(*other) != expected
 
 
 @pytest.mark.parametrize("ranks", [16, 512])
