@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.distributed.powersgd import PowerSgd
+from paceline.distributed import powersgd as module
+from paceline.distributed.powersgd import PowerSgd, by_reflections
 from paceline.distributed.world import World
 
 
@@ -35,14 +36,10 @@ class Bucket:
         return list(self._gradients)
 
 
-class Scaler:
-    """Stands in for GradScaler, with the loss scale before and after an update."""
-
-    def __init__(self, before: float, after: float):
-        self._scales = iter((before, after))
-
-    def get_scale(self) -> float:
-        return next(self._scales)
+def _scaler(scale: float) -> torch.amp.GradScaler:
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    scaler.scale(torch.ones(()))  # initializes the scale
+    return scaler
 
 
 @pytest.fixture
@@ -87,8 +84,9 @@ def test_an_overflowed_step_leaves_no_error(powersgd: PowerSgd) -> None:
     bad = torch.full((32, 48), torch.inf)
     sent = _sent(powersgd, 2.0**20 * good + torch.randn(32, 48), bad)
     assert not sent[1].isfinite().any()
-    with powersgd.following(Scaler(2.0**20, 2.0**19)):
-        pass
+    scaler = _scaler(2.0**20)
+    with powersgd.following(scaler):
+        scaler.update(2.0**19)
     for _ in range(3):
         first, second = _sent(powersgd, good, good)
     assert (first - good).norm() < 1e-3 * good.norm()
@@ -100,8 +98,38 @@ def test_the_error_is_rescaled_with_the_loss_scale(powersgd: PowerSgd) -> None:
     matrix = torch.randn(32, 48)
     (sent,) = _sent(powersgd, matrix)
     error = matrix - sent
-    with powersgd.following(Scaler(1.0, 4.0)):
-        pass
+    scaler = _scaler(1.0)
+    with powersgd.following(scaler):
+        scaler.update(4.0)
     (rest,) = _sent(powersgd, torch.zeros(32, 48))
     assert rest.norm() <= 4 * error.norm()
     assert rest.norm() > error.norm()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("rank", [1, 2, 16])
+def test_reflections_give_orthonormal_bases_of_a_whole_batch(rank: int, scale: float) -> None:
+    """Padded with zero rows, with dependent columns, and of zeros."""
+    torch.manual_seed(0)
+    stack = torch.randn(4, 48, rank)
+    stack[1, 20:] = 0
+    stack[2, :, -1] = stack[2, :, 0]
+    stack[3] = 0
+    bases = by_reflections(scale * stack)
+    assert torch.allclose(bases.mT @ bases, torch.eye(rank), atol=1e-5)
+    assert torch.allclose(bases @ (bases.mT @ stack), stack, atol=1e-4)
+    assert not bases[1, 20:].any()
+
+
+def test_reflections_send_the_same_gradients_as_qr(powersgd: PowerSgd, monkeypatch) -> None:
+    torch.manual_seed(0)
+    gradients = [torch.randn(32, 48), torch.randn(24, 64), torch.randn(5)]
+    other = PowerSgd(World(), rank=2, start_step=2)
+    for _ in range(2):
+        other.average(None, Bucket(torch.zeros(32, 48)))
+    for _ in range(5):
+        expected = _sent(powersgd, *gradients)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_orthonormal", by_reflections)
+            found = _sent(other, *gradients)
+        assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(found, expected, strict=True))

@@ -1,4 +1,4 @@
-"""The model that one rank trains: a plain module in one process, a DDP replica in several."""
+"""The model that one rank trains: a replica whose gradients are averaged over ranks, by DDP or in shared memory."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +14,6 @@ from paceline.distributed.powersgd import PowerSgd
 from paceline.distributed.world import World
 from paceline.errors import UserError
 
-_WHOLE_MODEL_MB = 1 << 20
 _STATISTICS, _NUM_BATCHES = ("running_mean", "running_var"), "num_batches_tracked"
 """Buffers of batch norm."""
 
@@ -27,41 +26,18 @@ class Replica:
 
     def __init__(self, model: nn.Module, world: World, recipe: Recipe):
         self.module = model
-        self._world = world
         self._sync: AllReduce | SharedMemory | PowerSgd | None = None
         self._ddp: DistributedDataParallel | None = None
-        forward: nn.Module = model
         if world.size > 1:
-            grad_sync = recipe.grad_sync
-            dtype = WIRE_DTYPES[grad_sync.dtype]
-            use_shm = grad_sync.transport != "network" and not grad_sync.powersgd_rank
-            use_shm = use_shm and can_share_memory(world, dtype.itemsize * sum(p.numel() for p in model.parameters()))
-            if grad_sync.transport == "shm" and not use_shm:
-                raise UserError(
-                    "shm-unavailable",
-                    "grad_sync.transport=shm needs all ranks on the CPUs of one node, enough free space in /dev/shm, "
-                    "and grad_sync.powersgd_rank=0. Use grad_sync.transport=auto.",
-                )
-            if grad_sync.powersgd_rank:
-                self._sync = PowerSgd(world, grad_sync.powersgd_rank, grad_sync.powersgd_start_step)
-            else:
-                self._sync = SharedMemory(world, dtype) if use_shm else AllReduce(world, dtype)
-            self._ddp = DistributedDataParallel(
-                model,
-                device_ids=[world.device] if world.device.type == "cuda" else None,
-                # shared memory gains nothing from overlap: one bucket, one wait
-                bucket_cap_mb=_WHOLE_MODEL_MB if use_shm else grad_sync.bucket_mb,
-                forward_sync_buffers=False,  # average_buffers does it before evaluation and checkpoints
-                init_sync=False,  # broadcast_model has done it
-                gradient_as_bucket_view=True,
-                static_graph=recipe.train.grad_accumulation == 1,
-            )
-            self._ddp.register_comm_hook(None, self._sync.average)
-            forward = self._ddp
-        self.forward: Callable[[torch.Tensor], torch.Tensor] = forward
+            self._sync = _synchronization(model, world, recipe)
+            if not isinstance(self._sync, SharedMemory):
+                self._ddp = _wrapped(model, world, recipe, self._sync)
+        self.forward: Callable[[torch.Tensor], torch.Tensor] = self._ddp or model
 
     def sync_gradients(self, last: bool) -> AbstractContextManager[object]:
         """Context for a micro-batch: only the last one of a step synchronizes gradients."""
+        if isinstance(self._sync, SharedMemory):
+            return self._sync.synchronizing() if last else nullcontext()
         return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
 
     @staticmethod
@@ -83,6 +59,37 @@ class Replica:
     def sync_seconds(self) -> Callable[[], float]:
         """Call after backward. Returns a function for the seconds of waiting, to be called when the device is done."""
         return self._sync.seconds_since_last() if self._sync else lambda: 0.0
+
+
+def _synchronization(model: nn.Module, world: World, recipe: Recipe) -> AllReduce | SharedMemory | PowerSgd:
+    """Return how ranks average gradients."""
+    grad_sync = recipe.grad_sync
+    dtype = WIRE_DTYPES[grad_sync.dtype]
+    use_shm = grad_sync.transport != "network" and not grad_sync.powersgd_rank
+    use_shm = use_shm and can_share_memory(world, dtype.itemsize * sum(p.numel() for p in model.parameters()))
+    if grad_sync.transport == "shm" and not use_shm:
+        raise UserError(
+            "shm-unavailable",
+            "grad_sync.transport=shm needs all ranks on the CPUs of one node, enough free space in /dev/shm, "
+            "and grad_sync.powersgd_rank=0. Use grad_sync.transport=auto.",
+        )
+    if grad_sync.powersgd_rank:
+        return PowerSgd(world, grad_sync.powersgd_rank, grad_sync.powersgd_start_step)
+    return SharedMemory(world, dtype, model.parameters()) if use_shm else AllReduce(world, dtype)
+
+
+def _wrapped(model: nn.Module, world: World, recipe: Recipe, sync: AllReduce | PowerSgd) -> DistributedDataParallel:
+    ddp = DistributedDataParallel(
+        model,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        bucket_cap_mb=recipe.grad_sync.bucket_mb,
+        forward_sync_buffers=False,  # average_buffers does it before evaluation and checkpoints
+        init_sync=False,  # broadcast_model has done it
+        gradient_as_bucket_view=True,
+        static_graph=recipe.train.grad_accumulation == 1,
+    )
+    ddp.register_comm_hook(None, sync.average)
+    return ddp
 
 
 def broadcast_model(model: nn.Module, world: World) -> None:

@@ -1,15 +1,16 @@
-"""DDP communication hooks that average gradients over ranks, and measure how long each rank waits for it.
+"""Gradient synchronization: averages gradients over ranks, and measures how long each rank waits for it.
 
-`SharedMemory` serves CPU ranks of one node; gloo would copy gradients through sockets between them. `AllReduce` sends
-buckets while the backward pass continues. PowerSGD (distributed/powersgd.py) sends low-rank factors of the gradients.
+`SharedMemory` serves CPU ranks of one node; gloo would copy gradients through sockets between them. `AllReduce` is a
+DDP communication hook that sends buckets while the backward pass continues. PowerSGD (distributed/powersgd.py) sends
+low-rank factors of the gradients.
 """
 
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from paceline.errors import UserError
 from paceline.system.device import between, now
 
 _SHM = "/dev/shm"
+_BLOCK = 1 << 16  # elements
 WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -37,10 +39,9 @@ class AllReduce:
         future = dist.all_reduce(wire, async_op=True).get_future()
         self._last_sent = now(self._world.device)
 
-        def widen(done: torch.futures.Future[Any]) -> torch.Tensor:
-            return buffer.copy_(done.value()[0])
-
-        return future.then(widen)
+        # the result is in `wire`, whatever the value of the future is: NCCL's holds tensors, other back ends' may not;
+        # on GPUs the callback runs on a stream that waits for the all-reduce
+        return future.then(lambda _: buffer.copy_(wire))
 
     def seconds_since_last(self) -> Callable[[], float]:
         """Call after backward. Returns a function for the seconds since the last bucket was sent."""
@@ -50,62 +51,94 @@ class AllReduce:
 class SharedMemory:
     """Averages gradients in memory that all ranks of one node map.
 
-    A reduce-scatter followed by an all-gather: each rank sums its own chunk of everybody's gradient, then copies the
-    other chunks. This takes two and a half passes over memory, and the order of the sum never changes.
-    Two buffers alternate: a rank is at most one step ahead, so no rank overwrites what another still reads.
+    Every rank has a row, which its gradients are views of. Once all ranks have computed theirs, each rank averages one
+    chunk of all rows and writes the result to all rows. Rows are added in rank order, so that no result depends on
+    which rank adds them.
     """
 
-    def __init__(self, world: World, dtype: torch.dtype):
-        self._world, self._dtype = world, dtype
-        self._areas: dict[int, list[torch.Tensor]] = {}
-        self._turn: dict[int, int] = {}
-        self._seconds = 0.0
+    def __init__(self, world: World, dtype: torch.dtype, parameters: Iterable[torch.Tensor]):
+        self._world = world
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._numel = sum(parameter.numel() for parameter in self._parameters)
+        self._rows = self._allocate(dtype, self._numel + len(self._parameters))
+        own = self._rows[world.rank]
+        self._used = own[self._numel :]  # 1 for every parameter that has a gradient
+        self._views = _views(own, self._parameters)
+        self._is_last, self._seconds = False, 0.0
+        for number, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._on_gradient(number))
 
-    def average(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    @contextmanager
+    def synchronizing(self) -> Iterator[None]:
+        """Context for the last backward pass of a step, at the end of which all ranks have the same gradients."""
+        self._used.zero_()
+        self._is_last = True
+        yield
+        self._is_last = False
         begin = time.perf_counter()
-        buffer, index = bucket.buffer(), bucket.index()
-        area = self._area(index, buffer.numel())
-        mine = self._world.rank
-        chunks = [slice(*bounds) for bounds in _chunks(buffer.numel(), self._world.size)]
-        others = [(rank, chunk) for rank, chunk in enumerate(chunks) if rank != mine]
-        for _, chunk in others:
-            area[mine, chunk].copy_(buffer[chunk])
+        for number, used in enumerate(self._used.tolist()):
+            if not used:  # not in this backward pass
+                self._stage(number)
         self._world.barrier()
-        own = chunks[mine]
-        for rank, _ in others:
-            buffer[own].add_(area[rank, own])
-        area[mine, own].copy_(buffer[own].div_(self._world.size))
+        self._average()
         self._world.barrier()
-        for rank, chunk in others:
-            buffer[chunk].copy_(area[rank, chunk])
-        if self._dtype != buffer.dtype:
-            buffer[own].copy_(area[mine, own])  # every rank must continue with the same rounded values
+        for parameter, view, used in zip(self._parameters, self._views, self._used.tolist(), strict=True):
+            if used:  # by any rank
+                parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
         self._seconds += time.perf_counter() - begin
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        future.set_result(buffer)
-        return future
 
     def seconds_since_last(self) -> Callable[[], float]:
         """Return a function for the seconds spent averaging since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return lambda: seconds
 
-    def _area(self, index: int, numel: int) -> torch.Tensor:
-        """Return a (ranks, numel) buffer in shared memory, allocated anew when DDP rebuilds its buckets."""
-        areas = self._areas.get(index)
-        if areas is None or areas[0].shape[1] != numel:
-            areas = self._areas[index] = [self._allocate(numel) for _ in range(2)]
-        turn = self._turn[index] = 1 - self._turn.get(index, 0)
-        return areas[turn]
+    def _on_gradient(self, number: int) -> None:
+        if self._is_last:  # copied while it is in the cache
+            self._stage(number)
 
-    def _allocate(self, numel: int) -> torch.Tensor:
+    @torch.no_grad()
+    def _stage(self, number: int) -> None:
+        gradient = self._parameters[number].grad
+        if gradient is None:
+            self._views[number].zero_()
+        else:
+            self._views[number].copy_(gradient)
+            self._parameters[number].grad = None
+            self._used[number] = 1
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Average this rank's chunk of all rows, in blocks that fit into the cache."""
+        size, length = self._world.size, self._rows.shape[1]
+        begin, end = (length * rank // size for rank in (self._world.rank, self._world.rank + 1))
+        total = torch.empty(_BLOCK)
+        for first in range(begin, end, _BLOCK):
+            columns = self._rows[:, first : min(end, first + _BLOCK)].unbind()
+            mean = total[: len(columns[0])].copy_(columns[0])
+            for other in columns[1:]:
+                mean.add_(other)
+            mean.div_(size)
+            for row in columns:
+                row.copy_(mean)
+
+    def _allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         count = self._world.size * numel
-        path = self._world.on_rank_zero(lambda: _reserve(count * self._dtype.itemsize))
-        area = torch.from_file(path, shared=True, size=count, dtype=self._dtype)
+        path = self._world.on_rank_zero(lambda: _reserve(count * dtype.itemsize))
+        rows = torch.from_file(path, shared=True, size=count, dtype=dtype)
         self._world.barrier()
         if self._world.is_rank_zero:
             os.unlink(path)  # unlink at once, so that no file stays behind however the run ends
-        return area.view(self._world.size, numel)
+        return rows.view(self._world.size, numel)
+
+
+def _views(row: torch.Tensor, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return a view for the gradient of each parameter, in its memory format, as optimizers expect."""
+    views, offset = [], row.storage_offset()
+    for parameter in parameters:
+        strides = torch.empty_like(parameter, device="meta").stride()
+        views.append(row.as_strided(parameter.shape, strides, offset))
+        offset += parameter.numel()
+    return views
 
 
 def _reserve(num_bytes: int) -> str:
@@ -125,14 +158,9 @@ def _reserve(num_bytes: int) -> str:
     return path
 
 
-def _chunks(numel: int, ranks: int) -> list[tuple[int, int]]:
-    edges = [numel * rank // ranks for rank in range(ranks + 1)]
-    return list(pairwise(edges))
-
-
 def can_share_memory(world: World, num_bytes: int) -> bool:
-    """Whether all ranks are CPU processes of one node whose shared memory holds both gradient buffers."""
+    """Whether all ranks are CPU processes of one node whose shared memory holds the gradients of every rank."""
     if world.device.type != "cpu" or world.local_size != world.size:
         return False
     room = shutil.disk_usage(_SHM).free if os.path.isdir(_SHM) else 0
-    return world.broadcast_object(room > 2 * world.size * num_bytes)
+    return world.broadcast_object(room > world.size * num_bytes)

@@ -43,7 +43,8 @@ def flight_records(collectives: bool) -> dict[str, dict[str, Any]]:
 
 def copy_all_(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy tensors in place. torch has no public function that copies a list without a kernel launch per tensor."""
-    torch._foreach_copy_(targets, sources)
+    if targets:
+        torch._foreach_copy_(targets, sources)
 
 
 def augmentation_op(image: torch.Tensor, name: str, magnitude: float) -> torch.Tensor:
