@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ _LOST = re.compile("connection (closed|reset) by peer|broken pipe|timed out wait
 # GIL, and deadlock with a gloo thread that needs the GIL to release its last tensor
 _KEPT: list[object] = []
 _STARTUP_TIMEOUT = timedelta(seconds=60)  # one node may read or compile for longer than others
+_DISK_TIMEOUT = timedelta(hours=1)
 _RANK_TIMEOUT = 600  # seconds; torch's default of 30 minutes is too long to wait for a hung run
 
 
@@ -80,8 +82,7 @@ class World:
             connect_ranks(backend, store, self.rank, self.size, timeout)
         else:
             _join_at_master(backend, self.rank, self.size, timeout)
-        if store:  # torch's own store needs further connections; NCCL opens its ports later
-            refuse_new_connections()
+        self.close_ports()
         try:
             yield self
             self.barrier()
@@ -99,10 +100,40 @@ class World:
             _KEPT.append(dist.group.WORLD)
             dist.destroy_process_group()
 
+    def close_ports(self) -> None:
+        """Refuse new connections to this rank, once a process group is connected; NCCL opens its ports later."""
+        if _has_own_store():  # torch's store needs further connections
+            refuse_new_connections()
+
     def shorten_timeout(self) -> None:
         """Use the rank timeout from now on: after start-up all ranks take equally long, so a silent one has failed."""
         if self.size > 1:
             set_timeout(rank_timeout())
+
+    @contextmanager
+    def long_timeout(self) -> Iterator[None]:
+        """Wait longer for other ranks, while each one does work whose duration depends on its disk."""
+        if self.size > 1:
+            set_timeout(_DISK_TIMEOUT)
+        yield
+        if self.size > 1:
+            set_timeout(max(rank_timeout(), _STARTUP_TIMEOUT))
+
+    def wait_until(self, condition: Callable[[], bool], interval: float = 0.1) -> None:
+        """Wait until a condition holds on every rank. A collective that is repeated, so that it cannot time out."""
+        while self.sum_(torch.tensor([0 if condition() else 1])).item():
+            time.sleep(interval)
+
+    def raise_together(self, action: Callable[[], T]) -> T:
+        """Call a function on every rank and return its result. If it raises a UserError on any, all raise the first."""
+        error, result = None, None
+        try:
+            result = action()
+        except UserError as raised:
+            error = raised
+        if found := [each for each in self.all_gather_object(error.to_json() if error else None) if each]:
+            raise error or UserError.from_json(found[0])
+        return result  # type: ignore[return-value]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -196,13 +227,16 @@ def _join_at_master(backend: str, rank: int, size: int, timeout: timedelta) -> N
         raise UserError("master-unavailable", message, rank=rank) from None
 
 
+def _has_own_store() -> bool:
+    """Return whether ranks use Paceline's store; not under another launcher such as torchrun."""
+    return bool(os.environ.get(env.STORE)) or ("RANK" not in os.environ and env.in_srun(os.environ))
+
+
 def _store(size: int) -> Store | None:
-    """Return the ranks' store; None under another launcher such as torchrun, where torch uses its own."""
+    """Return the ranks' store; None if torch uses its own."""
     if location := os.environ.get(env.STORE):
         return store_at(location, size, os.environ)
-    if "RANK" not in os.environ and env.in_srun(os.environ):
-        return srun.store(env.rank_env(os.environ), os.environ)
-    return None
+    return srun.store(env.rank_env(os.environ), os.environ) if _has_own_store() else None
 
 
 def _device(requested: str, local_rank: int) -> torch.device:

@@ -12,9 +12,8 @@ from paceline.analysis.read import read
 from paceline.analysis.verdict import verdict
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
-from paceline.checkpoint.shared import read_on_rank_zero
-from paceline.checkpoint.verified import CheckpointInfo
-from paceline.checkpoint.writer import NoWriter, Writer
+from paceline.checkpoint.verified import CheckpointInfo, open_checkpoint, verify
+from paceline.checkpoint.writer import NoWriter, ShardWriter, Writer
 from paceline.config.batch import memory_key, strategy
 from paceline.config.import_files import file_hashes, sources
 from paceline.config.io import dump_recipe, fingerprint, to_tree
@@ -26,6 +25,7 @@ from paceline.distributed.world import World
 from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
 from paceline.engine.callbacks import Callbacks
+from paceline.engine.checkpoints import Checkpoints
 from paceline.engine.covered import newest_covered
 from paceline.engine.examples import examples
 from paceline.engine.parts import check_parts
@@ -95,10 +95,11 @@ def train_recipe(
             return path
         if folder.contains_run and not resume:
             log.info("%s is not finished; resuming it", path)
-        saved = read_on_rank_zero(world, lambda: _checkpoint_to_resume(folder, recipe, overrides if resume else None))
+        with world.long_timeout():
+            saved = _agree_on_checkpoint(world, replicas, folder, recipe, overrides if resume else None)
         setup = build(recipe, world)
         check_same_data(setup.source, world)
-        announce(setup, path, saved[0].folder if saved else None)
+        announce(setup, path, saved)
         run = _open_run(folder, setup, saved, replicas)
         if results and world.local_rank == 0:
             only = "" if world.is_rank_zero else "telemetry"
@@ -120,16 +121,29 @@ def train_recipe(
         return path
 
 
-def _checkpoint_to_resume(
-    folder: RunFolder, recipe: Recipe, overrides: Sequence[str] | None
-) -> tuple[CheckpointInfo, dict[str, Any]] | None:
+def _agree_on_checkpoint(
+    world: World, replicas: Replicas, folder: RunFolder, recipe: Recipe, overrides: Sequence[str] | None
+) -> Path | None:
+    """Return the checkpoint that all ranks resume from. Every copy of it is verified once, by one rank of its node."""
+
+    def choose() -> str | None:
+        saved = _checkpoint_to_resume(folder, recipe, overrides)
+        return str(saved.folder) if saved else None
+
+    if (chosen := world.on_rank_zero(choose)) is None:
+        return None
+    path = Path(chosen)
+    world.raise_together(lambda: verify(path) if replicas.keeps_copy else None)
+    return path
+
+
+def _checkpoint_to_resume(folder: RunFolder, recipe: Recipe, overrides: Sequence[str] | None) -> CheckpointInfo | None:
     """Return the checkpoint to resume from, after checking that it is of the same experiment."""
     saved = newest_covered(folder)
-    kept = saved[0] if saved else None
     if overrides is not None:
-        check_recipe_file(folder, kept, overrides)
-    if kept:
-        check_same_experiment(folder, recipe, kept)
+        check_recipe_file(folder, saved, overrides)
+    if saved:
+        check_same_experiment(folder, recipe, saved)
     return saved
 
 
@@ -191,14 +205,12 @@ def _remove_if_unused(folder: RunFolder) -> None:
         shutil.rmtree(folder.path)
 
 
-def _open_run(
-    folder: RunFolder, setup: Setup, saved: tuple[CheckpointInfo, dict[str, Any]] | None, replicas: Replicas
-) -> TrainingRun:
+def _open_run(folder: RunFolder, setup: Setup, saved: Path | None, replicas: Replicas) -> TrainingRun:
     world, recipe = setup.world, setup.recipe
     first_step = 0
     if saved:
-        checkpoint, parts = saved
-        first_step = setup.load(parts, str(checkpoint.folder))
+        with world.long_timeout():  # every rank reads what it needs
+            first_step = world.raise_together(lambda: setup.load(open_checkpoint(saved)[1], str(saved)))
     if first_step > setup.total_steps or (first_step == setup.total_steps and folder.finished):
         raise UserError(
             "run-finished",
@@ -208,7 +220,7 @@ def _open_run(
         )
     callbacks = Callbacks.create(recipe, world, folder, setup.total_steps, first_step)
     if saved:
-        log.info("resuming from step %d (%s)", first_step, saved[0].folder)
+        log.info("resuming from step %d (%s)", first_step, saved)
     hosts = world.hosts()
     start = environment.collect(hosts, world.device)
     if world.is_rank_zero:  # only after all checks: a refused start changes nothing
@@ -234,7 +246,7 @@ def _open_run(
         folder,
         setup,
         MultiSink(_sinks(folder, setup, first_step, disk) if world.is_rank_zero else []),
-        Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_rank_zero else NoWriter(),
+        Checkpoints(world, _writer(folder, setup), replicas),
         display_of(world, setup.total_steps, first_step),
         replicas,
         callbacks,
@@ -245,6 +257,13 @@ def _open_run(
     if world.is_rank_zero:
         run.begin()
     return run
+
+
+def _writer(folder: RunFolder, setup: Setup) -> Writer | NoWriter:
+    settings, shard = setup.recipe.checkpoint, setup.replica.shard
+    if shard.count > 1:
+        return ShardWriter(folder.checkpoints, settings.keep, settings.best, shard)
+    return Writer(folder.checkpoints, settings.keep, settings.best) if setup.world.is_rank_zero else NoWriter()
 
 
 def _best_value(folder: RunFolder, metric: str) -> float | None:
