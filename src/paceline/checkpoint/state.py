@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from paceline.checkpoint.tensors import Chunk, own_chunk
+from paceline.checkpoint.tensors import TensorChunk, own_chunk
 from paceline.distributed.mesh import ShardId
 
 
@@ -29,8 +29,8 @@ class HostCopies:
     def _copied(self, tree: Any, shard: ShardId, path: str) -> Any:
         if isinstance(tree, torch.Tensor):
             own = own_chunk(tree.detach(), shard)
-            if isinstance(own, Chunk):
-                return Chunk(self._to_host(own.data, path), own.shape, own.offsets)
+            if isinstance(own, TensorChunk):
+                return TensorChunk(self._to_host(own.data, path), own.shape, own.offsets)
             return None if own is None else self._to_host(own, path)
         if isinstance(tree, dict):
             return {key: self._copied(value, shard, f"{path}.{key}") for key, value in tree.items()}
@@ -56,7 +56,7 @@ def snapshot(tree: Any) -> Any:
 
 def num_bytes(tree: Any) -> int:
     """Return the total size of all tensors."""
-    if isinstance(tree, Chunk):
+    if isinstance(tree, TensorChunk):
         return tree.data.nbytes
     if isinstance(tree, torch.Tensor):
         return tree.nbytes

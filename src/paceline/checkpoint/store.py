@@ -22,7 +22,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from paceline.checkpoint.tensors import Chunk, file_name, header, materialize
+from paceline.checkpoint.tensors import TensorChunk, file_name, header, materialize
 from paceline.checkpoint.verified import (
     COMMIT,
     FORMAT,
@@ -84,7 +84,7 @@ def write_shard(
     """Write the files of one shard, with state.json if it is the first, to disk. Returns their manifest entries."""
     place, skeletons, files = temporary(folder), {}, []
     for name, part in parts.items():
-        skeletons[name], tensors = flatten(part, Chunk)
+        skeletons[name], tensors = flatten(part, TensorChunk)
         if tensors:
             files.append(place / file_name(name, shard))
             _write_tensors(tensors, files[-1])
@@ -117,9 +117,9 @@ def commit(folder: Path, files: dict[str, Any], before_commit: Callable[[], None
         shutil.rmtree(replaced)
 
 
-def _write_tensors(tensors: dict[str, torch.Tensor | Chunk], path: Path) -> None:
-    chunks = {name: chunk for name, chunk in tensors.items() if isinstance(chunk, Chunk)}
-    data = {name: each.data if isinstance(each, Chunk) else each for name, each in tensors.items()}
+def _write_tensors(tensors: dict[str, torch.Tensor | TensorChunk], path: Path) -> None:
+    chunks = {name: chunk for name, chunk in tensors.items() if isinstance(chunk, TensorChunk)}
+    data = {name: each.data if isinstance(each, TensorChunk) else each for name, each in tensors.items()}
     try:
         safetensors.torch.save_file(data, path, header(chunks))
     except safetensors.SafetensorError as error:

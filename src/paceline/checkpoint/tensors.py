@@ -41,7 +41,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TensorChunk:
     """A part of a tensor."""
 
     data: torch.Tensor
@@ -56,7 +56,7 @@ def file_name(part: str, shard: ShardId) -> str:
     return f"{part}{number}.safetensors"
 
 
-def own_chunk(tensor: torch.Tensor, shard: ShardId) -> torch.Tensor | Chunk | None:
+def own_chunk(tensor: torch.Tensor, shard: ShardId) -> torch.Tensor | TensorChunk | None:
     """Return what this rank writes of a tensor, not copied, or None. A collective for partial sums, which are rare."""
     if not hasattr(tensor, "device_mesh"):
         return tensor if shard == ShardId(0, shard.count) else None  # the same on all ranks
@@ -74,7 +74,7 @@ def own_chunk(tensor: torch.Tensor, shard: ShardId) -> torch.Tensor | Chunk | No
     assert isinstance(data, torch.Tensor)
     if not shard.is_first_replica or not data.numel():
         return None
-    return Chunk(data, tuple(place.size), tuple(place.chunk.offsets))
+    return TensorChunk(data, tuple(place.size), tuple(place.chunk.offsets))
 
 
 def _placements(tensor: Any) -> Sequence[Any]:
@@ -82,7 +82,7 @@ def _placements(tensor: Any) -> Sequence[Any]:
     return placements
 
 
-def header(chunks: dict[str, Chunk]) -> dict[str, str]:
+def header(chunks: dict[str, TensorChunk]) -> dict[str, str]:
     """Return the metadata of a safetensors file with these chunks."""
     places = {name: {"shape": chunk.shape, "offsets": chunk.offsets} for name, chunk in chunks.items()}
     return {"format": "pt", _CHUNKS: json.dumps(places)} if places else {"format": "pt"}

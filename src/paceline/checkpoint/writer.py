@@ -96,7 +96,7 @@ class Writer:
             log.warning("old checkpoints were not deleted: %s", disk_error(error))
 
 
-class ShardWriter(Writer):
+class ShardedWriter(Writer):
     """Writes one rank's shard. Rank 0 commits the checkpoint after all ranks have written theirs.
 
     All ranks call `start`, then `commit` or `abandon`, in the same order.

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline import extensions
-from paceline.checkpoint.tensors import SavedTensor, fill, materialize, read_like
+from paceline.checkpoint.tensors import materialize, read_like
 from paceline.config.batch import BatchLayout
 from paceline.config.io import to_tree
 from paceline.config.recipe import Model, Recipe
@@ -24,6 +24,7 @@ from paceline.engine import precision
 from paceline.engine.model import create_model, probe
 from paceline.engine.objective import Objective
 from paceline.engine.rank_checks import check_same_model
+from paceline.engine.weights import load_weights
 from paceline.errors import UserError
 from paceline.models import factory
 from paceline.models.airbench import AirbenchNet
@@ -31,7 +32,7 @@ from paceline.optim import groups
 from paceline.optim.ema import AveragedModel
 from paceline.optim.schedules import LrPlan
 from paceline.optim.state import load_state, state_dict
-from paceline.optim.template import local, parameters_by_number
+from paceline.optim.template import parameters_by_number
 from paceline.system.logs import log
 from paceline.system.norms import BATCH_NORMS
 
@@ -265,41 +266,3 @@ def _created(
     if recipe.model.sync_batchnorm and world.size > 1:
         model = synchronize(model, world)
     return model.train()
-
-
-def load_weights(model: nn.Module, weights: dict[str, SavedTensor], origin: str) -> None:
-    """Load the weights of a checkpoint, which may be untrusted. Names, shapes and types are checked before any is."""
-    expected: dict[str, torch.Tensor] = model.state_dict()
-    wrong = sorted(expected.keys() ^ weights.keys())
-    wrong += [name for name in weights if name in expected and _kind(expected[name]) != _kind(weights[name])]
-    if wrong:
-        raise UserError(
-            "checkpoint-model-mismatch",
-            f"{origin} is a checkpoint of another model: {len(wrong)} tensors differ ({', '.join(wrong[:3])} ...). "
-            "Use the recipe it was trained with.",
-            path=origin,
-            tensors=wrong,
-        )
-    masks = {name for name, new in expected.items() if not local(new).isfinite().all()}  # of attention: -infinity
-    fill(weights, expected)
-    for name, tensor in expected.items():
-        if problem := _invalid_values(name, local(tensor), name in masks):
-            raise UserError(
-                "checkpoint-weights-invalid",
-                f"{origin}: {name} {problem}. Use an earlier checkpoint.",
-                path=origin,
-                tensor=name,
-            )
-    model.load_state_dict(expected)  # for models whose state_dict() returns copies
-
-
-def _kind(tensor: torch.Tensor | SavedTensor) -> tuple[torch.Size, torch.dtype]:
-    return tensor.shape, tensor.dtype
-
-
-def _invalid_values(name: str, tensor: torch.Tensor, is_mask: bool) -> str:
-    """Return why a model cannot use these values, or ""."""
-    if tensor.is_floating_point():
-        return "" if is_mask or tensor.isfinite().all() else "contains NaN or infinity"
-    negative = name.endswith("num_batches_tracked") and tensor.min() < 0
-    return "contains a negative count" if negative else ""

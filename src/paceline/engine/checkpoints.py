@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint import store
-from paceline.checkpoint.writer import BeforeCommit, NoWriter, ShardWriter, Writer
+from paceline.checkpoint.writer import BeforeCommit, NoWriter, ShardedWriter, Writer
 from paceline.distributed.world import World
 from paceline.engine.replicas import Replicas
 from paceline.errors import UserError
@@ -41,7 +41,7 @@ class Checkpoints:
         self.complete()
         parts = self._writer.snapshot(state)
         on_copied()
-        if isinstance(self._writer, ShardWriter):
+        if isinstance(self._writer, ShardedWriter):
             if self._world.is_rank_zero or self._replicas.keeps_copy:
                 self._writer.begin(step)
             self._world.barrier()  # the folder exists
@@ -77,7 +77,7 @@ class Checkpoints:
 
     def _commit_if_written(self) -> None:
         writer = self._writer
-        if not isinstance(writer, ShardWriter) or not writer.is_uncommitted:
+        if not isinstance(writer, ShardedWriter) or not writer.is_uncommitted:
             return
         reports = self._world.all_gather_object(writer.report() | {"host": host_name()})
         if any(report["busy"] for report in reports):
@@ -92,7 +92,7 @@ class Checkpoints:
         files = {name: entry for report in reports for name, entry in report["files"].items()}
         writer.commit(files if self._world.is_rank_zero else None)
 
-    def _collect(self, writer: ShardWriter, files: list[list[str]]) -> str | None:
+    def _collect(self, writer: ShardedWriter, files: list[list[str]]) -> str | None:
         """Copy shards of nodes that do not share rank 0's file system to rank 0. Returns why that failed, if it did."""
         error = None
         try:

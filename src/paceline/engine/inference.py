@@ -14,9 +14,9 @@ from paceline.config.imports import load_imports
 from paceline.config.io import recipe_from_tree
 from paceline.data.load.crops import center_boxes
 from paceline.data.pillow import plain
-from paceline.engine.build import load_weights
 from paceline.engine.model import create_model, probe
 from paceline.engine.saved import find_checkpoint
+from paceline.engine.weights import load_weights
 from paceline.models import factory
 
 

@@ -22,10 +22,11 @@ from paceline.data.load.source import open_source
 from paceline.distributed.ddp import broadcast_model
 from paceline.distributed.world import World
 from paceline.engine import precision
-from paceline.engine.build import build_model, load_weights
+from paceline.engine.build import build_model
 from paceline.engine.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.resume import saved_recipe
 from paceline.engine.session import display_of
+from paceline.engine.weights import load_weights
 from paceline.errors import UserError
 from paceline.models import factory
 from paceline.system import logs

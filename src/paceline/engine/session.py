@@ -12,8 +12,8 @@ from paceline.analysis.read import read
 from paceline.analysis.verdict import verdict
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
-from paceline.checkpoint.verified import CheckpointInfo, open_checkpoint, verify
-from paceline.checkpoint.writer import NoWriter, ShardWriter, Writer
+from paceline.checkpoint.verified import open_checkpoint
+from paceline.checkpoint.writer import NoWriter, ShardedWriter, Writer
 from paceline.config.batch import memory_key, strategy
 from paceline.config.import_files import file_hashes, sources
 from paceline.config.io import dump_recipe, fingerprint, to_tree
@@ -26,12 +26,12 @@ from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
 from paceline.engine.callbacks import Callbacks
 from paceline.engine.checkpoints import Checkpoints
-from paceline.engine.covered import newest_covered
+from paceline.engine.covered import agree_on_checkpoint
 from paceline.engine.examples import examples
 from paceline.engine.parts import check_parts
 from paceline.engine.rank_checks import check_same_data, check_same_imports, check_same_recipe
 from paceline.engine.replicas import Replicas
-from paceline.engine.resume import check_recipe_file, check_same_experiment, choose_folder, warn_of_changed_code
+from paceline.engine.resume import choose_folder, warn_of_changed_code
 from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
 from paceline.errors import UserError
@@ -96,7 +96,7 @@ def train_recipe(
         if folder.contains_run and not resume:
             log.info("%s is not finished; resuming it", path)
         with world.long_timeout():
-            saved = _agree_on_checkpoint(world, replicas, folder, recipe, overrides if resume else None)
+            saved = agree_on_checkpoint(world, replicas, folder, recipe, overrides if resume else None)
         setup = build(recipe, world)
         check_same_data(setup.source, world)
         announce(setup, path, saved)
@@ -119,32 +119,6 @@ def train_recipe(
             _log_verdict(path)
             _log_results(folder, setup, summary)
         return path
-
-
-def _agree_on_checkpoint(
-    world: World, replicas: Replicas, folder: RunFolder, recipe: Recipe, overrides: Sequence[str] | None
-) -> Path | None:
-    """Return the checkpoint that all ranks resume from. Every copy of it is verified once, by one rank of its node."""
-
-    def choose() -> str | None:
-        saved = _checkpoint_to_resume(folder, recipe, overrides)
-        return str(saved.folder) if saved else None
-
-    if (chosen := world.on_rank_zero(choose)) is None:
-        return None
-    path = Path(chosen)
-    world.raise_together(lambda: verify(path) if replicas.keeps_copy else None)
-    return path
-
-
-def _checkpoint_to_resume(folder: RunFolder, recipe: Recipe, overrides: Sequence[str] | None) -> CheckpointInfo | None:
-    """Return the checkpoint to resume from, after checking that it is of the same experiment."""
-    saved = newest_covered(folder)
-    if overrides is not None:
-        check_recipe_file(folder, saved, overrides)
-    if saved:
-        check_same_experiment(folder, recipe, saved)
-    return saved
 
 
 def _log_results(folder: RunFolder, setup: Setup, summary: dict[str, Any]) -> None:
@@ -262,7 +236,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: Path | None, replicas: Rep
 def _writer(folder: RunFolder, setup: Setup) -> Writer | NoWriter:
     settings, shard = setup.recipe.checkpoint, setup.replica.shard
     if shard.count > 1:
-        return ShardWriter(folder.checkpoints, settings.keep, settings.best, shard)
+        return ShardedWriter(folder.checkpoints, settings.keep, settings.best, shard)
     return Writer(folder.checkpoints, settings.keep, settings.best) if setup.world.is_rank_zero else NoWriter()
 
 
