@@ -26,6 +26,7 @@ from paceline.config.recipe import Recipe
 from paceline.distributed.world import World, keep_freed_memory, threads_per_process
 from paceline.engine.build import Setup, build
 from paceline.engine.callbacks import Callbacks
+from paceline.engine.checkpoints import Checkpoints
 from paceline.engine.replicas import Replicas
 from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
@@ -74,7 +75,8 @@ def engine_seconds(setup: Setup, folder: Path) -> float:
     folder.mkdir(parents=True)
     callbacks = Callbacks.create(setup.recipe, setup.world, run_folder, setup.total_steps, 0)
     sink, replicas = JsonLines(run_folder.metrics), Replicas(setup.world, run_folder)
-    train(setup, TrainingRun(run_folder, setup, sink, NoWriter(), watch, replicas, callbacks))
+    checkpoints = Checkpoints(setup.world, NoWriter(), replicas)
+    train(setup, TrainingRun(run_folder, setup, sink, checkpoints, watch, replicas, callbacks))
     return watch.times[-1] - watch.times[0]
 
 

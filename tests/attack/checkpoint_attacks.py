@@ -38,9 +38,9 @@ def _nested(depth: int) -> Any:
 NAN, INF, HUGE = float("nan"), float("inf"), 10**30
 _SCALER = {"scale": 2.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 0}
 STATE: dict[str, Callable[[Any], None]] = {
-    "format is a string": _set("format", to="2"),
+    "format is a string": _set("format", to="3"),
     "format is missing": _set("format", to=...),
-    "format of the future": _set("format", to=3),
+    "format of the future": _set("format", to=4),
     "format is huge": _set("format", to=HUGE),
     "step is negative": _set("step", to=-1),
     "step is huge": _set("step", to=HUGE),

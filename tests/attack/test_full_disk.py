@@ -13,6 +13,7 @@ from conftest import HANG, TINY, command, complaint, environment
 from disk import preloaded
 from made_runs import make_run
 from sample_images import tree
+from saved_checkpoints import read
 
 from paceline.checkpoint import store
 from paceline.system.host import host_name
@@ -68,7 +69,7 @@ def test_training_warns_once_fails_and_resumes(
     assert last.endswith("paceline train --resume runs/digits [checkpoint-not-written]")
     assert text.count("Training continues") <= 1
     run = RunFolder(tmp_path / RUN)
-    checkpoints = [store.read(path)[0].step for path in store.committed(run.checkpoints)]
+    checkpoints = [read(path)[0].step for path in store.committed(run.checkpoints)]
     assert checkpoints
     assert max(checkpoints) < 60
     again = here("train", "--resume", RUN)

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from conftest import raises
+from saved_checkpoints import read
 
 from attack.checkpoint_attacks import FILES, OPTIMIZER, PROGRESS, STATE, WEIGHTS, Attack
 from attack.resealed import change_progress, change_state, change_tensors, copied, reseal
 from paceline.checkpoint import store
-from paceline.checkpoint.verified import CorruptCheckpoint, describe, read
+from paceline.checkpoint.verified import CorruptCheckpoint, describe, open_checkpoint
 from paceline.cli.main import main
 from paceline.config.io import load_recipe
 from paceline.distributed.world import World
@@ -95,7 +96,7 @@ def test_flipped_bits_under_matching_checksums(runs: dict[str, Path], tmp_path: 
             (checkpoint / file).write_bytes(_flipped(original[file], generator))
             reseal(checkpoint)
             try:
-                _, parts = read(checkpoint)
+                _, parts = open_checkpoint(checkpoint)
                 setup.load(parts, str(checkpoint))
             except UserError:
                 pass
@@ -164,7 +165,7 @@ def test_hostile_optimizer_states_are_refused(runs: dict[str, Path], tmp_path: P
     for name, attack in OPTIMIZER.items():
         _, checkpoint = copied(runs["adamw"], tmp_path / "run")
         attack(checkpoint)
-        _, parts = read(checkpoint)
+        _, parts = open_checkpoint(checkpoint)
         with raises("checkpoint-optimizer-mismatch") as caught:
             setup.load(parts, name)
         assert "optimizer state " in str(caught.value)

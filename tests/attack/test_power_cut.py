@@ -58,7 +58,7 @@ def _covered(left: RunFolder, whole: RunFolder) -> int:
     saved = store.last(left.checkpoints)
     if saved is None:
         return 0
-    step = saved[0].step
+    step = saved.step
     assert left.recipe.read_bytes() == whole.recipe.read_bytes()
     assert left.read_starts() == whole.read_starts()
     for kind in ("train", "eval"):

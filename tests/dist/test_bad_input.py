@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY, complaint, environment
 from processes import free_port
+from saved_checkpoints import read
 
 from paceline.checkpoint import store
 from paceline.system.files import LOCK_NAME, FolderLock
@@ -126,7 +127,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks(paceline, tmp_path: Path, pro
     assert f"runs/digits/checkpoints/{newest.name}" in text
     assert newest.name == "step-00000020"
     assert (newest.parent / "corrupt-step-00000026").exists()
-    store.read(newest)
+    read(newest)
     assert RunFolder(tmp_path / "runs" / "digits").read_summary()["status"] == "failed"
 
 
@@ -145,7 +146,7 @@ def test_a_full_disk_during_a_checkpoint_loses_nothing(paceline, here, tmp_path:
     assert f"The newest checkpoint is {before.relative_to(tmp_path)}" in text
     assert "[checkpoint-not-written]" in text
     assert next(store.committed(tmp_path / "runs" / "digits" / "checkpoints")) == before
-    store.read(before)
+    read(before)
     again = here(*words)
     assert again.returncode == 0, again.stderr
     assert "resuming from step 20" in again.stderr

@@ -10,6 +10,7 @@ import psutil
 import pytest
 from conftest import HANG, PRECISIONS, TINY
 from processes import ranks, run_ranks, start, wait_for_step
+from saved_checkpoints import read as read_checkpoint
 
 from paceline.analysis.read import read
 from paceline.checkpoint import store
@@ -208,7 +209,7 @@ def test_overrides_of_optimizer_and_precision_are_used_when_resuming(here, tmp_p
     )
     answer = here("train", "--resume", "runs/digits", *words)
     assert answer.returncode == 0, answer.stderr
-    _, parts = store.read(tmp_path / "runs" / "digits" / "checkpoints" / "step-00000030")
+    _, parts = read_checkpoint(tmp_path / "runs" / "digits" / "checkpoints" / "step-00000030")
     group = parts["optimizer"]["param_groups"][0]
     assert (group["weight_decay"], group["momentum"]) == (0.5, 0.5)
     records = [record for record in RunFolder(tmp_path / "runs" / "digits").records() if record["kind"] == "train"]
@@ -231,7 +232,7 @@ def test_other_data_is_evaluated_with_the_normalization_of_the_training_data(her
     words = (*TINY, "--train.duration", "20ba", "--data.name", "synthetic", "--data.synthetic", shape)
     assert here("train", "digits", *words).returncode == 0
     other = ("evaluate", "runs/digits", "--data.synthetic.train_samples", 48, "--data.synthetic.val_samples", 360)
-    _, parts = store.read(tmp_path / "runs" / "digits" / "checkpoints" / "step-00000020")
+    _, parts = read_checkpoint(tmp_path / "runs" / "digits" / "checkpoints" / "step-00000020")
     known = parts["progress"]["preprocessing"]
     results = [
         here(*other, *more).stdout

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import raises
+from saved_checkpoints import read
 from torch import nn
 
 from paceline.checkpoint import store
@@ -61,7 +62,7 @@ def test_state_survives_a_round_trip_through_tensors_and_json() -> None:
 
 def test_checkpoint_is_read_back(tmp_path: Path) -> None:
     path = _write(tmp_path, 5, top1=0.5)
-    checkpoint, parts = store.read(path)
+    checkpoint, parts = read(path)
     assert (checkpoint.step, checkpoint.metrics) == (5, {"top1": 0.5})
     assert parts["progress"]["step"] == 5
     assert 0 in parts["optimizer"]["state"]  # integer keys stay integers
@@ -82,9 +83,9 @@ def test_200_flipped_bits_are_all_detected(tmp_path: Path) -> None:
         changed[bit // 8] ^= 1 << bit % 8
         file.write_bytes(changed)
         with raises("checkpoint-corrupt", store.CorruptCheckpoint):
-            store.read(path)
+            read(path)
         file.write_bytes(content)
-    store.read(path)
+    read(path)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +96,10 @@ def test_missing_or_truncated_file_is_detected(tmp_path: Path, name: str) -> Non
     content = (path / name).read_bytes()
     (path / name).write_bytes(content[:-1])
     with raises("checkpoint-corrupt", store.CorruptCheckpoint):
-        store.read(path)
+        read(path)
     (path / name).unlink()
     with raises("checkpoint-incomplete", store.CorruptCheckpoint) as caught:
-        store.read(path)
+        read(path)
     assert str(path / name) in str(caught.value)
 
 
@@ -110,11 +111,11 @@ def test_files_of_file_managers_and_editors_are_ignored(tmp_path: Path, name: st
     (path / name).write_bytes(b"not mine")
     (tmp_path / name).write_bytes(b"not mine")
     shutil.copytree(path, tmp_path / "step-00000001 copy")
-    assert store.read(path)[1]["ema"] == {}
+    assert read(path)[1]["ema"] == {}
     assert name not in [file.name for file in store.files_of(path)]
     found = store.last(tmp_path)
     assert found
-    assert found[0].folder == path
+    assert found.folder == path
 
 
 def test_corrupt_newest_checkpoint_is_named_and_the_previous_one_is_used(tmp_path: Path, caplog) -> None:
@@ -124,7 +125,7 @@ def test_corrupt_newest_checkpoint_is_named_and_the_previous_one_is_used(tmp_pat
     store.log.propagate = True
     found = store.last(tmp_path)
     assert found
-    assert found[0].step == 1
+    assert found.step == 1
     assert str(newest / "model.safetensors") in caplog.text
 
 
@@ -159,8 +160,8 @@ def test_complete_checkpoint_that_was_not_renamed_is_used(tmp_path: Path) -> Non
     _write(tmp_path, 2).rename(tmp_path / ".writing-step-00000002")
     found = store.last(tmp_path)
     assert found
-    assert found[0].step == 2
-    assert store.read(tmp_path / "step-00000002")[0].step == 2
+    assert found.step == 2
+    assert read(tmp_path / "step-00000002")[0].step == 2
 
 
 def test_second_corrupt_checkpoint_of_the_same_step_is_set_aside(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_second_corrupt_checkpoint_of_the_same_step_is_set_aside(tmp_path: Path)
         (_write(tmp_path, 2) / "model.safetensors").write_bytes(b"garbage")
         found = store.last(tmp_path)
         assert found
-        assert found[0].step == 1
+        assert found.step == 1
         store.set_aside_from(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.glob("corrupt-*")) == [
         "corrupt-step-00000002",
@@ -201,7 +202,7 @@ def test_failed_write_leaves_no_checkpoint(tmp_path: Path, monkeypatch) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     found = store.last(tmp_path)
     assert found
-    assert found[0].step == 1
+    assert found.step == 1
 
 
 def test_checkpoint_is_not_committed_if_its_records_cannot_be_written(tmp_path: Path) -> None:
@@ -250,4 +251,4 @@ def test_checkpoint_has_the_state_at_the_time_of_its_snapshot(tmp_path: Path) ->
     writer.start(1, writer.snapshot(lambda: _parts(1) | {"model": {"weights": weights}}), {})
     weights.fill_(1.0)
     writer.wait()
-    assert store.read(tmp_path / "step-00000001")[1]["model"]["weights"].sum() == 0
+    assert read(tmp_path / "step-00000001")[1]["model"]["weights"].sum() == 0

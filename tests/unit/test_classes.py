@@ -9,6 +9,7 @@ import pytest
 from conftest import complaint, raises
 from safetensors import safe_open
 from sample_images import tree
+from saved_checkpoints import read
 
 from paceline.checkpoint import store
 from paceline.data.classes import Class, match
@@ -114,7 +115,7 @@ def test_evaluation_on_one_class_without_a_training_split(here, tmp_path: Path, 
 
 
 def test_checkpoints_and_exports_describe_classes_and_preprocessing(here, tmp_path: Path, trained: Path) -> None:
-    _, parts = store.read(next(store.committed(trained / "checkpoints")))
+    _, parts = read(next(store.committed(trained / "checkpoints")))
     assert here("export", trained, "--to", "weights.safetensors").returncode == 0
     with safe_open(tmp_path / "weights.safetensors", "pt") as file:
         metadata = json.loads(file.metadata()["paceline"])

@@ -40,7 +40,7 @@ class _Float32Only(_OwnStatistics):
 
 
 def _chosen(model: nn.Module, precision: str) -> torch.dtype:
-    return input_dtype(model, precision, CPU, channels=3, size=(8, 8))
+    return input_dtype(model, precision, channels=3, size=(8, 8), world=World())
 
 
 @LOWER
@@ -60,7 +60,7 @@ def test_a_model_that_computes_in_float32_first_keeps_float32(kind, precision: s
 
 
 def test_fp32_needs_no_test() -> None:
-    assert input_dtype(nn.Identity(), "fp32", CPU, 3, (8, 8)) == torch.float32
+    assert input_dtype(nn.Identity(), "fp32", 3, (8, 8), World()) == torch.float32
 
 
 @LOWER

@@ -9,6 +9,7 @@ import timm.optim
 import torch
 import torch.distributed as dist
 from conftest import raises
+from saved_checkpoints import read
 from small_net import config, net, train
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -59,7 +60,7 @@ def _resumed(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, fold
     parts = {"model": model.state_dict(), "ema": {}, "optimizer": state_dict(optimizer), "progress": progress}
     path = folder / f"step-{step:08d}"
     store.write(path, step, snapshot(parts), {})
-    return store.read(path)[1]
+    return read(path)[1]
 
 
 def _check_resume(settings: Optim, folder: Path, steps: int, layout: torch.memory_format) -> None:

@@ -2,13 +2,12 @@
 
 from typing import Annotated, Any
 
-import torch
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from paceline.system.untrusted import HUGE, is_plain
 
-_MAX_FILE_BYTES = 1 << 36
+_MAX_FILE_BYTES, _MAX_DIMENSIONS = 1 << 36, 64
 _Count = Annotated[int, Field(ge=0, le=10**12)]
 _Positive = Annotated[int, Field(ge=1, le=10**9)]
 _Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -103,15 +102,28 @@ def _consistent(progress: _Progress) -> _Progress:
     return progress
 
 
-_MANIFEST: TypeAdapter[Any] = TypeAdapter(
-    dict[Annotated[str, Field(pattern=r"^(state\.json|(model|ema|optimizer)\.safetensors)$")], _ManifestEntry]
-)
+@_EXACTLY
+class _ChunkPlace(TypedDict):
+    """Where a chunk is in its tensor."""
+
+    shape: Annotated[list[_Count], Field(max_length=_MAX_DIMENSIONS)]
+    offsets: Annotated[list[_Count], Field(max_length=_MAX_DIMENSIONS)]
+
+
+_FILE_NAME = r"^(state\.json|(model|ema|optimizer)(-\d{5}-of-\d{5})?\.safetensors)$"
+_MANIFEST: TypeAdapter[Any] = TypeAdapter(dict[Annotated[str, Field(pattern=_FILE_NAME)], _ManifestEntry])
+_CHUNKS: TypeAdapter[Any] = TypeAdapter(dict[str, _ChunkPlace])
 _STATE, _PROGRESS = TypeAdapter(_StateFile), TypeAdapter(Annotated[_Progress, AfterValidator(_consistent)])
 
 
 def check_manifest(value: Any) -> None:
     """Raise ValueError with the key, its value and the problem."""
     _check(_MANIFEST, value, "")
+
+
+def check_chunks(value: Any) -> None:
+    """Validate the types of what a header says about chunks; whether they fit is checked with their sizes."""
+    _check(_CHUNKS, value, "chunks.")
 
 
 def check_state(value: Any) -> None:
@@ -128,16 +140,9 @@ def check_progress(progress: Any, step: int) -> None:
         raise ValueError(f"progress.step={progress['step']} differs from the step of the checkpoint, {step}")
 
 
-def check_tensors(parts: dict[str, Any]) -> None:
-    """Check that weights are named tensors and that the optimizer state has the right structure.
-
-    `optim.groups` checks that it matches the model.
-    """
-    for part in ("model", "ema"):
-        for name, value in parts[part].items():
-            if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-                raise ValueError(f"{part}.{name} is not a named tensor")
-    match parts["optimizer"]:
+def check_optimizer(state: Any) -> None:
+    """Check the structure of an optimizer state; `optim.state` checks that it matches the model."""
+    match state:
         case {"state": dict(states), "param_groups": list(groups), **more} if not more:
             valid = all(isinstance(key, int) and isinstance(state, dict) for key, state in states.items())
             if valid and all(isinstance(group, dict) for group in groups):

@@ -1,7 +1,7 @@
 """Checkpoints on disk: a folder each, with a SHA-256 manifest and a commit marker that is written last.
 
     checkpoints/step-00000120/
-        model.safetensors ema.safetensors optimizer.safetensors    tensors
+        model.safetensors ema.safetensors optimizer.safetensors    tensors; under FSDP a file per rank and part
         state.json       everything else: position, metrics, scaler, skeletons of the above
         manifest.json    size and SHA-256 of every file
         COMMIT           SHA-256 of the manifest; without it the checkpoint is incomplete
@@ -22,6 +22,7 @@ import safetensors
 import safetensors.torch
 import torch
 
+from paceline.checkpoint.tensors import TensorChunk, file_name, header, materialize
 from paceline.checkpoint.verified import (
     COMMIT,
     FORMAT,
@@ -32,8 +33,9 @@ from paceline.checkpoint.verified import (
     describe,
     digest,
     manifest_of,
-    read,
+    open_verified,
 )
+from paceline.distributed.mesh import ShardId
 from paceline.errors import UserError
 from paceline.system.files import make_folder, replacing, sha256, sync, write_json, write_text
 from paceline.system.logs import log
@@ -51,52 +53,82 @@ def write(
     metrics: dict[str, float],
     before_commit: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a checkpoint. An existing one of the same step is replaced only after the new one is complete.
-
-    `before_commit` writes to disk what must survive a power cut if the checkpoint does.
-    """
-    temporary = folder.with_name(f".writing-{folder.name}")
-    _remove(temporary)
+    """Write a checkpoint. An existing one of the same step is replaced only after the new one is complete."""
+    begin(folder)
     try:
-        make_folder(temporary)
-        skeletons = {}
-        for name, part in parts.items():
-            skeletons[name], tensors = flatten(part)
-            if tensors:
-                _write_tensors(tensors, temporary / f"{name}.safetensors")
-        write_json(temporary / STATE, {"format": FORMAT, "step": step, "metrics": metrics, "parts": skeletons})
-        files = sorted(path for path in temporary.iterdir() if not path.name.startswith("."))
-        for path in files:
-            sync(path)
-        entries = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
-        write_json(temporary / MANIFEST, entries)
-        before_commit()
-        write_text(temporary / COMMIT, digest(temporary / MANIFEST))
-        replaced = _hide(folder)
-        try:
-            temporary.rename(folder)
-        except OSError:
-            if replaced:
-                replaced.rename(folder)
-            raise
-        sync(folder.parent)
-        if replaced:
-            shutil.rmtree(replaced)
+        commit(folder, write_shard(folder, step, parts, metrics, ShardId()), before_commit)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        discard(folder)
         raise
 
 
-def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+def temporary(folder: Path) -> Path:
+    """Return the folder in which a checkpoint is written until it is committed."""
+    return folder.with_name(f".writing-{folder.name}")
+
+
+def begin(folder: Path) -> None:
+    """Create the folder in which a checkpoint is written until it is complete."""
+    discard(folder)
+    make_folder(temporary(folder))
+
+
+def discard(folder: Path) -> None:
+    """Remove what was written of a checkpoint that was not committed."""
+    remove(temporary(folder))
+
+
+def write_shard(
+    folder: Path, step: int, parts: dict[str, Any], metrics: dict[str, float], shard: ShardId
+) -> dict[str, Any]:
+    """Write the files of one shard, with state.json if it is the first, to disk. Returns their manifest entries."""
+    place, skeletons, files = temporary(folder), {}, []
+    for name, part in parts.items():
+        skeletons[name], tensors = flatten(part, TensorChunk)
+        if tensors:
+            files.append(place / file_name(name, shard))
+            _write_tensors(tensors, files[-1])
+    if shard.index == 0 and shard.is_first_replica:
+        files.append(place / STATE)
+        write_json(files[-1], {"format": FORMAT, "step": step, "metrics": metrics, "parts": skeletons})
+    for path in files:
+        sync(path)
+    return {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
+
+
+def commit(folder: Path, files: dict[str, Any], before_commit: Callable[[], None] = lambda: None) -> None:
+    """Make a checkpoint valid after the files of all shards are on disk; `files` are their manifest entries.
+
+    `before_commit` writes to disk what must survive a power cut if the checkpoint does.
+    """
+    place = temporary(folder)
+    write_json(place / MANIFEST, dict(sorted(files.items())))
+    before_commit()
+    write_text(place / COMMIT, digest(place / MANIFEST))
+    replaced = _hide(folder)
     try:
-        safetensors.torch.save_file(tensors, path)
+        place.rename(folder)
+    except OSError:
+        if replaced:
+            replaced.rename(folder)
+        raise
+    sync(folder.parent)
+    if replaced:
+        shutil.rmtree(replaced)
+
+
+def _write_tensors(tensors: dict[str, torch.Tensor | TensorChunk], path: Path) -> None:
+    chunks = {name: chunk for name, chunk in tensors.items() if isinstance(chunk, TensorChunk)}
+    data = {name: each.data if isinstance(each, TensorChunk) else each for name, each in tensors.items()}
+    try:
+        safetensors.torch.save_file(data, path, header(chunks))
     except safetensors.SafetensorError as error:
         if number := re.search(r"os error (\d+)", str(error)):
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
         raise
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
     """Remove what a killed process left, but nothing that a link points to."""
     if folder.is_symlink():
         folder.unlink()
@@ -109,7 +141,7 @@ def _hide(folder: Path) -> Path | None:
     if not folder.exists():
         return None
     hidden = folder.with_name(f".deleting-{folder.name}")
-    _remove(hidden)
+    remove(hidden)
     return folder.rename(hidden)
 
 
@@ -130,7 +162,7 @@ def clean_up(folder: Path) -> None:
             path.rename(place)
             sync(folder)
     for partial in [*folder.glob(".writing-*"), *folder.glob(".deleting-*")]:
-        _remove(partial)
+        remove(partial)
 
 
 def _set_aside(folder: Path) -> None:
@@ -164,9 +196,9 @@ def export_weights(folder: Path, target: Path, raw: bool) -> str:
     if not target.parent.is_dir():
         message = f"{target} cannot be written: the folder {target.parent} does not exist. Create it first."
         raise UserError("output-folder-not-found", message, path=target.parent)
-    checkpoint, parts = read(folder)
+    checkpoint, parts = open_verified(folder)
     averaged = bool(parts["ema"]) and not raw
-    weights = parts["ema"] if averaged else parts["model"]
+    weights = materialize(parts["ema"] if averaged else parts["model"])
     with replacing(target) as file:
         use = json.dumps({name: parts["progress"][name] for name in _INFERENCE_KEYS})
         file.write(safetensors.torch.save(weights, {"format": "pt", "paceline": use}))
@@ -174,13 +206,13 @@ def export_weights(folder: Path, target: Path, raw: bool) -> str:
     return f"{target}: {kind} of step {checkpoint.step} ({len(weights)} tensors) from {folder}"
 
 
-def last(folder: Path) -> tuple[CheckpointInfo, dict[str, Any]] | None:
+def last(folder: Path) -> CheckpointInfo | None:
     """Return the newest valid checkpoint, or None. Corrupt ones are skipped with a warning."""
     clean_up(folder)
     corrupt = 0
     for path in committed(folder):
         try:
-            return read(path)
+            return open_verified(path)[0]
         except CorruptCheckpoint as error:
             log.warning("corrupt checkpoint: %s Trying the previous one.", error)
             corrupt += 1

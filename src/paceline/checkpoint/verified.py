@@ -5,23 +5,23 @@ An untrusted checkpoint may have matching checksums, so neither a file's type no
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-
 from paceline.checkpoint import schema
+from paceline.checkpoint.tensors import SavedTensor, open_files
 from paceline.errors import UserError
 from paceline.system.files import sha256
 from paceline.system.trees import unflatten
 from paceline.system.untrusted import check_regular, read_regular
 
 MANIFEST, COMMIT, STATE = "manifest.json", "COMMIT", "state.json"
-FORMAT = 2
-_MAX_MANIFEST, _MAX_STATE = 1 << 16, 1 << 26
+FORMAT = 3
+_MAX_MANIFEST, _MAX_STATE = 1 << 20, 1 << 26
 
 
 class CorruptCheckpoint(UserError):
@@ -39,23 +39,36 @@ class CheckpointInfo:
     """The recipe as a tree, validated where it is used."""
 
 
-def read(folder: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
-    """Read and verify one checkpoint. CorruptCheckpoint names the file and the problem."""
+def open_verified(folder: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
+    """Verify the checksums of a checkpoint, then open it. CorruptCheckpoint names the file and the problem."""
+    verify(folder)
+    return open_checkpoint(folder)
+
+
+def verify(folder: Path) -> None:
+    """Compare all files of a checkpoint with their checksums."""
     manifest = manifest_of(folder)
     for name in manifest:
         _verify(folder / name, manifest)
+
+
+def open_checkpoint(folder: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
+    """Validate a verified checkpoint, and return its parts with a SavedTensor for every tensor, which is read later."""
+    manifest = manifest_of(folder)
     state, progress = _read_state(folder)
     parts: dict[str, Any] = {"progress": progress}
-    for name in ("model", "ema", "optimizer"):
-        path = folder / f"{name}.safetensors"
-        try:
-            tensors = safetensors.torch.load_file(path) if path.name in manifest else {}
-        except Exception as error:  # safetensors and torch raise many types for an untrusted header
-            raise _corrupt(path, f"is not a valid safetensors file ({str(error)[:200]})") from None
+    for part in ("model", "ema", "optimizer"):
+        with _named(folder / f"{part}.safetensors"):
+            files = [folder / name for name in sorted(manifest) if re.match(rf"{part}[-.]", name)]
+            tensors = open_files(files)
         with _named(folder / STATE):
-            parts[name] = unflatten(state["parts"][name], tensors)
+            parts[part] = unflatten(state["parts"][part], tensors)
     with _named(folder / STATE):
-        schema.check_tensors(parts)
+        for part in ("model", "ema"):
+            for name, tensor in parts[part].items() if isinstance(parts[part], dict) else [("", None)]:
+                if not isinstance(tensor, SavedTensor) or tensor.name != name:
+                    raise ValueError(f"{part}.{name} is not a named tensor")
+        schema.check_optimizer(parts["optimizer"])
     return CheckpointInfo(folder, state["step"], state["metrics"], progress["recipe"]), parts
 
 

@@ -192,6 +192,9 @@ class Fsdp:
 
     __pydantic_config__ = STRICT
 
+    mesh: Literal["auto", "flat", "hybrid"] = "auto"
+    """flat: shard over all ranks; hybrid (HSDP): shard within a node and replicate across nodes, which keeps most
+    traffic inside the nodes; auto: hybrid on several nodes with equally many ranks, else flat."""
     reshard_after_forward: bool = True
     """Free gathered weights between forward and backward: less memory, more traffic."""
     cpu_offload: bool = False

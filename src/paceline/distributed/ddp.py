@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.config.recipe import Recipe
 from paceline.distributed.grad_sync import WIRE_DTYPES, AllReduce, SharedMemory, can_share_memory
+from paceline.distributed.mesh import ShardId
 from paceline.distributed.powersgd import PowerSgd
 from paceline.distributed.world import World
 from paceline.errors import UserError
@@ -21,8 +21,8 @@ _STATISTICS, _NUM_BATCHES = ("running_mean", "running_var"), "num_batches_tracke
 class Replica:
     """`forward` is for training, `module` for checkpoints and evaluation."""
 
-    state_is_sharded = False
-    """Every rank holds the full state, so that reading it is not a collective."""
+    shard = ShardId()
+    """What this rank holds of the state: all of it."""
 
     def __init__(self, model: nn.Module, world: World, recipe: Recipe):
         self.module = model
@@ -39,11 +39,6 @@ class Replica:
         if isinstance(self._sync, SharedMemory):
             return self._sync.synchronizing() if last else nullcontext()
         return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
-
-    @staticmethod
-    def full_state(state: Any) -> Any:
-        """Return the state with full (unsharded) tensors."""
-        return state
 
     @staticmethod
     def unsharded(_model: nn.Module) -> AbstractContextManager[object]:

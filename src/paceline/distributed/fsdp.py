@@ -3,17 +3,18 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from paceline.config.recipe import Recipe
 from paceline.distributed.grad_sync import WIRE_DTYPES
+from paceline.distributed.mesh import create_mesh, shard_id
 from paceline.distributed.world import World
 from paceline.errors import UserError
 from paceline.system.blocks import repeated_blocks
@@ -23,11 +24,11 @@ from paceline.system.norms import BATCH_NORMS
 class Sharded:
     """`forward` is for training, `module` for checkpoints and evaluation; same methods as Replica."""
 
-    state_is_sharded = True
-    """Reading the full state is a collective: all ranks take part."""
-
-    def __init__(self, model: nn.Module, world: World, recipe: Recipe, precision: str):
-        shard(model, world, recipe, precision)
+    def __init__(self, model: nn.Module, world: World, recipe: Recipe, precision: str, mesh: DeviceMesh | None = None):
+        mesh = mesh or create_mesh(world, recipe.fsdp.mesh)
+        shard(model, world, recipe, precision, mesh)
+        self.shard = shard_id(mesh)
+        """What this rank holds of the state."""
         self.module, self._reshard = model, recipe.fsdp.reshard_after_forward
         self.forward: Callable[[torch.Tensor], torch.Tensor] = model
 
@@ -35,11 +36,6 @@ class Sharded:
         """Context for a micro-batch: only the last one of a step synchronizes gradients."""
         cast(FSDPModule, self.module).set_requires_gradient_sync(last)
         return nullcontext()
-
-    @staticmethod
-    def full_state(state: Any) -> Any:
-        """Return the state with full (unsharded) tensors; all ranks take part."""
-        return _gathered(state)
 
     @contextmanager
     def unsharded(self, model: nn.Module) -> Iterator[None]:
@@ -64,20 +60,18 @@ class Sharded:
         return lambda: math.nan
 
 
-def shard(model: nn.Module, world: World, recipe: Recipe, precision: str) -> None:
+def shard(model: nn.Module, world: World, recipe: Recipe, precision: str, mesh: DeviceMesh) -> None:
     """Shard a model block by block, so that only one block's weights are unsharded at a time."""
-    mesh = init_device_mesh(world.device.type, (world.size,))
     compute = WIRE_DTYPES[precision]
     if any(isinstance(module, BATCH_NORMS) for module in model.modules()):
         compute = torch.float32  # batch-norm kernels need fp32 weights; autocast handles the rest
-    offload = recipe.fsdp.cpu_offload and world.device.type == "cuda"
     settings: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": recipe.fsdp.reshard_after_forward,
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=compute, reduce_dtype=WIRE_DTYPES[recipe.grad_sync.dtype], cast_forward_inputs=False
         ),
-        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy() if _offloads(recipe, world) else OffloadPolicy(),
     }
     blocks = list(repeated_blocks(model))
     if not blocks:
@@ -99,16 +93,38 @@ def shard(model: nn.Module, world: World, recipe: Recipe, precision: str) -> Non
         ) from None
 
 
-def _gathered(tree: Any) -> Any:
-    if isinstance(tree, DTensor):
-        return tree.full_tensor()
-    if isinstance(tree, dict):
-        return {key: _gathered(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_gathered(value) for value in tree]
-    return tree
+def _offloads(recipe: Recipe, world: World) -> bool:
+    return recipe.fsdp.cpu_offload and world.device.type == "cuda"
 
 
-def load_full_state(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Load full weights into a sharded model."""
-    set_model_state_dict(model, dict[str, Any](weights), options=StateDictOptions(full_state_dict=True))
+def without_memory(model: nn.Module) -> nn.Module:
+    """Return a copy of a model whose parameters and buffers are on the meta device. Shared ones stay shared."""
+    tensors = [*model.parameters(), *model.buffers()]
+    memo = {id(tensor): tensor.detach().to("meta") for tensor in tensors}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(memo[id(parameter)], parameter.requires_grad)
+    return deepcopy(model, cast(Any, memo))
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, source: nn.Module | None, world: World, recipe: Recipe) -> None:
+    """Allocate the shards of a model without memory, and fill them with the weights of `source`, on rank 0.
+
+    One tensor at a time is whole on the ranks' devices. Buffers, including those that checkpoints do not hold, are not
+    sharded.
+    """
+    model.to_empty(device="cpu" if _offloads(recipe, world) else world.device)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty_like(buffer, device=world.device))
+    weights = dict([*source.named_parameters(), *source.named_buffers()]) if source else {}
+    for name, target in [*model.named_parameters(), *model.named_buffers()]:
+        whole = torch.empty(target.shape, dtype=target.dtype, device=world.device)
+        if source:
+            whole.copy_(weights[name])
+        if isinstance(target, DTensor):
+            sharded = distribute_tensor(whole, target.device_mesh, target.placements)
+            target.to_local().copy_(sharded.to_local())
+        elif whole.numel():
+            world.broadcast_(whole.view(-1).view(torch.uint8))  # as bytes, because gloo does not support all types
+            target.copy_(whole)

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from paceline.system.host import bind_near_gpu, confine, cores, host_name, machi
 T = TypeVar("T")
 _CPU = torch.device("cpu")
 _STARTUP_TIMEOUT = timedelta(seconds=60)  # one node may read or compile for longer than others
+_DISK_TIMEOUT = timedelta(hours=1)
 _RANK_TIMEOUT = 600  # seconds; torch's default of 30 minutes is too long to wait for a hung run
 
 
@@ -73,8 +75,7 @@ class World:
         self._set_up(sharing_cores(devices, self.rank))
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         process_group.connect_ranks(backend, ranks_store, self.rank, self.size, timeout)
-        if store:  # torch's own store needs further connections; NCCL opens its ports later
-            refuse_new_connections()
+        self.close_ports()
         watch = CollectiveWatch(ranks_store, self.rank, [device.host for device in devices])
         watch.start()
         try:
@@ -115,10 +116,40 @@ class World:
             torch.cuda.set_device(self.device)
             _bind_near_gpu(self.device, self.local_rank, self.local_size)
 
+    def close_ports(self) -> None:
+        """Refuse new connections to this rank, once a process group is connected; NCCL opens its ports later."""
+        if _has_own_store():  # torch's store needs further connections
+            refuse_new_connections()
+
     def shorten_timeout(self) -> None:
         """Use the rank timeout from now on: after start-up all ranks take equally long, so a silent one has failed."""
         if self.size > 1:
             process_group.set_timeout(rank_timeout())
+
+    @contextmanager
+    def long_timeout(self) -> Iterator[None]:
+        """Wait longer for other ranks, while each one does work whose duration depends on its disk."""
+        if self.size > 1:
+            process_group.set_timeout(_DISK_TIMEOUT)
+        yield
+        if self.size > 1:
+            process_group.set_timeout(max(rank_timeout(), _STARTUP_TIMEOUT))
+
+    def wait_until(self, condition: Callable[[], bool], interval: float = 0.1) -> None:
+        """Wait until a condition holds on every rank. A collective that is repeated, so that it cannot time out."""
+        while self.sum_(torch.tensor([0 if condition() else 1])).item():
+            time.sleep(interval)
+
+    def raise_together(self, action: Callable[[], T]) -> T:
+        """Call a function on every rank and return its result. If it raises a UserError on any, all raise the first."""
+        error, result = None, None
+        try:
+            result = action()
+        except UserError as raised:
+            error = raised
+        if found := [each for each in self.all_gather_object(error.to_json() if error else None) if each]:
+            raise error or UserError.from_json(found[0])
+        return result  # type: ignore[return-value]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -226,13 +257,16 @@ def _store_of_launcher(rank: int, size: int, timeout: timedelta) -> Store:
     return dist.PrefixStore("paceline", store)
 
 
+def _has_own_store() -> bool:
+    """Return whether ranks use Paceline's store; not under another launcher such as torchrun."""
+    return bool(os.environ.get(env.STORE)) or ("RANK" not in os.environ and env.in_srun(os.environ))
+
+
 def _store(size: int) -> Store | None:
-    """Return the ranks' store; None under another launcher such as torchrun, where torch uses its own."""
+    """Return the ranks' store; None if torch uses its own."""
     if location := os.environ.get(env.STORE):
         return store_at(location, size, os.environ)
-    if "RANK" not in os.environ and env.in_srun(os.environ):
-        return srun.store(env.rank_env(os.environ), os.environ)
-    return None
+    return srun.store(env.rank_env(os.environ), os.environ) if _has_own_store() else None
 
 
 def _bind_near_gpu(device: torch.device, local_rank: int, local_size: int) -> None:

@@ -1,5 +1,6 @@
 """Builds everything the training loop needs from a recipe and this rank's place in the job."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -8,9 +9,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from paceline import extensions
+from paceline.checkpoint.tensors import materialize, read_like
 from paceline.config.batch import BatchLayout
 from paceline.config.io import to_tree
-from paceline.config.recipe import Recipe
+from paceline.config.recipe import Model, Recipe
 from paceline.config.timeline import Timeline
 from paceline.data.load.order import Plan
 from paceline.data.load.source import DataSource, Evaluator, Loader, open_source
@@ -24,13 +27,16 @@ from paceline.engine.kernels import choose_kernels
 from paceline.engine.model import create_model, probe
 from paceline.engine.objective import Objective
 from paceline.engine.rank_checks import check_same_model
+from paceline.engine.weights import load_weights
 from paceline.errors import UserError
+from paceline.models import factory
 from paceline.models.activation_checkpointing import checkpoint_activations
 from paceline.models.airbench import AirbenchNet
 from paceline.optim import groups
 from paceline.optim.ema import AveragedModel
 from paceline.optim.schedules import LrPlan
 from paceline.optim.state import load_state, state_dict
+from paceline.optim.template import parameters_by_number
 from paceline.system.logs import log
 from paceline.system.norms import BATCH_NORMS
 
@@ -90,13 +96,12 @@ class Setup:
             average_buffers(model, self.world)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the unsharded state needed to resume. Sample order, augmentation and dropout depend only on seed and
-        step, so they have no state."""
-        gather = self.replica.full_state
+        """Return the state needed to resume, with sharded tensors under FSDP. Sample order, augmentation and dropout
+        depend only on seed and step, so they have no state."""
         return {
-            "model": gather(self.replica.module.state_dict()),
-            "ema": gather(self.ema.model.state_dict()) if self.ema else {},
-            "optimizer": gather(state_dict(self.optimizer)),
+            "model": self.replica.module.state_dict(),
+            "ema": self.ema.model.state_dict() if self.ema else {},
+            "optimizer": state_dict(self.optimizer),
             "progress": {
                 "step": step,
                 "scaler": self.scaler.state_dict(),
@@ -125,7 +130,7 @@ class Setup:
         }
 
     def load(self, parts: dict[str, Any], origin: str) -> int:
-        """Load the state of a checkpoint and return the step to resume from. `origin` names it in messages."""
+        """Load an open checkpoint and return the step to resume from. `origin` names it in messages."""
         step: int = parts["progress"]["step"]
         if parts["progress"]["data"] != self.source.fingerprint:
             raise UserError(
@@ -137,10 +142,19 @@ class Setup:
         load_weights(self.replica.module, parts["model"], origin)
         if self.ema:
             load_weights(self.ema.model, parts["ema"] or parts["model"], origin)
-        load_state(self.optimizer, self.recipe.optim, parts["optimizer"], step, origin)
+        load_state(self.optimizer, self.recipe.optim, self._optimizer_state(parts["optimizer"]), step, origin)
         if parts["progress"]["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(parts["progress"]["scaler"])
         return step
+
+    def _optimizer_state(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Read a saved optimizer state: tensors of sharded parameters in their shards, on the parameter's device."""
+        parameters = parameters_by_number(self.optimizer)
+        states = {
+            number: materialize(values, partial(read_like, like=parameters.get(number)))
+            for number, values in saved["state"].items()
+        }
+        return {"state": states, "param_groups": materialize(saved["param_groups"])}
 
 
 def build(recipe: Recipe, world: World) -> Setup:
@@ -150,11 +164,14 @@ def build(recipe: Recipe, world: World) -> Setup:
     plan = Plan.of(recipe, source.num_train, world.size, world.rank)
     timeline = plan.timeline
     loader = source.loader(plan, world.device)
-    model = build_model(recipe, source, len(source.classes), timeline, world)
-    if isinstance(model, AirbenchNet) and recipe.model.weights == "random":
+    sharded = _strategy(recipe, world) == "fsdp"
+    create = partial(build_sharded_model if sharded else build_model, recipe, source, len(source.classes), timeline)
+    model = world.raise_together(lambda: create(world))
+    if isinstance(model, AirbenchNet) and recipe.model.weights == "random" and not model.whiten.weight.is_meta:
         model.prepare(loader.plain_images(5000))
     check_same_model(model, world)
-    broadcast_model(model, world)  # before it is copied and sharded; not all weights come from torch's generator
+    if not sharded:
+        broadcast_model(model, world)  # before it is copied; not all weights come from torch's generator
     has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in model.modules())
     for layout in plan.layouts.values():
         if layout.per_rank_batch == 1 and has_batch_norm and not recipe.model.sync_batchnorm:
@@ -166,13 +183,17 @@ def build(recipe: Recipe, world: World) -> Setup:
             )
     resolved = precision.resolve(recipe.precision, world)
     size = next(iter(source.sizes(timeline)))
-    loader.normalize.dtype = input_dtype(model, resolved, world.device, source.channels, size)
+    loader.normalize.dtype = input_dtype(model, resolved, source.channels, size, world)
     lr_plan = LrPlan.of(recipe.optim, timeline)
+    initial = model
+    if sharded:
+        from paceline.distributed.fsdp import without_memory  # imported late because it takes seconds
+
+        model = without_memory(model)
     ema = AveragedModel(model, recipe.ema) if recipe.ema.decay else None
     checkpoint_activations(model, recipe.model)  # after the copy, which evaluation runs as it is
     compilation = compile_model(model, timeline, world.device) if recipe.compile else Compilation()
-    sharded = _strategy(recipe, world) == "fsdp"
-    replica = _sharded(model, ema, world, recipe, resolved) if sharded else Replica(model, world, recipe)
+    replica = _sharded(model, ema, initial, world, recipe, resolved) if sharded else Replica(model, world, recipe)
     return Setup(
         recipe=recipe,
         world=world,
@@ -191,12 +212,19 @@ def build(recipe: Recipe, world: World) -> Setup:
     )
 
 
-def _sharded(model: nn.Module, ema: AveragedModel | None, world: World, recipe: Recipe, resolved: str) -> "Sharded":
-    from paceline.distributed import fsdp  # imported late because it takes seconds
+def _sharded(
+    model: nn.Module, ema: AveragedModel | None, initial: nn.Module, world: World, recipe: Recipe, resolved: str
+) -> "Sharded":
+    """Shard a model without memory and its EMA copy, and give them the initial weights of rank 0."""
+    from paceline.distributed import fsdp, mesh  # imported late because it takes seconds
 
+    ranks = mesh.create_mesh(world, recipe.fsdp.mesh)
     if ema:
-        fsdp.shard(ema.model, world, recipe, "fp32")
-    return fsdp.Sharded(model, world, recipe, resolved)
+        fsdp.shard(ema.model, world, recipe, "fp32", ranks)
+    replica = fsdp.Sharded(model, world, recipe, resolved, ranks)
+    for each in [model] + ([ema.model] if ema else []):
+        fsdp.initialize(each, initial if world.is_rank_zero else None, world, recipe)
+    return replica
 
 
 def _strategy(recipe: Recipe, world: World) -> str:
@@ -215,59 +243,38 @@ def _strategy(recipe: Recipe, world: World) -> str:
 
 
 def build_model(recipe: Recipe, source: DataSource, num_classes: int, timeline: Timeline, world: World) -> nn.Module:
-    """Return the model on its device, with the same initial weights on every rank.
+    """Return the model on its device, with the same initial weights on every rank."""
+    model = _created(recipe, recipe.model, source, num_classes, timeline, world)
+    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+    return model.to(world.device, memory_format=layout)  # type: ignore[call-overload]
 
-    It is tested on an image of every size that the recipe uses.
+
+def build_sharded_model(
+    recipe: Recipe, source: DataSource, num_classes: int, timeline: Timeline, world: World
+) -> nn.Module:
+    """Return the model before it is sharded: in host memory on rank 0, without memory (meta) on others if possible.
+
+    FSDP needs contiguous weights; images are channels_last in any case.
     """
-    channels, name = source.channels, recipe.model.name
-    model = create_model(recipe.model, recipe.seed, num_classes, channels)
+    if not world.is_rank_zero and extensions.find("model", recipe.model.name) is None:
+        with suppress(Exception), torch.device("meta"):  # models that compute with their values cannot be created so
+            model = _created(recipe, factory.untrained(recipe.model), source, num_classes, timeline, world)
+            if not any(
+                isinstance(value, torch.Tensor) for module in model.modules() for value in vars(module).values()
+            ):
+                return model
+    return _created(recipe, recipe.model, source, num_classes, timeline, world).to(
+        memory_format=torch.contiguous_format  # type: ignore[call-overload]
+    )
+
+
+def _created(
+    recipe: Recipe, config: Model, source: DataSource, num_classes: int, timeline: Timeline, world: World
+) -> nn.Module:
+    """Return the model on the default device, tested on an image of every size that the recipe uses."""
+    model = create_model(config, recipe.seed, num_classes, source.channels)
     for size in source.sizes(timeline):
-        probe(model, name, num_classes, channels, size)
+        probe(model, config.name, num_classes, source.channels, size)
     if recipe.model.sync_batchnorm and world.size > 1:
         model = synchronize(model, world)
-    # FSDP flattens weights, so they must be contiguous; images are channels_last in any case
-    plain = recipe.strategy == "fsdp" or not recipe.channels_last
-    layout = torch.contiguous_format if plain else torch.channels_last
-    return model.train().to(world.device, memory_format=layout)  # type: ignore[call-overload]
-
-
-def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) -> None:
-    """Load the weights of a checkpoint, which may be untrusted, after all of them have been checked."""
-    expected = model.state_dict()
-    wrong = sorted(expected.keys() ^ weights.keys())
-    wrong += [name for name in weights if name in expected and _kind(expected[name]) != _kind(weights[name])]
-    if wrong:
-        raise UserError(
-            "checkpoint-model-mismatch",
-            f"{origin} is a checkpoint of another model: {len(wrong)} tensors differ ({', '.join(wrong[:3])} ...). "
-            "Use the recipe it was trained with.",
-            path=origin,
-            tensors=wrong,
-        )
-    for name, tensor in weights.items():
-        if problem := _invalid_values(name, tensor, expected[name]):
-            raise UserError(
-                "checkpoint-weights-invalid",
-                f"{origin}: {name} {problem}. Use an earlier checkpoint.",
-                path=origin,
-                tensor=name,
-            )
-    if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
-        from paceline.distributed.fsdp import load_full_state
-
-        load_full_state(model, weights)
-    else:
-        model.load_state_dict(weights)
-
-
-def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
-    return tensor.shape, tensor.dtype
-
-
-def _invalid_values(name: str, tensor: torch.Tensor, new: torch.Tensor) -> str:
-    """Return why a model cannot use these values, or "". `new` is the value in a new model."""
-    if tensor.is_floating_point():
-        masks = not new.isfinite().all()  # attention masks hold minus infinity
-        return "" if masks or tensor.isfinite().all() else "contains NaN or infinity"
-    negative = name.endswith("num_batches_tracked") and tensor.min() < 0
-    return "contains a negative count" if negative else ""
+    return model.train()

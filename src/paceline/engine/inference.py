@@ -9,14 +9,14 @@ from PIL import Image
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from paceline.checkpoint.verified import read
+from paceline.checkpoint.verified import open_verified
 from paceline.config.imports import load_imports
 from paceline.config.io import recipe_from_tree
 from paceline.data.load.crops import center_boxes
 from paceline.data.pillow import plain
-from paceline.engine.build import load_weights
 from paceline.engine.model import create_model, probe
 from paceline.engine.saved import find_checkpoint
+from paceline.engine.weights import load_weights
 from paceline.models import factory
 
 
@@ -49,7 +49,7 @@ def load_model(path: Path, which: str = "best") -> nn.Module:
     `which`: "best" or "last" checkpoint of a run. The model has two more attributes: `preprocess`, the transform of
     evaluation, and `classes`, the names of the classes in the order of the logits.
     """
-    checkpoint, parts = read(find_checkpoint(path, which))
+    checkpoint, parts = open_verified(find_checkpoint(path, which))
     progress = parts["progress"]
     recipe = recipe_from_tree(progress["recipe"], str(checkpoint.folder))
     load_imports(recipe)

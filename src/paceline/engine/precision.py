@@ -10,7 +10,7 @@ from paceline.errors import UserError
 from paceline.system.host import cpu_name, host_name
 from paceline.system.logs import log
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve(wanted: str, world: World) -> str:
@@ -69,7 +69,7 @@ def _supports_bf16(device: torch.device) -> bool:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    return torch.autocast(device.type, dtype=_DTYPES[precision], enabled=precision != "fp32")
+    return torch.autocast(device.type, dtype=DTYPES[precision], enabled=precision != "fp32")
 
 
 def grad_scaler(precision: str, device: torch.device, scale: float) -> torch.amp.GradScaler:

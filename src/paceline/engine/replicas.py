@@ -5,8 +5,9 @@ to the others. Nodes that share a file system see one folder, and nothing is sen
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 import torch
@@ -29,15 +30,17 @@ class Replicas:
 
     def __init__(self, world: World, folder: RunFolder):
         self._world, self._folder = world, folder
-        self._writes = self._needs_copy()
-        self.needed = any(world.all_gather_object(self._writes))
+        self._shares = world.all_gather_object(self._sees_folder_of_rank_zero())
+        """Whether each rank sees the folder of rank 0."""
+        self.keeps_copy = world.local_rank == 0 and not self._shares[world.rank]
+        """Whether this rank writes its node's copy."""
+        self.needed = not all(self._shares)
         self._sent: dict[str, int] = {}
         self._newest = -1
         self._thread: BackgroundThread | None = None
         self._failed: UserError | None = None
 
-    def _needs_copy(self) -> bool:
-        """Return whether this rank must keep a copy: the first of a node that does not see a file made by rank 0."""
+    def _sees_folder_of_rank_zero(self) -> bool:
         folder = self._folder.path
 
         def mark() -> str:
@@ -46,11 +49,11 @@ class Replicas:
             return name
 
         name = self._world.on_rank_zero(mark)
-        needed = self._world.local_rank == 0 and not (folder / name).exists()
+        sees = (folder / name).exists()
         self._world.barrier()
         if self._world.is_rank_zero:
             (folder / name).unlink()
-        return needed
+        return sees
 
     def copy_newest(self) -> None:
         """Copy the newest checkpoint of all nodes to rank 0 and to all others, before the run is opened."""
@@ -60,7 +63,7 @@ class Replicas:
         steps = self._world.all_gather_object(newest)
         src = max(range(len(steps)), key=lambda rank: (steps[rank], -rank))
         if steps[src] >= 0:
-            self._copy(src, writes=self._world.is_rank_zero or self._writes)
+            self._copy(src, writes=self._world.is_rank_zero or self.keeps_copy)
             self._wait_and_check()
             self._newest = steps[src]
 
@@ -71,14 +74,33 @@ class Replicas:
         """
         if self.needed and newest > self._newest:
             wait_for_writer()
-            self._copy(0, self._writes)
+            self._copy(0, self.keeps_copy)
             self._newest = newest
 
     def complete(self) -> None:
         """Copy what has been written since the last checkpoint, at the end of a run."""
         if self.needed:
-            self._copy(0, self._writes)
+            self._copy(0, self.keeps_copy)
             self._wait_and_check()
+
+    def collect(self, folder: Path, files: Sequence[Sequence[str]]) -> None:
+        """Copy files that ranks wrote to a folder of other nodes, by rank, to the same folder of rank 0."""
+        if not self.needed:
+            return
+        failed, writes = None, self._world.is_rank_zero
+        for src, names in enumerate(files):
+            sizes = [(folder / name).stat().st_size for name in names] if self._world.rank == src else []
+            if self._shares[src] or not names:
+                continue
+            for name, size in zip(names, self._world.broadcast_object(sizes, src), strict=True):
+                try:
+                    self._copy_file(src, folder / name, folder / name, 0, size, writes and failed is None)
+                    if writes and failed is None:
+                        sync(folder / name)
+                except OSError as error:
+                    failed = error
+        if failed:
+            raise self._copy_error(str(folder.relative_to(self._folder.path)), failed)
 
     def _copy(self, src: int, writes: bool) -> None:
         world, checkpoints = self._world, self._folder.checkpoints
@@ -125,23 +147,29 @@ class Replicas:
                     yield path.relative_to(root).as_posix(), 0, path.stat().st_size
 
     def _copy_file(self, src: int, path: Path, partial: Path, begin: int, end: int, writes: bool) -> None:
-        if writes:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        mode = "r+b" if begin and partial.exists() else "wb"
-        with (
-            path.open("rb") if self._world.rank == src else nullcontext() as source,
-            # closed on an error as well: an open file would keep the space that its removal has to free
-            partial.open(mode) if writes else nullcontext() as target,
-        ):
-            for file in filter(None, (source, target)):
-                file.seek(begin)
+        """Send a range of a file to all ranks. A rank that cannot write it receives all of it before it raises."""
+        failed = None
+        with ExitStack() as files:
+            source = files.enter_context(path.open("rb")) if self._world.rank == src else None
+            target: BinaryIO | None = None
+            try:
+                target = files.enter_context(_opened(partial, begin)) if writes else None
+            except OSError as error:
+                failed = error
+            if source:
+                source.seek(begin)
             for at in range(begin, end, _CHUNK):
                 chunk = torch.empty(min(_CHUNK, end - at), dtype=torch.uint8)
                 if source:
                     chunk.copy_(torch.frombuffer(bytearray(source.read(len(chunk))), dtype=torch.uint8))
                 self._world.broadcast_(chunk, src)
-                if target:
-                    target.write(chunk.numpy().tobytes())
+                try:
+                    if target and not failed:
+                        target.write(chunk.numpy().tobytes())
+                except OSError as error:
+                    failed = error
+        if failed:
+            raise failed
 
     def _commit(self, names: Sequence[str], written: Sequence[Path], old: Sequence[Path]) -> None:
         """Sync copies to disk in order, rename them, then delete old checkpoints. Runs in the background."""
@@ -166,6 +194,7 @@ class Replicas:
             self._thread = None
 
     def _wait_and_check(self) -> None:
+        self._world.wait_until(lambda: self._thread is None or not self._thread.is_alive())
         self.wait()
         if self._failed:
             raise self._failed
@@ -174,6 +203,14 @@ class Replicas:
         path = self._folder.path / name
         message = f"{path} cannot be written on {host_name()} ({error.strerror}). Free some space there."
         return UserError("replica-not-written", message, path=path, host=host_name())
+
+
+def _opened(path: Path, begin: int) -> BinaryIO:
+    """Open a file to write from an offset on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("r+b" if begin and path.exists() else "wb")
+    file.seek(begin)
+    return file
 
 
 def _remove_partial(written: Sequence[Path]) -> None:

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from paceline.checkpoint import store
-from paceline.checkpoint.writer import NoWriter, Writer
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.engine.callbacks import Callbacks, callback_error
+from paceline.engine.checkpoints import Checkpoints
 from paceline.engine.profiling import NoProfiler
 from paceline.engine.replicas import Replicas, newest_step
 from paceline.engine.sanity import sanity_warnings
@@ -26,7 +26,6 @@ from paceline.errors import UserError
 from paceline.system import logs
 from paceline.system.device import peak_memory
 from paceline.system.files import disk_error
-from paceline.system.host import host_name
 from paceline.system.logs import log
 from paceline.track.progress import Display
 from paceline.track.records import RunFolder
@@ -41,7 +40,7 @@ class TrainingRun:
     folder: RunFolder
     setup: Setup
     sink: Sink
-    writer: Writer | NoWriter
+    checkpoints: Checkpoints
     display: Display
     replicas: Replicas
     callbacks: Callbacks
@@ -115,11 +114,11 @@ class TrainingRun:
         record["memory_per_rank"] = [rank.peak_memory for rank in ranks]
         self.sink.write(record)
         self.display.train(record)
-        self.replicas.follow(ranks[0].newest_checkpoint, self.writer.wait)
+        self.checkpoints.poll(ranks[0].newest_checkpoint)
 
     def _fail_not_finite(self, code: str, what: str, weights_of: int) -> None:
         """End the run. The weights after step `weights_of` are invalid, and so are later checkpoints."""
-        self.writer.wait()
+        self.checkpoints.complete()
         good = self._world.on_rank_zero(lambda: str(store.set_aside_from(self.folder.checkpoints, weights_of) or ""))
         where = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
         message = (
@@ -194,11 +193,13 @@ class TrainingRun:
         begin = time.perf_counter()
         measured = self._evaluation if self._evaluation.get("step") == step else {}
         metrics: dict[str, float] = {name: measured[name] for name in ("top1", "top5", "loss") if name in measured}
-        state = setup.state(step) if setup.replica.state_is_sharded else None  # a collective
-        parts = self.writer.snapshot(lambda: state or setup.state(step))
-        self.callbacks.checkpoint_written()  # the previous one, which was perhaps still being written at every step
-        self.sink.write({"kind": "checkpoint", **self._place(step), "seconds": time.perf_counter() - begin})
-        self.callbacks.checkpoint(self.writer.start(step, parts, metrics, partial(self._sync_records, step)))
+
+        def copied() -> None:
+            self.callbacks.checkpoint_written()  # the previous one, which was perhaps still being written at every step
+            self.sink.write({"kind": "checkpoint", **self._place(step), "seconds": time.perf_counter() - begin})
+
+        state, sync = partial(setup.state, step), partial(self._sync_records, step)
+        self.callbacks.checkpoint(self.checkpoints.save(step, state, metrics, sync, copied))
         self.window.restart()
 
     def _sync_records(self, step: int) -> None:
@@ -231,7 +232,7 @@ class TrainingRun:
 
     def failed(self, error: UserError) -> None:
         """Record why the run failed, unless its end is recorded already, and the traceback of user code."""
-        self.writer.wait()
+        self.checkpoints.wait()
         if self._world.is_rank_zero and self._status == "running":
             self._summarize("failed", self.folder.read_summary().get("step", self.first_step), message=str(error))
             logs.to_file_only(str(error))
@@ -262,10 +263,9 @@ class TrainingRun:
 
     def _wait_for_checkpoint(self, step: int) -> None:
         """Wait for the last checkpoint. A run whose last checkpoint cannot be written has failed."""
-        self.writer.wait()
+        self.checkpoints.complete()
         self.callbacks.checkpoint_written()
-        error = self.writer.error
-        if error := self._world.broadcast_object(error and f"{host_name()}: {error}"):
+        if error := self.checkpoints.error():
             newest = next(store.committed(self.folder.checkpoints), None)
             message = f"the checkpoint of step {step} was not written on {error}. " + (
                 f"The newest checkpoint is {newest}. Resume with: paceline train --resume {self.folder.path}"

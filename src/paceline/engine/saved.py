@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from paceline.checkpoint import store
-from paceline.checkpoint.shared import read_on_rank_zero
-from paceline.checkpoint.verified import read
+from paceline.checkpoint.verified import open_checkpoint, open_verified
 from paceline.config.imports import load_imports
 from paceline.config.io import recipe_from_tree, split_overrides
 from paceline.config.recipe import Recipe
@@ -19,13 +19,15 @@ from paceline.data import kinds
 from paceline.data.classes import Class, match
 from paceline.data.load.batch import Batch
 from paceline.data.load.source import open_source
+from paceline.distributed.ddp import broadcast_model
 from paceline.distributed.world import World
 from paceline.engine import precision
-from paceline.engine.build import build_model, load_weights
+from paceline.engine.build import build_model
 from paceline.engine.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.kernels import any_shape, choose_kernels
 from paceline.engine.resume import saved_recipe
 from paceline.engine.session import display_of
+from paceline.engine.weights import load_weights
 from paceline.errors import UserError
 from paceline.models import factory
 from paceline.system import logs
@@ -66,13 +68,14 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
     with world.connected():
         logs.set_up(world.rank, world.size)
         # a running training may replace its checkpoints, so rank 0 chooses one for all ranks
-        checkpoint, parts = read_on_rank_zero(world, lambda: read(find_checkpoint(path, which)))
-        folder = checkpoint.folder
-        recipe = _saved_recipe(parts, str(folder), overrides)
+        with world.long_timeout():
+            place, progress = world.on_rank_zero(lambda: _verified(path, which))
+        folder = Path(place)
+        recipe = _saved_recipe(progress, place, overrides)
         load_imports(recipe)
         recipe = kinds.resolve(recipe)
         source = open_source(recipe, only_evaluate=True)
-        if (channels := len(parts["progress"]["preprocessing"]["mean"])) != source.channels:
+        if (channels := len(progress["preprocessing"]["mean"])) != source.channels:
             raise UserError(
                 "channels-mismatch",
                 f"{folder} was trained on images with {channels} channels, but {source.name} has {source.channels}. "
@@ -84,10 +87,12 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
         # the checkpoint has all the weights, so none are downloaded
         plain = dataclasses.replace(recipe, model=factory.untrained(recipe.model))
         timeline = Timeline.of(recipe, source.num_train)
-        classes = [Class(*entry) for entry in parts["progress"]["classes"]]
+        classes = [Class(*entry) for entry in progress["classes"]]
         numbers = match(classes, source.classes, folder, source.place or source.name)
         model = build_model(plain, source, len(classes), timeline, world)
-        load_weights(model, parts["ema"] or parts["model"], str(folder))
+        with world.long_timeout():
+            world.on_rank_zero(lambda: _load(model, folder))
+            broadcast_model(model, world)
         resolved = precision.resolve(recipe.precision, world)
         choose_kernels(world.device, recipe.tf32)
         batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device)
@@ -105,7 +110,7 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
     lost = batches.num_samples - metrics["samples"]
     some = f", {lost:g} corrupt images left out" if lost else ""
     some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
-    label = f"{folder} (step {checkpoint.step}), {source.place or source.name}{some}, TTA {recipe.evaluate.tta}"
+    label = f"{folder} (step {progress['step']}), {source.place or source.name}{some}, TTA {recipe.evaluate.tta}"
     return label, metrics if world.is_rank_zero else {}
 
 
@@ -119,9 +124,20 @@ def _relabeled(batches: Iterable[Batch], numbers: list[int]) -> Iterator[Batch]:
         yield dataclasses.replace(batch, labels=table[batch.labels])
 
 
-def _saved_recipe(parts: dict[str, Any], origin: str, overrides: Sequence[str]) -> Recipe:
+def _verified(path: Path, which: str) -> tuple[str, dict[str, Any]]:
+    """Return the folder and the progress of a checkpoint, after verifying it."""
+    checkpoint, parts = open_verified(find_checkpoint(path, which))
+    return str(checkpoint.folder), parts["progress"]
+
+
+def _load(model: nn.Module, folder: Path) -> None:
+    _, parts = open_checkpoint(folder)
+    load_weights(model, parts["ema"] or parts["model"], str(folder))
+
+
+def _saved_recipe(progress: dict[str, Any], origin: str, overrides: Sequence[str]) -> Recipe:
     """Return the recipe of a checkpoint, with the normalization of its training data."""
-    tree, seen = parts["progress"]["recipe"], parts["progress"]["preprocessing"]
+    tree, seen = progress["recipe"], progress["preprocessing"]
     # evaluation does not augment, and the settings may not be valid for other data
     tree["data"] = tree["data"] | {"mean": seen["mean"], "std": seen["std"], "augment": {}}
     given = {key for key, _ in split_overrides(overrides)}

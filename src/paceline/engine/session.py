@@ -12,9 +12,8 @@ from paceline.analysis.read import read
 from paceline.analysis.verdict import verdict
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
-from paceline.checkpoint.shared import read_on_rank_zero
-from paceline.checkpoint.verified import CheckpointInfo
-from paceline.checkpoint.writer import NoWriter, Writer
+from paceline.checkpoint.verified import open_checkpoint
+from paceline.checkpoint.writer import NoWriter, ShardedWriter, Writer
 from paceline.config.batch import memory_key, strategy
 from paceline.config.import_files import file_hashes, sources
 from paceline.config.io import dump_recipe, fingerprint, to_tree
@@ -27,13 +26,14 @@ from paceline.distributed.world import World
 from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
 from paceline.engine.callbacks import Callbacks
-from paceline.engine.covered import newest_covered
+from paceline.engine.checkpoints import Checkpoints
+from paceline.engine.covered import agree_on_checkpoint
 from paceline.engine.examples import examples
 from paceline.engine.parts import check_parts
 from paceline.engine.profiling import Profiler, profiled_steps
 from paceline.engine.rank_checks import check_same_data, check_same_imports, check_same_recipe
 from paceline.engine.replicas import Replicas
-from paceline.engine.resume import check_recipe_file, check_same_experiment, choose_folder, warn_of_changed_code
+from paceline.engine.resume import choose_folder, warn_of_changed_code
 from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
 from paceline.errors import UserError
@@ -100,11 +100,12 @@ def train_recipe(
             return path
         if folder.contains_run and not resume:
             log.info("%s is not finished; resuming it", path)
-        saved = read_on_rank_zero(world, lambda: _checkpoint_to_resume(folder, recipe, overrides if resume else None))
+        with world.long_timeout():
+            saved = agree_on_checkpoint(world, replicas, folder, recipe, overrides if resume else None)
         setup = build(recipe, world)
         check_same_data(setup.source, world)
-        announce(setup, path, saved[0].folder if saved else None)
-        profiled = profiled_steps(profile, setup.timeline, saved[0].step if saved else 0)
+        announce(setup, path, saved)
+        profiled = profiled_steps(profile, setup.timeline, store.step_of(saved) if saved else 0)
         run = _open_run(folder, setup, saved, replicas)
         if profiled and world.is_rank_zero:
             run.profiler = Profiler(folder.profile, profiled, world.device, run.sink)
@@ -126,19 +127,6 @@ def train_recipe(
             _log_verdict(path)
             _log_results(folder, setup, summary)
         return path
-
-
-def _checkpoint_to_resume(
-    folder: RunFolder, recipe: Recipe, overrides: Sequence[str] | None
-) -> tuple[CheckpointInfo, dict[str, Any]] | None:
-    """Return the checkpoint to resume from, after checking that it is of the same experiment."""
-    saved = newest_covered(folder)
-    kept = saved[0] if saved else None
-    if overrides is not None:
-        check_recipe_file(folder, kept, overrides)
-    if kept:
-        check_same_experiment(folder, recipe, kept)
-    return saved
 
 
 def _log_results(folder: RunFolder, setup: Setup, summary: dict[str, Any]) -> None:
@@ -199,14 +187,12 @@ def _remove_if_unused(folder: RunFolder) -> None:
         shutil.rmtree(folder.path)
 
 
-def _open_run(
-    folder: RunFolder, setup: Setup, saved: tuple[CheckpointInfo, dict[str, Any]] | None, replicas: Replicas
-) -> TrainingRun:
+def _open_run(folder: RunFolder, setup: Setup, saved: Path | None, replicas: Replicas) -> TrainingRun:
     world, recipe = setup.world, setup.recipe
     first_step = 0
     if saved:
-        checkpoint, parts = saved
-        first_step = setup.load(parts, str(checkpoint.folder))
+        with world.long_timeout():  # every rank reads what it needs
+            first_step = world.raise_together(lambda: setup.load(open_checkpoint(saved)[1], str(saved)))
     if first_step > setup.total_steps or (first_step == setup.total_steps and folder.finished):
         raise UserError(
             "run-finished",
@@ -216,7 +202,7 @@ def _open_run(
         )
     callbacks = Callbacks.create(recipe, world, folder, setup.total_steps, first_step)
     if saved:
-        log.info("resuming from step %d (%s)", first_step, saved[0].folder)
+        log.info("resuming from step %d (%s)", first_step, saved)
     hosts = world.hosts()
     start = environment.collect(hosts, world.device)
     if world.is_rank_zero:  # only after all checks: a refused start changes nothing
@@ -242,7 +228,7 @@ def _open_run(
         folder,
         setup,
         MultiSink(_sinks(folder, setup, first_step, disk) if world.is_rank_zero else []),
-        Writer(folder.checkpoints, recipe.checkpoint.keep, metric) if world.is_rank_zero else NoWriter(),
+        Checkpoints(world, _writer(folder, setup), replicas),
         display_of(world, setup.total_steps, first_step),
         replicas,
         callbacks,
@@ -253,6 +239,13 @@ def _open_run(
     if world.is_rank_zero:
         run.begin()
     return run
+
+
+def _writer(folder: RunFolder, setup: Setup) -> Writer | NoWriter:
+    settings, shard = setup.recipe.checkpoint, setup.replica.shard
+    if shard.count > 1:
+        return ShardedWriter(folder.checkpoints, settings.keep, settings.best, shard)
+    return Writer(folder.checkpoints, settings.keep, settings.best) if setup.world.is_rank_zero else NoWriter()
 
 
 def _best_value(folder: RunFolder, metric: str) -> float | None:

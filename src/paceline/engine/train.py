@@ -68,7 +68,7 @@ def train(setup: Setup, run: TrainingRun) -> dict[str, Any]:
                 setup.ema.update(setup.replica.module, done)
             run.profiler.step(done)
             run.display.step(done)
-            run.callbacks.step(done, setup.timeline.epoch_at(done), lr, result.loss, run.writer.writing)
+            run.callbacks.step(done, setup.timeline.epoch_at(done), lr, result.loss, run.checkpoints.writing)
 
             now = time.monotonic()
             votes = [signals.received, log_every.vote(now), evaluate_every.vote(now), checkpoint_every.vote(now)]

@@ -107,17 +107,33 @@ def parameters_by_number(optimizer: optim.Optimizer) -> dict[int, torch.Tensor]:
     return dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a sharded tensor, or the tensor itself."""
+    own: torch.Tensor = tensor.to_local() if hasattr(tensor, "device_mesh") else tensor  # type: ignore[attr-defined]
+    return own
+
+
 def place(value: Any, like: Any) -> Any:
-    """Return a whole tensor with the type, device, and memory layout or sharding of another; anything else as it is."""
+    """Return a tensor with the type, device, and memory layout or sharding of another; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     if hasattr(like, "device_mesh"):
-        from torch.distributed.tensor import DTensor, Replicate, distribute_tensor  # late, because it takes a second
-
-        assert isinstance(like, DTensor)
-        placements = [Replicate() if placement.is_partial() else placement for placement in like.placements]
-        return distribute_tensor(value, like.device_mesh, placements).to(like.device)
+        return _shard(value, like)
+    if hasattr(value, "device_mesh"):
+        value = value.full_tensor()  # type: ignore[attr-defined]
     return torch.empty_like(like).copy_(value)
+
+
+def _shard(value: torch.Tensor, like: Any) -> torch.Tensor:
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor  # late, because it takes a second
+
+    placements = tuple(Replicate() if placement.is_partial() else placement for placement in like.placements)
+    if isinstance(value, DTensor):
+        if value.device == like.device and value.placements == placements:
+            return value
+        value = value.full_tensor()
+    # parameters may be in host memory although their mesh is of GPUs (fsdp.cpu_offload)
+    return distribute_tensor(value, like.device_mesh, placements).to(like.device)
 
 
 def is_count(value: Any, largest: int, dtype: torch.dtype = torch.float32) -> bool:
@@ -133,9 +149,10 @@ def tensor_mismatch(name: str, value: Any, like: torch.Tensor) -> str:
     if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (like.shape, like.dtype):
         found = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:60]
         return f"is {found} instead of {like.dtype} {tuple(like.shape)}"
-    if not value.isfinite().all():
+    own = local(value)
+    if not own.isfinite().all():
         return "contains NaN or infinity"
-    return "contains negative numbers" if name.startswith("exp_avg_sq") and (value < 0).any() else ""
+    return "contains negative numbers" if name.startswith("exp_avg_sq") and (own < 0).any() else ""
 
 
 def _is_number(value: Any) -> bool:

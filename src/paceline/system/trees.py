@@ -1,5 +1,6 @@
 """Converts nested dicts and lists to a JSON skeleton and flat tensors, and back. Reading them cannot execute code."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -7,12 +8,12 @@ import torch
 _TENSOR = "__tensor__"
 
 
-def flatten(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return a JSON skeleton that refers to tensors by name, and the tensors by name."""
-    tensors: dict[str, torch.Tensor] = {}
+def flatten(tree: Any, *leaves: type) -> tuple[Any, dict[str, Any]]:
+    """Return a JSON skeleton that refers to tensors and to values of the types `leaves` by name, and these by name."""
+    tensors: dict[str, Any] = {}
 
     def walk(node: Any, path: str) -> Any:
-        if isinstance(node, torch.Tensor):
+        if isinstance(node, (torch.Tensor, *leaves)):
             tensors[path] = node
             return {_TENSOR: path}
         if isinstance(node, dict):
@@ -31,7 +32,7 @@ def _join(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def unflatten(skeleton: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def unflatten(skeleton: Any, tensors: Mapping[str, Any]) -> Any:
     """Return the tree; ValueError for what `flatten` cannot have produced. Each tensor is used once."""
     unused = dict(tensors)
 
