@@ -1,0 +1,106 @@
+"""The GPUs of this machine as its drivers list them, and those that processes may use. Does not import torch.
+
+Nothing here initializes CUDA, so a process that calls it can still fork.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_KFD = Path("/sys/class/kfd/kfd/topology/nodes")
+_RENDER_NODES = Path("/dev/dri")
+_VARIABLES = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES",),
+    "amd": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that a driver lists."""
+
+    vendor: str
+    """nvidia or amd."""
+    name: str
+    uuid: str
+
+
+def installed_gpus() -> list[Gpu]:
+    """Return the GPUs that NVML or AMD's kernel driver list, also those that torch cannot use."""
+    return _nvidia() or _amd()
+
+
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
+    """Return the installed GPUs that CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES leave to processes."""
+    installed = installed_gpus()
+    for name in _VARIABLES[installed[0].vendor] if installed else ():
+        if name in environ:
+            installed = _selected(installed, environ[name])
+    return installed
+
+
+def default_procs(device: str, environ: Mapping[str, str] = os.environ) -> int:
+    """Return the number of processes per node for --procs auto: one per visible GPU, one on other devices."""
+    return max(1, len(visible_gpus(environ))) if device in ("auto", "cuda") else 1
+
+
+def _nvidia() -> list[Gpu]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no driver, or an incompatible one
+        return []
+    found = []
+    try:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
+            except pynvml.NVMLError:  # a GPU that fell off the bus
+                continue
+            found.append(Gpu("nvidia", _text(name), _text(uuid)))
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+    return found
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _amd() -> list[Gpu]:
+    """Read the nodes of AMD's compute driver. CPUs are nodes too, and have no SIMD units."""
+    found = []
+    for node in sorted(_KFD.glob("[0-9]*"), key=lambda path: int(path.name)):
+        try:
+            lines = (node / "properties").read_text().splitlines()
+            properties = {key: int(value) for key, _, value in (line.partition(" ") for line in lines)}
+            name = (node / "name").read_text().strip()
+        except (OSError, ValueError):  # a GPU that this container or job was not given cannot be read
+            continue
+        minor = properties.get("drm_render_minor", 0)
+        if properties.get("simd_count") and (_RENDER_NODES / f"renderD{minor}").exists():
+            found.append(Gpu("amd", name or "AMD GPU", f"GPU-{properties.get('unique_id', 0):016x}"))
+    return found
+
+
+def _selected(gpus: list[Gpu], value: str) -> list[Gpu]:
+    """Return the GPUs that a variable lists by index or UUID. As in CUDA, the first invalid entry ends the list."""
+    chosen: list[Gpu] = []
+    for entry in (word.strip() for word in value.split(",")):
+        if entry.isdecimal():
+            found = gpus[int(entry) : int(entry) + 1]
+        elif entry.startswith("MIG-"):
+            return chosen or gpus[:1]  # CUDA uses one MIG instance per process
+        else:
+            found = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+        if len(found) != 1:
+            break
+        if found[0] in chosen:
+            return []  # CUDA lists no GPU if one is given twice
+        chosen += found
+    return chosen
