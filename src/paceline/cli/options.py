@@ -111,6 +111,11 @@ def count(text: str) -> int:
     return int(text)
 
 
+def count_or_auto(text: str) -> int | None:
+    """Option type: a positive integer, or None for auto."""
+    return None if text == "auto" else count(text)
+
+
 def positive(text: str) -> float:
     """Option type: a positive number."""
     if not 0 < (value := _number(text)) < math.inf:
