@@ -112,10 +112,10 @@ def pairs(size: int, local_size: int) -> list[tuple[int, int]]:
 
 
 def _pair_seconds(world: World, peer: int, tensor: torch.Tensor, seconds: float) -> float:
-    """Return the time of one exchange with another rank: that of the slower of both."""
+    """Return the time that sending to and receiving from another rank takes: that of the slower of both."""
     received = torch.empty_like(tensor)
 
-    def exchange() -> None:
+    def send_and_receive() -> None:
         for work in dist.batch_isend_irecv(
             [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, received, peer)]
         ):
@@ -129,7 +129,7 @@ def _pair_seconds(world: World, peer: int, tensor: torch.Tensor, seconds: float)
             work.wait()
         return max(own, float(other))
 
-    return seconds_per_call(exchange, lambda: wait(world.device), slowest, seconds)
+    return seconds_per_call(send_and_receive, lambda: wait(world.device), slowest, seconds)
 
 
 def measure(device: str, seconds: float) -> dict[str, Any] | None:
