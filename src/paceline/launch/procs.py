@@ -163,7 +163,7 @@ def _gpus_per_node(options: Mapping[str, str | None], nodes: int) -> tuple[int, 
     """Return the GPUs per node that options of sbatch ask for, and the option."""
     if value := options.get("gpus-per-node"):
         return _sum(value), "--gpus-per-node"
-    gres = [part.split(":") for part in (options.get("gres") or "").split(",")]
+    gres = [part.split(":") for part in _without_sockets(options.get("gres") or "").split(",")]
     if asked := [words for words in gres if words[0] in ("gpu", "gres/gpu")]:
         # without a number, as in gpu:a100, it is one
         return sum(_sum(words[-1]) if words[-1][:1].isdecimal() else 1 for words in asked), "--gres"
@@ -174,7 +174,11 @@ def _gpus_per_node(options: Mapping[str, str | None], nodes: int) -> tuple[int, 
 
 def _sum(value: str) -> int:
     """Return the number of GPUs in "4", "a100:4", "a100:2,v100:2" or "a100:4(S:0-1)"."""
-    return sum(_number(re.sub(r"\(.*?\)", "", part).rpartition(":")[2]) for part in value.split(","))
+    return sum(_number(part.rpartition(":")[2]) for part in _without_sockets(value).split(","))
+
+
+def _without_sockets(value: str) -> str:
+    return re.sub(r"\(.*?\)", "", value)
 
 
 def _number(text: str) -> int:
