@@ -100,9 +100,10 @@ def hosts(monkeypatch, tmp_path: Path) -> dict[str, str]:
     stubs.mkdir()
     ssh = """#!/bin/sh
 while [ "$2" != -- ]; do shift; done
-[ -d "$STUBS/$1" ] || { echo "ssh: Could not resolve hostname $1" >&2; exit 255; }
-[ ! -f "$STUBS/$1/variables" ] || . "$STUBS/$1/variables"
-PATH="$STUBS/$1:$PATH" exec sh -c "$3"
+host=${1#me@}
+[ -d "$STUBS/$host" ] || { echo "ssh: Could not resolve hostname $1" >&2; exit 255; }
+[ ! -f "$STUBS/$host/variables" ] || . "$STUBS/$host/variables"
+PATH="$STUBS/$host:$PATH" exec sh -c "$3"
 """
     (stubs / "ssh").write_text(ssh)
     (stubs / "ssh").chmod(0o700)
@@ -123,18 +124,27 @@ PATH="$STUBS/$1:$PATH" exec sh -c "$3"
 
 def _nodes(plan: str) -> dict[str, str]:
     """Return the --procs of each host."""
-    parts = re.split(r"^# ([a-z]+): files\n(?=# copies recipe)", plan, flags=re.MULTILINE)[1:]
+    parts = re.split(r"^# ([a-z@]+): files\n(?=# copies recipe)", plan, flags=re.MULTILINE)[1:]
     found = dict(zip(parts[::2], parts[1::2], strict=True))
     return {host: re.findall(r"train recipe.yaml .*--procs (\S+)", text)[0] for host, text in found.items()}
 
 
 @pytest.mark.usefixtures("hosts")
-def test_hosts_are_asked_and_may_differ(here) -> None:
-    plan = here("launch", "ssh", "--hosts", "a,b,c", "digits", "--train.global_batch", 260, "--dry-run").stdout
-    assert plan.startswith("# processes per node: a 8, b 4, c 1 (GPUs that the hosts report)\n")
-    assert _nodes(plan) == {"a": "8", "b": "4", "c": "1"}
-    message = complaint(here("launch", "ssh", "--hosts", "a,b,c", "digits", "--dry-run"))
-    assert "13 ranks" in message
+def test_hosts_are_asked(here) -> None:
+    plan = _plan(here, "ssh", "--hosts", "a,me@a")
+    assert plan.startswith("# processes per node: 8 (GPUs that the hosts report)\n")
+    assert _nodes(plan) == {"a": "8", "me@a": "8"}
+    assert _nodes(_plan(here, "ssh", "--hosts", "c")) == {"c": "1"}
+    message = complaint(here("launch", "ssh", "--hosts", "a", "digits", "--train.global_batch", 100, "--dry-run"))
+    assert "[batch-not-divisible]" in message
+
+
+@pytest.mark.usefixtures("hosts")
+def test_hosts_with_different_numbers_of_gpus_are_refused(here) -> None:
+    message = complaint(here("launch", "ssh", "--hosts", "a,b", "digits", "--dry-run"))
+    assert "[gpus-differ]" in message
+    assert "a 8, b 4" in message
+    assert _nodes(_plan(here, "ssh", "--hosts", "a,b", "--procs", 4)) == {"a": "4", "b": "4"}
 
 
 @pytest.mark.usefixtures("hosts")

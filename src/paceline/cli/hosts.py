@@ -123,7 +123,7 @@ def test_allreduce(arguments: list[str]) -> int:
         from paceline.distributed.plan import JoinSpec
 
         join = JoinSpec(options.nodes, options.rendezvous, options.node_rank, join_timeout=30)
-        procs = options.procs or default_procs(options.device)
+        procs = default_procs(options.device) if options.procs == "auto" else options.procs
         return start_ranks(["test-allreduce", *arguments], procs, join)
     from paceline.distributed.bandwidth import measure
 

@@ -89,7 +89,7 @@ def _add_node_options(parser: argparse.ArgumentParser, backend: str) -> None:
         add("--nodes", type=count, default=2, metavar="N", help="number of nodes (default: 2)")
     add(
         "--procs",
-        type=lambda text: count_or_auto(text) or "auto",
+        type=count_or_auto,
         default="auto",
         metavar="N|auto",
         help="processes per node (default: auto, one per GPU, or one on a CPU)",

@@ -111,9 +111,9 @@ def count(text: str) -> int:
     return int(text)
 
 
-def count_or_auto(text: str) -> int | None:
-    """Option type: a positive integer, or None for auto."""
-    return None if text == "auto" else count(text)
+def count_or_auto(text: str) -> int | str:
+    """Option type: a positive integer or "auto"."""
+    return text if text == "auto" else count(text)
 
 
 def positive(text: str) -> float:

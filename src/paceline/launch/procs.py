@@ -106,10 +106,15 @@ def _asked(hosts: Sequence[Host]) -> _Fields:
     """Ask the hosts. Those that do not answer count for themselves, if they can be reached when the job starts."""
     with ThreadPoolExecutor(len(hosts)) as pool:
         answers = dict(zip([host.name for host in hosts], pool.map(_gpus_of, hosts), strict=True))
+    counts = {host: answer for host, answer in answers.items() if isinstance(answer, int)}
+    if len(set(counts.values())) > 1:  # a batch is divided between equal nodes
+        each = ", ".join(f"{host} {count}" for host, count in counts.items())
+        fewest = max(1, min(counts.values()))
+        message = f"the hosts have different numbers of GPUs: {each}. Pass --procs {fewest}, or choose equal hosts."
+        raise UserError("gpus-differ", message, gpus=counts)
     unknown = [f"{host} {answer}" for host, answer in answers.items() if isinstance(answer, str)]
     source = "; ".join(["GPUs that the hosts report", *unknown]) if len(unknown) < len(hosts) else "; ".join(unknown)
-    known = {host: max(1, answer) for host, answer in answers.items() if isinstance(answer, int)}
-    return {"procs_by_host": known, "procs_source": source}
+    return {"procs_by_host": {host: max(1, count) for host, count in counts.items()}, "procs_source": source}
 
 
 def _gpus_of(host: Host) -> int | str:
