@@ -25,13 +25,17 @@ class Ec2Client:
     def __init__(self, region: str = ""):
         try:
             import boto3
+            from botocore.config import Config
         except ImportError:
             message = "EC2 needs boto3. Run: pip install 'paceline[aws]'"
             raise UserError("missing-package", message, package="boto3") from None
         with translate_aws_errors("connecting to AWS"):
             self._session: Any = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
-            self.ec2: Any = self._session.client("ec2")
-            self.ssm: Any = self._session.client("ssm")
+            config = Config(
+                connect_timeout=10, retries={"mode": "standard"}
+            )  # the default is minutes without a network
+            self.ec2: Any = self._session.client("ec2", config=config)
+            self.ssm: Any = self._session.client("ssm", config=config)
             self.region: str = self.ec2.meta.region_name
 
     # ---- find ----
