@@ -59,7 +59,9 @@ def programs(tmp_path: Path, monkeypatch) -> Stubs:
     made = stubs(tmp_path / "stubs")
     (tmp_path / "facts.json").write_text(json.dumps(facts()))
     link = json.dumps({"seconds": 0.001, "bytes_per_second": 1e9})
-    replies = {"facts": f"cat {tmp_path}/facts.json", "--call": f"echo '{link}'", "test-allreduce": f"echo '{link}'"}
+    figures = json.dumps({"ranks": ["a cpu", "b cpu"], "bus_bytes_per_second": 1e9, "pairs": [[0, 1, 1e9]]})
+    replies = {"facts": f"cat {tmp_path}/facts.json", "--call": f"echo '{link}'"}
+    replies |= {"test-allreduce": f"echo '{figures}'"}
     replies |= {"--serve": "echo 29400", "create_server": "echo 29400"}
     cases = " ".join(f"*{word}*) {reply} ;;" for word, reply in replies.items())
     made.add(made.folder / "python", f'case "$*" in {cases} esac')

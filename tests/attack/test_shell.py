@@ -33,7 +33,7 @@ from attack.stubbed import (
     stubs,
 )
 from paceline.config import io as config_io
-from paceline.launch import ec2_provision, execution, planning
+from paceline.launch import ec2_request, execution, planning
 from paceline.launch.backends import ec2, ssh
 from paceline.launch.job import Ec2Resources, Job, draft
 from paceline.launch.job_hosts import HERE, hosts_of
@@ -148,7 +148,7 @@ def test_ec2_instances(
         job = launched[-1]
         summary, *steps = ec2.plan(job.spec)
         assert all(line.startswith("# ") for line in str(summary).split("\n"))
-        request = ec2_provision.request_of(replace(job, ec2=resources), 0, "")
+        request = ec2_request.request_of(job.id, job.spec, resources, 0, "")
         assert "touch CANARY" not in request["UserData"]
         subprocess.run(["sh", "-n"], input=request["UserData"], text=True, check=True)
         return _execute(steps, programs, tmp_path)

@@ -17,7 +17,7 @@ for path in sys.argv[1:]:
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs SkyPilot in .venv-sky: make cluster installs it")
 def test_skypilot_reads_the_task(here, tmp_path: Path) -> None:
-    shape = ("--nodes", 2, "--procs-per-node", 4, "--gpus-per-node", 4, "--gpu-type", "A100")
+    shape = ("--nodes", 2, "--procs", 4, "--gpus-per-node", 4, "--gpu-type", "A100")
     options = {"image": ("--image", "me/paceline:1"), "plain": ("--results", "s3://bucket/prefix")}
     files = []
     for name, words in options.items():

@@ -79,9 +79,10 @@ def test_doctor_checks_hosts(cluster: Cluster, tmp_path: Path) -> None:
     if low := re.search(r"^! n1: .*\[disk-space-low\]", healthy.stdout, re.MULTILINE):
         pytest.skip(f"needs more space for temporary files: {low[0]}")
     assert re.search(r"^n1 +\d+ +\d+ GB", healthy.stdout, re.MULTILINE), healthy.stdout + healthy.stderr
-    assert re.search(r"^n1 -> n2 +[\d.e+]+ Gbit/s", healthy.stdout, re.MULTILINE)
+    assert re.search(r"^n1 -> n2 +[\d.,e+-]+ Gbit/s", healthy.stdout, re.MULTILINE)
     assert re.search(r"^n2 -> n1 ", healthy.stdout, re.MULTILINE)
-    assert "all-reduce between all hosts" in healthy.stdout
+    assert re.search(r"^all-reduce n1 cpu - n2 cpu +[\d.,e+-]+ Gbit/s", healthy.stdout, re.MULTILINE)
+    assert re.search(r"^all-reduce over all 2 ranks +[\d.,e+-]+ Gbit/s", healthy.stdout, re.MULTILINE)
     assert healthy.returncode == 0
     assert "[data-not-found]" in _doctor(cluster, tmp_path, "--data", "/nowhere").stdout
     # a firewall that allows only ssh, made of routing rules, since not every kernel has netfilter

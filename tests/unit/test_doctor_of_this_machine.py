@@ -1,7 +1,9 @@
 """`doctor` on this machine and its installation."""
 
+import json
 import re
 import socket
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -53,6 +55,23 @@ def test_two_processes_run_an_all_reduce() -> None:
     found = _only(installation.all_reduce(CPU_BUILD))
     assert (found.level, found.subject) == ("ok", "all-reduce"), found
     assert "GB/s" in found.text
+
+
+@pytest.mark.parametrize(("gpus", "words"), [(8, "--procs 8 --device cuda"), (1, "--procs 2 --device cpu")])
+def test_all_gpus_take_part_in_the_all_reduce(monkeypatch: pytest.MonkeyPatch, gpus: int, words: str) -> None:
+    """Two ranks cannot share one GPU, so a machine with one tests CPU processes."""
+    calls: list[str] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        calls.append(" ".join(command))
+        pairs = [[0, 1, 3e11], [1, 2, 1e9]]
+        return subprocess.CompletedProcess(command, 0, json.dumps({"bus_bytes_per_second": 2e11, "pairs": pairs}), "")
+
+    monkeypatch.setattr(installation.subprocess, "run", run)
+    found = _only(installation.all_reduce(_cuda(gpus)))
+    assert words in calls[0]
+    assert "bus bandwidth 200 GB/s" in found.text
+    assert ("slowest pair 1 - 2 1 GB/s" in found.text) == (gpus > 2)
 
 
 def test_failed_all_reduce_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,12 @@ from paceline.launch.backends import backend_of, manifest
 from paceline.launch.specs import ManifestSpec, SlurmSpec
 
 # what happens to the plan, the engine that the cases below choose, and what other tests need a server for
-_ELSEWHERE = {"-h", "--help", "--detach", "--dry-run", "--for", "--gpu-type", "--resume"}
+_ELSEWHERE = {"-h", "--help", "--detach", "--dry-run", "--for", "--gpu-type", "--rdma", "--resume"}
 
 # an option's value, and what it becomes
 _ALL = {
-    "--procs-per-node": ("4", "--procs 4"),
+    "--procs": ("4", "--procs 4"),
+    "--selftest": ("", "paceline selftest"),
     "--rank-timeout": ("77", "PACELINE_RANK_TIMEOUT=77"),
     "--name": ("mine", "--name mine"),
     "--results": ("s3://bucket/a", "--results s3://bucket/a"),
@@ -64,11 +65,14 @@ _EC2 = {
     "--linger": ("60", "60 s after the job"),
     "--idle": ("70", "after 70 s without one"),
     "--keep": ("", "instances keep running"),
+    "--efa": ("", "fi_info -p efa"),
+    "--instance-profile": ("role", "# instance profile role"),
 }
 _SLURM = {
     "--nodes": ("4", "#SBATCH --nodes=4"),
-    "--procs-per-node": ("4", "#SBATCH --ntasks-per-node=4"),
-    "--gpus-per-node": ("3", "#SBATCH --gpus-per-node=3"),
+    "--procs": ("4", "#SBATCH --ntasks-per-node=4"),
+    "--selftest": ("", "paceline selftest"),
+    "--gpus-per-node": ("2", "#SBATCH --gpus-per-node=2"),
     "--partition": ("gpu", "#SBATCH --partition=gpu"),
     "--account": ("lab", "#SBATCH --account=lab"),
     "--time": ("4:00:00", "#SBATCH --time=4:00:00"),
@@ -82,11 +86,12 @@ _SLURM = {
 _MANIFEST = _ALL | {"--nodes": ("4", "--nodes 4"), "--image": ("my/image", "my/image")}
 _POD = {
     "--rank-timeout": ("77", "value: '77'"),
-    "--gpus-per-node": ("3", "nvidia.com/gpu: '3'"),
+    "--gpus-per-node": ("2", "nvidia.com/gpu: '2'"),
+    "--rdma": ("vpc.amazonaws.com/efa=4", "vpc.amazonaws.com/efa: '4'"),
 }
 _TASK = {
     "--rank-timeout": ("77", "PACELINE_RANK_TIMEOUT: '77'"),
-    "--gpus-per-node": ("3 --gpu-type L4", "L4:3"),
+    "--gpus-per-node": ("2 --gpu-type L4", "L4:2"),
     "--gpu-type": ("A100 --gpus-per-node 1", "A100:1"),
 }
 
@@ -106,6 +111,7 @@ _BACKENDS = {
 def own_home(here, monkeypatch, tmp_path: Path) -> None:
     """Runs after `here`, which clears such variables."""
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("paceline.launch.procs._gpus_of", lambda _: 0)  # instead of ssh
     (tmp_path / "user-data.sh").write_text("#!/bin/sh\n")
 
 

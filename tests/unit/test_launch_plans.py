@@ -41,13 +41,14 @@ def test_containers(here) -> None:
     plan = _plan(here, "ssh", "--hosts", "a,b", "--container", "me/paceline:1", "--pass", "TOKEN", "digits")
     assert "docker run --rm --init" in plan
     assert "--network host --ipc host" in plan
+    assert "$([ -d /dev/infiniband ] && echo --device /dev/infiniband) --ulimit memlock=-1" in plan
     assert 'me/paceline:1 sh -c \'umask 077; eval "$(cat)"; exec paceline "$@"\' paceline train recipe.yaml' in plan
     assert "-e TOKEN" not in plan  # `docker inspect` would show it
     assert "-m venv" not in plan
     apptainer = _plan(here, "slurm", "--container", "me.sif", "digits")
-    assert 'srun --wait=60 --export=ALL apptainer exec --nv --bind "$PWD" --pwd "$PWD" me.sif paceline' in apptainer
+    assert '--wait=60 --export=ALL apptainer exec --nv --bind "$PWD" --pwd "$PWD" me.sif paceline' in apptainer
     pyxis = _plan(here, "slurm", "--container", "me/paceline:1", "--container-runtime", "pyxis", "digits")
-    assert 'srun --wait=60 --export=ALL --container-image=me/paceline:1 --container-mounts="$PWD":"$PWD"' in pyxis
+    assert '--wait=60 --export=ALL --container-image=me/paceline:1 --container-mounts="$PWD":"$PWD"' in pyxis
 
 
 def test_ec2(here, tmp_path: Path) -> None:
@@ -94,7 +95,10 @@ def test_ec2(here, tmp_path: Path) -> None:
         (("local", "digits", "--optim.name", "adamm"), "unknown-optimizer", "optim.name='adamm'"),
         (("local", "digits", "--optim.schedule", "{name: cosin}"), "unknown-schedule", "'cosin'"),
         (("local", "digits", "--train.loss", "focall"), "unknown-loss", "train.loss='focall'"),
-        (("local", "--procs", 2, "digits"), "unknown-option", "--procs-per-node"),
+        (("local", "--procs", 0, "digits"), "usage", "--procs"),
+        (("slurm", "--procs", 2, "--sbatch", "ntasks-per-node=4", "digits"), "conflicting-options", "--procs 2"),
+        (("slurm", "--sbatch", "gpus-per-task=1", "digits"), "missing-option", "--procs N"),
+        (("slurm", "--sbatch", "gpus-per-node=x", "digits"), "invalid-sbatch-option", "'x'"),
         (("local", "--results", "/here", "digits"), "results-url-invalid", "--results"),
         (("local", "--resume", "runs/x"), "resume-url-invalid", "--resume runs/x"),
         (("slurm", "--resume", "s3://a/b"), "option-not-applicable", "--resume"),

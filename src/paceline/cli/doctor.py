@@ -11,10 +11,10 @@ from paceline.system.tables import print_row
 _DOCTOR = """Diagnose problems and suggest fixes.
 
     paceline doctor                   this machine and its installation: packages, CPU, GPUs, folders, limits, other
-                                      processes, and an all-reduce between two processes
+                                      processes, RDMA, and an all-reduce over all GPUs or two CPU processes
     paceline doctor --hosts A,B       whether these hosts can train together: reachable, same code, torch, driver and
                                       data, clock, disk, shared memory, cores, other processes on the GPUs, bandwidth
-                                      in both directions, an all-reduce for three seconds
+                                      in both directions, RDMA, an all-reduce over all GPUs and between pairs of them
     paceline doctor RUN [RUN ...]     where the time of a run went, and what would make it faster
 
 RUN is a run folder, or a log of another program (PyTorch's ImageNet example, DAWNBench's TSV, Lightning's metrics.csv,
@@ -29,7 +29,7 @@ def doctor(arguments: list[str]) -> int:
     )
     parser.add_argument("run", type=Path, nargs="*", metavar="RUN", help="run folders or logs")
     here = parser.add_argument_group("this machine")
-    here.add_argument("--quick", action="store_true", help="skip the two-process all-reduce test")
+    here.add_argument("--quick", action="store_true", help="skip the all-reduce")
     here.add_argument("--runs", type=Path, metavar="DIR", help="folder for runs (default: runs)")
     add_host_options(parser)
     parser.add_argument("-h", "--help", action="help", help="show this help")

@@ -5,11 +5,12 @@ import json
 import os
 from pathlib import Path
 
-from paceline.cli.options import count, make_parser, positive
+from paceline.cli.options import count, count_or_auto, make_parser, positive
 from paceline.cli.ranks import start_ranks
 from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
 from paceline.system.files import printable
+from paceline.system.gpus import default_procs
 
 _RENDEZVOUS = """Run the rendezvous store of an elastic job that you start by hand, until it is interrupted.
 
@@ -108,24 +109,26 @@ def probe(arguments: list[str]) -> int:
 
 
 def test_allreduce(arguments: list[str]) -> int:
-    """Run an all-reduce between all ranks for a while, and print its rate."""
-    usage = "--procs N | --nodes N --node-rank K --rendezvous HOST:PORT"
+    """Run an all-reduce between all ranks, and between pairs of them, and print the bandwidths."""
+    usage = "--procs N|auto | --nodes N --node-rank K --rendezvous HOST:PORT"
     parser = make_parser("test-allreduce", usage, "Run an all-reduce for a while.")
-    parser.add_argument("--procs", type=count, default=1)
+    parser.add_argument("--procs", type=count_or_auto, default=1, metavar="N|auto")
     parser.add_argument("--nodes", type=count, default=1)
     parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--rendezvous", default="")
     parser.add_argument("--seconds", type=positive, default=3.0)
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     options = parser.parse_args(arguments)
     if not under_launcher(os.environ):
         from paceline.distributed.plan import JoinSpec
 
         join = JoinSpec(options.nodes, options.rendezvous, options.node_rank, join_timeout=30)
-        return start_ranks(["test-allreduce", *arguments], options.procs, join)
-    from paceline.distributed.allreduce_test import measure_allreduce
+        procs = default_procs(options.device) if options.procs == "auto" else options.procs
+        return start_ranks(["test-allreduce", *arguments], procs, join)
+    from paceline.distributed.bandwidth import measure
 
-    if (rate := measure_allreduce(options.seconds)) is not None:
-        print(json.dumps({"bytes_per_second": rate}), flush=True)
+    if figures := measure(options.device, options.seconds):
+        print(json.dumps(figures), flush=True)
     return 0
 
 

@@ -12,6 +12,7 @@ def launch(arguments: list[str]) -> int:
     from paceline.cli.launch_spec import spec_of
     from paceline.launch.backends import backend_of, manifest
     from paceline.launch.lifecycle import follow_to_end
+    from paceline.launch.procs import described
     from paceline.launch.specs import ManifestSpec
 
     spec = spec_of(options, source, overrides)
@@ -24,6 +25,7 @@ def launch(arguments: list[str]) -> int:
     if options.dry_run:
         print("\n\n".join(map(str, backend.plan(spec))))
         return 0
+    print(described(spec), file=sys.stderr)
     job = backend.launch(spec)
     print(f"{job.id}: started on {', '.join(spec.hosts)}", file=sys.stderr)
     return 0 if options.detach else follow_to_end(job)

@@ -48,6 +48,10 @@ def add_ec2_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--idle", type=count, default=3600, metavar="S", help="terminate after S seconds without a job (default: 3600)"
     )
+    group.add_argument("--efa", action="store_true", help="connect the instances with Elastic Fabric Adapters")
+    group.add_argument(
+        "--instance-profile", default="", metavar="NAME", help="IAM role of the instances, in place of AWS keys"
+    )
     group.add_argument("--keep", action="store_true", help="do not terminate instances; they cost money until you do")
 
 
@@ -80,6 +84,10 @@ def ec2_fields(options: argparse.Namespace) -> dict[str, Any]:
         message = f"--mount {options.mount} is not a folder that can be mounted. Write an absolute path, e.g. /data."
         raise UserError("invalid-mount", message, path=options.mount)
     user_name("--user", options.user)
+    keys = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
+    if options.instance_profile and (passed := sorted(keys & set(options.pass_.split(",")))):
+        message = f"--pass {passed[0]} would replace the role of --instance-profile. Omit one of them."
+        raise UserError("conflicting-options", message, option="--instance-profile")
     if options.efs and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*(:/.*)?", options.efs):
         raise UserError("invalid-efs", f"--efs {options.efs!r} is invalid. Write fs-ID or fs-ID:/DIR.", efs=options.efs)
     if options.user_data:

@@ -9,6 +9,7 @@ from paceline.cli.options import (
     closest,
     complete_source,
     count,
+    count_or_auto,
     make_parser,
     options_of,
     parser_settings,
@@ -87,7 +88,11 @@ def _add_node_options(parser: argparse.ArgumentParser, backend: str) -> None:
     else:
         add("--nodes", type=count, default=2, metavar="N", help="number of nodes (default: 2)")
     add(
-        "--procs-per-node", type=count, default=1, metavar="N", help="processes per node, e.g. one per GPU (default: 1)"
+        "--procs",
+        type=count_or_auto,
+        default="auto",
+        metavar="N|auto",
+        help="processes per node (default: auto, one per GPU, or one on a CPU)",
     )
     is_elastic = backend in ("local", "ssh", "ec2")
     if is_elastic:
@@ -129,6 +134,7 @@ def _add_run_options(parser: argparse.ArgumentParser, backend: str) -> None:
         metavar="PATH",
         help="prepared data: a folder on the nodes, or an s3:// URL to download first",
     )
+    add("--selftest", action="store_true", help="run `paceline selftest` on every node first; train only if it passes")
     if backend == "manifest":
         return
     add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="fetch the run folder to DIR (default: runs)")
@@ -161,6 +167,7 @@ def _add_manifest_options(parser: argparse.ArgumentParser) -> None:
     add("--for", dest="for_", default="", metavar="ENGINE", help="skypilot, kubeflow or kubernetes")
     add("--gpu-type", default="", metavar="NAME", help="skypilot: GPU type, e.g. A100 or L4")
     add("--image", default="", metavar="IMAGE", help="container image with paceline")
+    add("--rdma", default="", metavar="RESOURCE=N", help="RDMA devices of a node, e.g. vpc.amazonaws.com/efa=4")
 
 
 def _refuse_options_of_others(backend: str, words: Iterable[str], backends: dict[str, argparse.ArgumentParser]) -> None:

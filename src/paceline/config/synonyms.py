@@ -108,7 +108,7 @@ _REPLACEMENTS = {
     "precision=bf16|fp32": "bf16",
     "compile=true|false": "torchcompile torch_compile use_compile",
     "seed={}": "random_seed manual_seed rng_seed",
-    "--procs={} (with `paceline launch`: --procs-per-node)": (
+    "--procs={}": (
         "gpus num_gpus ngpus n_gpus devices nproc_per_node nproc num_processes num_procs world_size processes "
         "gpus_per_node"
     ),

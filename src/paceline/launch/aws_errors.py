@@ -42,7 +42,7 @@ _AWS_ERRORS = {
     "InvalidClientTokenId": _CREDENTIALS,
     "InvalidParameterValue": (
         "aws-value-rejected",
-        "AWS rejects a value. Check --instance-type, --zone and the options of the volume.",
+        "AWS rejects a value. Check --instance-type, --zone, --instance-profile and the options of the volume.",
     ),
 }
 

@@ -16,6 +16,7 @@ from paceline.data.shards import default_folder
 from paceline.errors import UserError
 from paceline.launch.backends import backend_of
 from paceline.launch.job import all_ids, load
+from paceline.launch.procs import total, with_procs
 from paceline.launch.specs import ElasticSpec, LaunchSpec, ManifestSpec, RemoteSpec, Spec
 from paceline.launch.states import ACTIVE
 from paceline.launch.values import run_name
@@ -48,13 +49,12 @@ def reachable(data: Data, backend: str) -> Data:
     return data
 
 
-def check_spec(spec: Spec | ManifestSpec, recipe: Recipe) -> None:
-    """Refuse a batch that the ranks cannot share, too few nodes, and a run name that is taken."""
+def check_spec(spec: Spec | ManifestSpec) -> None:
+    """Refuse too few nodes, and a run name that is taken."""
     nodes = len(spec.hosts)
     if isinstance(spec, ElasticSpec) and spec.min_nodes > nodes:
         message = f"--min-nodes {spec.min_nodes} is more than the {nodes} nodes of the job."
         raise UserError("too-few-nodes", message, min_nodes=spec.min_nodes, nodes=nodes)
-    layouts(recipe, nodes * spec.procs_per_node)
     if not spec.name or not isinstance(spec, LaunchSpec):
         return
     run_name("--name", spec.name)
@@ -76,7 +76,9 @@ def new_spec(kind: type[SpecT], recipe: Recipe, options: Mapping[str, Any]) -> S
         given["runs"] = str(Path(options.get("runs", "runs")).resolve())
         given["python"] = options.get("python") or ("" if issubclass(kind, RemoteSpec) else sys.executable)
     spec = kind(**given)
-    check_spec(spec, recipe)
+    check_spec(spec)
+    spec = with_procs(spec, recipe.device)
+    layouts(recipe, total(spec) or len(spec.hosts))  # refuses a batch that the ranks cannot share
     return spec
 
 

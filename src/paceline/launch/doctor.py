@@ -13,8 +13,9 @@ from typing import Any
 
 from paceline.distributed.channel import TOKEN, new_token
 from paceline.errors import Problem
-from paceline.launch.host_facts import AllReduceRate, Facts, Link, validated
+from paceline.launch.host_facts import AllReduceFigures, Facts, Link, validated
 from paceline.launch.hosts import Host, HostError, addresses, free_port, last_line, port_of
+from paceline.launch.rdma import rdma_problems
 from paceline.launch.values import quoted
 
 # facts that must be the same on all hosts: code and message
@@ -28,6 +29,7 @@ _SAME = {
     "driver": ("driver-differs", "the NVIDIA driver differs: {values}. Install the same version on all hosts."),
     "data": ("data-differs", "the data differs: {values}. Copy the same prepared data to all hosts."),
 }
+_ALL_REDUCE_TIMEOUT = 600.0  # seconds; 128 ranks have 256 pairs
 _START_TIMEOUT = 60.0  # seconds until a program prints its first line
 MIN_DISK, MIN_SHARED_MEMORY, _MIN_CORES_PER_GPU, _MAX_SKEW = 10e9, 1e9, 4, 1.0
 
@@ -136,6 +138,7 @@ def _problems_of_host(facts: dict[str, Any]) -> Iterator[Problem]:
         yield Problem("gpu-in-use", text)
     if facts.get("data") == "missing":
         yield Problem("data-not-found", "the data folder does not exist. Prepare or copy the data.")
+    yield from rdma_problems(facts["rdma"])
 
 
 def _differences(facts: dict[str, dict[str, Any]], keys: Iterable[str] = _SAME) -> Iterator[Problem]:
@@ -171,7 +174,7 @@ def _measure_link(source: Host, target: Host, python: str, report: HostReport) -
         report.problems.append(Problem("connection-blocked", message))
         return
     rate, round_trip = 8 * link["bytes_per_second"] / 1e9, 1000 * link["seconds"]
-    report.connections.append((f"{source.name} -> {target.name}", f"{rate:.2g} Gbit/s", f"{round_trip:.2g} ms"))
+    report.connections.append((f"{source.name} -> {target.name}", f"{figure(rate)} Gbit/s", f"{round_trip:.2g} ms"))
 
 
 def _first_line(process: "subprocess.Popen[bytes]") -> str:
@@ -185,24 +188,41 @@ def _first_line(process: "subprocess.Popen[bytes]") -> str:
 
 
 def _measure_all_reduce(hosts: Sequence[Host], python: str, report: HostReport) -> None:
-    """Run an all-reduce between all hosts for three seconds."""
+    """Run an all-reduce between all GPUs of all hosts for three seconds, then between pairs of them."""
     endpoint = f"{addresses(hosts[0])[1]}:{free_port(hosts[0], python)}"
-    nodes = f"--nodes {len(hosts)} --rendezvous {shlex.quote(endpoint)}"
+    nodes = f"--procs auto --nodes {len(hosts)} --rendezvous {shlex.quote(endpoint)}"
     command = f"{quoted(python)} -m paceline test-allreduce {nodes} --node-rank"
     # through standard input: every user can read command lines
     secret = f"export {TOKEN}={new_token()}\nexec"
     with ThreadPoolExecutor(len(hosts)) as pool:
-        scripts = [f"{secret} {command} {number}\n".encode() for number in range(len(hosts))]
-        calls = [pool.submit(host.call, "sh -s", script, 120) for host, script in zip(hosts, scripts, strict=True)]
+        variables = [f"PACELINE_HOST={shlex.quote(host.name)}" for host in hosts]  # the name that the user knows
+        scripts = [f"{secret} env {name} {command} {number}\n".encode() for number, name in enumerate(variables)]
+        calls = [
+            pool.submit(host.call, "sh -s", script, _ALL_REDUCE_TIMEOUT)
+            for host, script in zip(hosts, scripts, strict=True)
+        ]
         results = [call.result() for call in calls]
     lines = [line for result in results for line in result.text.splitlines() if line.startswith("{")]
     reasons = {last_line(result) for result in results if result.status}
     try:
-        rate = 8 * validated(lines[0] if lines else "", AllReduceRate)["bytes_per_second"] / 1e9
+        report.connections += described_all_reduce(validated(lines[0] if lines else "", AllReduceFigures))
     except ValueError as error:
         reasons = reasons or {str(error)}
     if reasons:
         message = f"the all-reduce between all nodes failed: {'; '.join(sorted(reasons))}"
         report.problems.append(Problem("all-reduce-failed", message))
-        return
-    report.connections.append(("all-reduce between all hosts", f"{rate:.2g} Gbit/s", "-"))
+
+
+def described_all_reduce(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return rows of hosts, bus bandwidth and "-": of each pair of ranks, and of all of them."""
+    ranks, pairs = figures["ranks"], figures["pairs"]
+    if any(rank >= len(ranks) for low, high, _ in pairs for rank in (low, high)):
+        raise ValueError("pairs: a rank that does not exist")
+    rows = [(f"all-reduce {ranks[low]} - {ranks[high]}", rate) for low, high, rate in pairs]
+    rows.append((f"all-reduce over all {len(ranks)} ranks", figures["bus_bytes_per_second"]))
+    return [(text, f"{figure(8 * rate / 1e9)} Gbit/s", "-") for text, rate in rows]
+
+
+def figure(value: float) -> str:
+    """Return a measured value with two digits, or more if it is large."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"

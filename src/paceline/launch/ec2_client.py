@@ -25,13 +25,17 @@ class Ec2Client:
     def __init__(self, region: str = ""):
         try:
             import boto3
+            from botocore.config import Config
         except ImportError:
             message = "EC2 needs boto3. Run: pip install 'paceline[aws]'"
             raise UserError("missing-package", message, package="boto3") from None
         with translate_aws_errors("connecting to AWS"):
             self._session: Any = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
-            self.ec2: Any = self._session.client("ec2")
-            self.ssm: Any = self._session.client("ssm")
+            config = Config(
+                connect_timeout=10, retries={"mode": "standard"}
+            )  # the default is minutes without a network
+            self.ec2: Any = self._session.client("ec2", config=config)
+            self.ssm: Any = self._session.client("ssm", config=config)
             self.region: str = self.ec2.meta.region_name
 
     # ---- find ----
@@ -122,7 +126,7 @@ class Ec2Client:
         make_folder(private.parent)
         write_text(private, pair["KeyMaterial"], 0o600)  # AWS does not keep it
 
-    def create_security_group(self, job: str, vpc: str, ssh_from: str) -> str:
+    def create_security_group(self, job: str, vpc: str, ssh_from: str, efa: bool) -> str:
         """Create a group that allows traffic between its instances and ssh from `ssh_from`; return its id."""
         with translate_aws_errors("creating a security group"):
             created = self.ec2.create_security_group(
@@ -133,6 +137,8 @@ class Ec2Client:
             ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": ssh_from}]}
             between = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
             self.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[ssh, between])
+            if efa:  # its traffic bypasses IP, so that the default rule to all addresses does not allow it
+                self.ec2.authorize_security_group_egress(GroupId=group, IpPermissions=[between])
         return group
 
     def create_placement_group(self, job: str) -> str:
@@ -152,6 +158,17 @@ class Ec2Client:
     def wait_until_running(self, identifiers: Sequence[str]) -> None:
         with translate_aws_errors("waiting for the instances"):
             self.ec2.get_waiter("instance_running").wait(InstanceIds=[*identifiers], WaiterConfig={"Delay": 5})
+
+    def associate_address(self, job: str, instance: Any) -> str:
+        """Give an instance an Elastic IP address, if AWS assigns no public one to its several interfaces; return it."""
+        primary = next(one for one in instance["NetworkInterfaces"] if _is_primary(one))["NetworkInterfaceId"]
+        with translate_aws_errors("associating an Elastic IP address"):
+            known = self.ec2.describe_addresses(Filters=[_filter(f"tag:{JOB}", job)])["Addresses"]
+            unused = [one for one in known if not one.get("AssociationId")]  # of a preempted instance
+            tags = tag_specifications("elastic-ip", job, job)
+            address = unused[0] if unused else self.ec2.allocate_address(Domain="vpc", TagSpecifications=tags)
+            self.ec2.associate_address(AllocationId=address["AllocationId"], NetworkInterfaceId=primary)
+        return str(address["PublicIp"])
 
     def create_volume(self, job: str, name: str, **spec: Any) -> str:
         """Create a volume and return its id when it is available."""
@@ -225,11 +242,30 @@ class Ec2Client:
             for group in self.ec2.describe_security_groups(Filters=of_job)["SecurityGroups"]:
                 delete = partial(self.ec2.delete_security_group, GroupId=group["GroupId"])
                 attempt("deleting a security group", delete, 60)
+            for address in self.ec2.describe_addresses(Filters=of_job)["Addresses"]:
+                release = partial(self.ec2.release_address, AllocationId=address["AllocationId"])
+                attempt("releasing an Elastic IP address", release, 60)
             for key in self.ec2.describe_key_pairs(Filters=of_job)["KeyPairs"]:
                 attempt("deleting a key pair", partial(self.ec2.delete_key_pair, KeyName=key["KeyName"]))
         with suppress(Exception):  # it may not exist
             self.ec2.delete_placement_group(GroupName=job)
         return failures
+
+
+def gpus_of(instance_type: dict[str, Any]) -> int:
+    """Return the number of GPUs in the description of an instance type."""
+    return sum(int(gpu["Count"]) for gpu in instance_type.get("GpuInfo", {}).get("Gpus", []))
+
+
+def efa_interfaces_of(instance_type: dict[str, Any]) -> int:
+    """Return the number of Elastic Fabric Adapters in the description of an instance type; 0: it has none."""
+    network = instance_type.get("NetworkInfo", {})
+    return int(network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1)) if network.get("EfaSupported") else 0
+
+
+def _is_primary(interface: Any) -> bool:
+    attachment = interface["Attachment"]
+    return not attachment.get("DeviceIndex") and not attachment.get("NetworkCardIndex")
 
 
 def _filter(name: str, *values: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Provision what a job needs on EC2: turn its spec into requests, and instances with their volumes into hosts."""
 
-import base64
 import ipaddress
 import time
 import urllib.request
@@ -11,34 +10,30 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.launch import disks
 from paceline.launch import job as jobs
-from paceline.launch.ec2_client import Ec2Client, tag, tag_specifications
+from paceline.launch.ec2_client import Ec2Client, efa_interfaces_of, tag
+from paceline.launch.ec2_request import request_of
 from paceline.launch.hosts import HostError
 from paceline.launch.job import Ec2Resources, Instance, Job
 from paceline.launch.job_hosts import PRIVATE_KEY, hosts_of
 from paceline.launch.planning import remote_data
+from paceline.launch.rdma import EFA_PATH
 from paceline.launch.specs import Ec2Spec
 from paceline.system.files import say
 
 _PUBLIC_ADDRESS_URL = "https://checkip.amazonaws.com"
 _SSH_TIMEOUT = 300.0
 
-# shutting down terminates an instance, whatever happened to the launching machine
-_USER_DATA = """(
-    busy=$(date +%s)
-    while sleep 30; do
-        now=$(date +%s)
-        if pgrep -f 'paceline (train|data|rendezvous)' > /dev/null; then busy=$now; fi
-        for file in /home/*/.paceline/jobs/{job}/*/node.exit /root/.paceline/jobs/{job}/*/node.exit; do
-            if [ -f "$file" ] && [ $((now - $(stat -c %Y "$file"))) -gt {linger} ]; then shutdown -h now; fi
-        done
-        if [ $((now - busy)) -gt {idle} ]; then shutdown -h now; fi
-    done
-) > /dev/null 2>&1 &
-"""
-
 # AMIs lack venv; 022, because packages are for all users
 _VENV = """python3 -c 'import ensurepip' 2> /dev/null ||
     (umask 022; sudo -n apt-get -qq update && sudo -n apt-get -qq install -y python3-venv > /dev/null)"""
+
+
+_EFA_SOFTWARE = f"""PATH="$PATH:{EFA_PATH}" fi_info -p efa > /dev/null || {{
+    echo "--efa: fi_info -p efa fails. Use the default image, or one with the EFA software." >&2; exit 1
+}}"""
+_EFA_DEVICES = """ls /dev/infiniband/uverbs* > /dev/null || {
+    echo "--efa: /dev/infiniband has no device. Use the default image, or one with the EFA driver." >&2; exit 1
+}"""
 
 
 def provision(job: Job, client: Ec2Client) -> Job:
@@ -50,10 +45,12 @@ def provision(job: Job, client: Ec2Client) -> Job:
     _check_volumes(spec, client, zone)
     price = _price(client, spec, zone)
     instance_type = client.instance_type(spec.instance_type)
+    efa_interfaces = _efa_interfaces(spec, instance_type)
     image = client.image(spec.image_id, spec.image_name, instance_type["ProcessorInfo"]["SupportedArchitectures"])
     private_key = jobs.folder_of(job.id) / PRIVATE_KEY
     client.create_key_pair(job.id, Path(spec.public_key) if spec.public_key else None, private_key)
-    group = client.create_security_group(job.id, subnet["VpcId"], spec.ssh_from or f"{_public_address()}/32")
+    ssh_from = spec.ssh_from or f"{_public_address()}/32"
+    group = client.create_security_group(job.id, subnet["VpcId"], ssh_from, spec.efa)
     strategies = instance_type.get("PlacementGroupInfo", {}).get("SupportedStrategies", [])
     resources = Ec2Resources(
         region=client.region,
@@ -63,8 +60,11 @@ def provision(job: Job, client: Ec2Client) -> Job:
         root_device=image.get("RootDeviceName", "/dev/sda1"),
         security_group=group,
         placement_group=client.create_placement_group(job.id) if count > 1 and "cluster" in strategies else "",
+        efa_interfaces=efa_interfaces,
     )
     variables = {"PACELINE_PRICE": f"{price:g}" if price else "", "PACELINE_SPOT": "1" if spec.spot else ""}
+    if spec.instance_profile and "AWS_REGION" not in spec.pass_env:  # the keys of a role come without a region
+        variables["AWS_REGION"] = client.region
     job = replace(job, ec2=resources, variables={name: value for name, value in variables.items() if value})
     cost = f" for ${price:g} per hour each" if price else ""
     say(f"launching {count} x {spec.instance_type} in {zone}{cost} ...")
@@ -76,6 +76,18 @@ def provision(job: Job, client: Ec2Client) -> Job:
     for number, instance in enumerate(instances):
         job = _with_instance(job, client, number, instance)
     return job
+
+
+def _efa_interfaces(spec: Ec2Spec, instance_type: dict[str, Any]) -> int:
+    """Return the number of Elastic Fabric Adapters of each instance; raise UserError if the type has none."""
+    count = efa_interfaces_of(instance_type) if spec.efa else 0
+    if spec.efa and not count:
+        message = (
+            f"--efa: a {spec.instance_type} has no Elastic Fabric Adapter. Omit --efa, or choose a type that has it, "
+            "e.g. p4d.24xlarge or g5.48xlarge."
+        )
+        raise UserError("ec2-efa-not-supported", message, instance_type=spec.instance_type)
+    return count
 
 
 def _spec(job: Job) -> Ec2Spec:
@@ -114,7 +126,9 @@ def _run_instance(job: Job, client: Ec2Client, number: int) -> tuple[Job, str]:
     """Launch an instance, with the next unused address of --addresses; return the job and the instance's id."""
     resources = resources_of(job)
     unused = [address for address in _spec(job).addresses if address not in resources.used_addresses]
-    instance = client.run_instance(request_of(job, number, unused[0] if unused else ""))["InstanceId"]
+    instance = client.run_instance(request_of(job.id, _spec(job), resources, number, unused[0] if unused else ""))[
+        "InstanceId"
+    ]
     used = (*resources.used_addresses, *unused[:1])
     return replace(job, ec2=replace(resources, used_addresses=used)), instance
 
@@ -127,6 +141,8 @@ def _with_instance(job: Job, client: Ec2Client, number: int, instance: str) -> J
         client.attach_volume(volume, instance, delete_on_termination=bool(spec.from_snapshot))
     description = next(one for one in client.instances(job.id) if one["InstanceId"] == instance)
     public = "" if spec.private else description.get("PublicIpAddress")
+    if not spec.private and resources.efa_interfaces > 1:
+        public = client.associate_address(job.id, description)
     address = str(ipaddress.ip_address(public or description["PrivateIpAddress"]))
     instances = resources.instances | {host: Instance(instance, address)}
     return replace(
@@ -138,47 +154,10 @@ def _with_instance(job: Job, client: Ec2Client, number: int, instance: str) -> J
 
 def setup_script(spec: Ec2Spec, volume: str, region: str) -> str:
     """Return the script that runs on an instance before anything else."""
-    mounts = disks.script(volume, spec.mount, spec.efs, region, bool(remote_data(spec)))
-    return mounts if spec.python or spec.container else f"{mounts}\n{_VENV}".strip()
-
-
-def request_of(job: Job, number: int, address: str) -> dict[str, Any]:
-    """Return the request for one instance; `address` is its private address, or empty."""
-    spec, resources = _spec(job), resources_of(job)
-    network: dict[str, Any] = {"DeviceIndex": 0, "SubnetId": resources.subnet}
-    network |= {
-        "Groups": [resources.security_group, *spec.security_groups],
-        "AssociatePublicIpAddress": not spec.private,
-    }
-    if address:
-        network["PrivateIpAddress"] = address
-    root = {"VolumeSize": spec.root_gb, "VolumeType": "gp3", "DeleteOnTermination": True}
-    placement = {"GroupName": resources.placement_group} if resources.placement_group else {}
-    request: dict[str, Any] = {
-        "ImageId": resources.image,
-        "InstanceType": spec.instance_type,
-        "KeyName": job.id,
-        "NetworkInterfaces": [network],
-        "BlockDeviceMappings": [{"DeviceName": resources.root_device, "Ebs": root}],
-        "InstanceInitiatedShutdownBehavior": "terminate",
-        "TagSpecifications": tag_specifications("instance", job.id, f"{job.id}-{number}"),
-        "Placement": {"AvailabilityZone": resources.zone} | placement,
-    }
-    watchdog = "" if spec.keep else _USER_DATA.format(job=job.id, linger=spec.linger, idle=spec.idle)
-    request["UserData"] = f"#!/bin/sh\n{watchdog}{_user_script(spec.user_data)}"
-    if spec.spot:
-        limit = {"MaxPrice": str(spec.max_price)} if spec.max_price else {}
-        spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"} | limit
-        request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
-    return request
-
-
-def _user_script(path: str) -> str:
-    """Return a command that runs the user's script at first boot, whatever language it is written in."""
-    if not path:
-        return ""
-    packed = base64.b64encode(Path(path).read_bytes()).decode()
-    return f"echo {packed} | base64 -d > /root/user-data && chmod 700 /root/user-data && /root/user-data\n"
+    parts = [disks.script(volume, spec.mount, spec.efs, region, bool(remote_data(spec)))]
+    parts += [_EFA_DEVICES if spec.container else _EFA_SOFTWARE] if spec.efa else []
+    parts += [] if spec.python or spec.container else [_VENV]
+    return "\n".join(filter(None, parts))
 
 
 def _check_volumes(spec: Ec2Spec, client: Ec2Client, zone: str) -> None:

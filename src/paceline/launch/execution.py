@@ -83,8 +83,20 @@ def _execute_step(step: HostStep, host: Host, secrets: dict[str, str]) -> None:
     if step.files:
         content = {name: text.encode() for name, text in step.files.items()} | {SECRETS: secrets_text(secrets)}
         host.send(content, step.tree)
-    if step.script:
+    if step.title == planning.SELFTEST:
+        _run_selftest(step, host)
+    elif step.script:
         host.run_checked(step.script, step.title, timeout=_STEP_TIMEOUT)
+
+
+def _run_selftest(step: HostStep, host: Host) -> None:
+    """Run the selftest of a host and print its table; raise HostError if it fails."""
+    result = host.run(step.script, _STEP_TIMEOUT)
+    for line in (*result.text.splitlines(), *result.err.splitlines()):
+        say(f"{host.name} | {line}")
+    if result.status:
+        message = "the selftest failed, as shown above, so the job does not train. Fix it, or omit --selftest."
+        raise host.error("selftest-failed", message)
 
 
 def secrets_text(secrets: dict[str, str]) -> bytes:

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 import paceline
+from paceline.launch.rdma import RdmaFacts, rdma_facts
 from paceline.launch.values import first_problem
 from paceline.system.files import printable, sha256
 from paceline.system.host import cores
@@ -44,6 +45,7 @@ class Facts(TypedDict):
     gpus: Annotated[list[_GpuFacts], Field(max_length=1000)]
     gpu_processes: Annotated[list[NonNegativeInt], Field(max_length=1000)]
     driver: _Text | None
+    rdma: RdmaFacts
     data: NotRequired[_Text]
 
 
@@ -54,13 +56,16 @@ class Link(TypedDict):
     bytes_per_second: NonNegativeFloat
 
 
-class AllReduceRate(TypedDict):
-    """A measured all-reduce."""
+class AllReduceFigures(TypedDict):
+    """Bus bandwidth of an all-reduce over all ranks, and between pairs of them."""
 
-    bytes_per_second: NonNegativeFloat
+    ranks: Annotated[list[_Text], Field(min_length=1, max_length=10_000)]
+    """Host and device of each rank."""
+    bus_bytes_per_second: NonNegativeFloat
+    pairs: Annotated[list[tuple[NonNegativeInt, NonNegativeInt, NonNegativeFloat]], Field(max_length=20_000)]
 
 
-_CHECKS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Facts, Link, AllReduceRate)}
+_CHECKS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Facts, Link, AllReduceFigures)}
 
 
 def validated(text: str, kind: type) -> dict[str, Any]:
@@ -90,6 +95,7 @@ def facts(data: str = "") -> dict[str, Any]:
         "gpus": gpus.described,
         "gpu_processes": gpus.processes(),
         "driver": gpus.driver(),
+        "rdma": rdma_facts(),
     }
     gpus.close()
     return values | ({"data": _fingerprint(Path(data))} if data else {})

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
 
+from paceline.launch.doctor import figure
 from paceline.system.lifetime import child_env, own_command
 
 PACKAGES = ("torch", "torchvision", "timm")
@@ -147,25 +148,27 @@ def precision(parts: dict[str, dict[str, Any]]) -> Iterator[Finding]:
 
 
 def all_reduce(parts: dict[str, dict[str, Any]]) -> Iterator[Finding]:
-    """Run an all-reduce between two processes, started as `paceline train --procs 2` starts its ranks."""
+    """Run an all-reduce over all GPUs, or two CPU processes, started as `paceline train --procs N` starts its ranks."""
     if "error" in parts[DEVICES]:
         return
-    words = own_command("test-allreduce", "--procs", "2", "--seconds", "1")
-    hidden = {} if parts[DEVICES]["gpus"] > 1 else {"CUDA_VISIBLE_DEVICES": ""}  # two ranks cannot share a GPU
+    gpus = parts[DEVICES]["gpus"]
+    count, device = (gpus, "cuda") if gpus > 1 else (2, "cpu")  # two ranks cannot share a GPU
+    words = own_command("test-allreduce", "--procs", str(count), "--device", device, "--seconds", "1")
     fix = "check the firewall of the loopback interface and the variables GLOO_*, NCCL_* and TORCH_*"
     try:
-        done = subprocess.run(
-            words, env=child_env() | hidden, capture_output=True, text=True, timeout=_TIMEOUT, check=False
-        )
+        done = subprocess.run(words, env=child_env(), capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
-        yield Finding("problem", "all-reduce", f"two processes got no result within {_TIMEOUT:.0f} s; {fix}")
+        yield Finding("problem", "all-reduce", f"{count} processes got no result within {_TIMEOUT:.0f} s; {fix}")
         return
-    rates = [json.loads(line)["bytes_per_second"] for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not rates:
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not found:
         reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        yield Finding("problem", "all-reduce", f"two processes failed ({reason}); {fix}")
-    else:
-        yield Finding("ok", "all-reduce", f"two processes, {rates[0] / 1e9:.2g} GB/s")
+        yield Finding("problem", "all-reduce", f"{count} processes failed ({reason}); {fix}")
+        return
+    low, high, rate = min(found[0]["pairs"], key=lambda pair: pair[2])
+    slowest = f", slowest pair {low} - {high} {figure(rate / 1e9)} GB/s" if count > 2 else ""
+    bandwidth = f"bus bandwidth {figure(found[0]['bus_bytes_per_second'] / 1e9)} GB/s"
+    yield Finding("ok", "all-reduce", f"{count} {device.upper()} ranks, {bandwidth}{slowest}")
 
 
 def extras() -> Iterator[Finding]:

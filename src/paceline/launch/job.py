@@ -46,6 +46,8 @@ class Ec2Resources:
     root_device: str
     security_group: str
     placement_group: str
+    efa_interfaces: int = 0
+    """Elastic Fabric Adapters of each instance; 0: an ordinary interface."""
     used_addresses: tuple[str, ...] = ()
     """Those of --addresses that an instance has had."""
     instances: dict[str, Instance] = field(default_factory=dict)

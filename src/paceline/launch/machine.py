@@ -7,14 +7,16 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from paceline.launch.doctor import MIN_DISK, MIN_SHARED_MEMORY
 from paceline.launch.host_facts import facts
 from paceline.launch.installation import Finding, all_reduce, extras, gpus, import_all, packages, precision
+from paceline.launch.rdma import rdma_problems
 from paceline.system.files import size_text
 from paceline.system.host import cores, cpu_name
 
@@ -39,6 +41,7 @@ def check(runs: Path, quick: bool) -> Iterator[Finding]:
     yield from open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield from other_processes(busy_processes(_SAMPLE_SECONDS), cores())
     yield from network()
+    yield from rdma(machine["rdma"])
     if not quick:
         yield from all_reduce(parts)
     yield from extras()
@@ -154,6 +157,15 @@ def network() -> Iterator[Finding]:
     except OSError:
         fix = f"add `ADDRESS {name}` to /etc/hosts, with an address that the other nodes can reach"
         yield Finding("note", "host name", f"{name} does not resolve, which multi-node training needs; {fix}")
+
+
+def rdma(found: Mapping[str, Any]) -> Iterator[Finding]:
+    """Report the RDMA network, if there is one, and what keeps NCCL from using it."""
+    for problem in rdma_problems(found):
+        yield Finding("problem", "RDMA", problem.message)
+    if found["verbs"] and not list(rdma_problems(found)):
+        interfaces = found["efa_interfaces"]
+        yield Finding("ok", "RDMA", f"{interfaces} EFA interfaces, NCCL has its plugin" if interfaces else "InfiniBand")
 
 
 def summarized(findings: list[Finding]) -> tuple[str, int]:

@@ -15,6 +15,7 @@ import yaml
 
 import paceline
 from paceline.errors import UserError
+from paceline.launch import procs
 from paceline.launch.hosts import tracked_files
 from paceline.launch.job import Job
 from paceline.launch.job_hosts import HERE
@@ -27,6 +28,7 @@ from paceline.system.remote import is_remote, refuse_password
 RENDEZVOUS = "rendezvous"
 EXTENSIONS = "extensions"
 """Folder with the packages that the recipe imports."""
+SELFTEST = "selftest"
 SECRETS = "secrets"
 """File in a job's folder with what must not be in a command line or a plan; removed as soon as it is read."""
 
@@ -58,19 +60,26 @@ def preview(job: Job) -> list[HostStep]:
 
 
 def plan(job: Job) -> list[HostStep]:
-    """Return all steps in order: preparation, rendezvous, start."""
+    """Return all steps in order: preparation, selftest, rendezvous, start."""
     steps = [step for host in job.spec.hosts for step in node_steps(job, host)]
     starts = [step for step in steps if step.title == "start"]
     preparation = [step for step in steps if step.title != "start"]
     here = [] if job.rendezvous_host else [HostStep(HERE, "files", files={SECRETS: ""})]
-    return [*here, *preparation, _rendezvous_step(job), *starts]
+    tests = [_selftest_step(job, host) for host in job.spec.hosts] if job.spec.selftest else []
+    return [*here, *preparation, *tests, _rendezvous_step(job), *starts]
+
+
+def _selftest_step(job: Job, host: str) -> HostStep:
+    return HostStep(host, SELFTEST, _foreground(job, host, "selftest", shlex.join(selftest_words(job.spec))))
 
 
 def _rendezvous_step(job: Job) -> HostStep:
     address, _, port = job.rendezvous.rpartition(":")
     words = f"rendezvous --address {shlex.quote(address)} --port {shlex.quote(port)}"
     if job.rendezvous_host:
-        script = detached("rendezvous", _program(job, "rendezvous", words), _read_secrets(job.spec))
+        script = detached(
+            "rendezvous", _program(job, job.rendezvous_host, "rendezvous", words), _read_secrets(job.spec)
+        )
         return HostStep(job.rendezvous_host, RENDEZVOUS, script)
     program = f"{shlex.quote(sys.executable)} -m paceline {words}"
     return HostStep(HERE, RENDEZVOUS, detached("rendezvous", program, f". ./{SECRETS}; rm -f {SECRETS}"))
@@ -89,9 +98,20 @@ def node_steps(job: Job, host: str) -> Iterator[HostStep]:
     if creates_environment:
         yield HostStep(host, "environment", _environment(spec))
     if url := remote_data(spec):
-        prepare = f"rm -f data.cid\n{_read_secrets(spec)}\n{_DISKS}\n{_exports(job, host)}"
-        yield HostStep(host, "data", f"{prepare}\n{_program(job, 'data', f'data {url}')}")
+        yield HostStep(host, "data", _foreground(job, host, "data", f"data {url}"))
     yield HostStep(host, "start", detached("node", 'sh "$PWD/node.sh"'))
+
+
+def _foreground(job: Job, host: str, name: str, words: str) -> str:
+    """Return a script that runs paceline on a node before it starts, and waits for it."""
+    prepare = f"rm -f {name}.cid\n{_read_secrets(job.spec)}\n{_DISKS}\n{_exports(job, host)}"
+    return f"{prepare}\n{_program(job, host, name, words)}"
+
+
+def selftest_words(spec: JobSpec) -> list[str]:
+    """Return the command of paceline that tests a node."""
+    device = yaml.safe_load(spec.recipe).get("device", "auto")
+    return ["selftest", *([] if device == "auto" else ["--device", str(device)])]
 
 
 _CHECK = """for program in setsid ps pkill flock; do
@@ -107,12 +127,15 @@ def _read_secrets(spec: LaunchSpec) -> str:
     return f"exec 3< {SECRETS}" if spec.container else f". ./{SECRETS}"
 
 
+def _variables(job: Job, host: str) -> dict[str, str]:
+    """Return the environment variables of a node that are not secret."""
+    own = job.spec.node_variables.get(host, {}) if isinstance(job.spec, LocalSpec) else {}
+    values = {"PACELINE_JOB": job.id, "PACELINE_HOST": host, "PACELINE_RANK_TIMEOUT": str(job.spec.rank_timeout)}
+    return job.variables | own | values
+
+
 def _exports(job: Job, host: str) -> str:
-    values = job.variables | {
-        "PACELINE_JOB": job.id,
-        "PACELINE_HOST": host,
-        "PACELINE_RANK_TIMEOUT": str(job.spec.rank_timeout),
-    }
+    values = _variables(job, host)
     exported = " ".join(f"{variable('variable', name)}={shlex.quote(value)}" for name, value in values.items())
     path = f' PYTHONPATH="$PWD/{EXTENSIONS}${{PYTHONPATH:+:$PYTHONPATH}}"' if job.spec.extensions else ""
     return f"export {exported}{path}"
@@ -139,20 +162,15 @@ def remote_data(spec: JobSpec) -> str:
     return shlex.join([plain("data.path", data["path"]), *variant])
 
 
-def _program(job: Job, name: str, words: str) -> str:
+def _program(job: Job, host: str, name: str, words: str) -> str:
     """Return the shell command that runs paceline with these arguments; the id of a container goes to NAME.cid."""
     if job.spec.container:
         # with the host's network, shared memory and GPUs; variables by name, so that no value is in a command line
-        names: tuple[str, ...] = (
-            "PACELINE_JOB",
-            "PACELINE_HOST",
-            "PACELINE_RANK_TIMEOUT",
-            "PACELINE_CACHE",
-            *job.variables,
-        )
-        names = (*names, "PYTHONPATH") if job.spec.extensions else names
+        names = [*_variables(job, host), "PACELINE_CACHE", *(["PYTHONPATH"] if job.spec.extensions else [])]
         variables = " ".join(f"-e {variable('variable', one)}" for one in names)
         gpus = "$(command -v nvidia-smi > /dev/null && echo --gpus all)"
+        # RDMA devices, which InfiniBand and EFA need, with memory that they may lock
+        gpus += " $([ -d /dev/infiniband ] && echo --device /dev/infiniband) --ulimit memlock=-1"
         mounts = f'--cidfile {name}.cid --network host --ipc host -v "$PWD:$PWD" -w "$PWD"'
         mounts += "".join(f" -v {shlex.quote(f'{folder}:{folder}')}" for folder in data_folders(job.spec))
         mounts += ' ${PACELINE_CACHE:+-v "$PACELINE_CACHE:$PACELINE_CACHE"}'
@@ -206,18 +224,18 @@ def _node_script(job: Job, host: str) -> str:
     spec = job.spec
     assert isinstance(spec, ElasticSpec)
     what = ["--resume", spec.resume] if spec.resume else ["recipe.yaml", "--name", spec.name]
-    words = ["train", *what, "--procs", str(spec.procs_per_node), "--job", job.id]
+    words = ["train", *what, *procs.words_for(spec, host), "--job", job.id]
     words += ["--nodes", f"{spec.min_nodes}:{len(spec.hosts)}", "--rendezvous", job.rendezvous]
     words += ["--join-timeout", str(job.join_timeout)]
     words += ["--results", spec.results] if spec.results else []
     if isinstance(spec, LocalSpec):  # its nodes share the cores
-        words += ["--threads", str(max(1, cores() // (spec.procs_per_node * len(spec.hosts))))]
+        words += ["--threads", str(max(1, cores() // (procs.total(spec) or 1)))]
     return f"""cd "$(dirname "$0")" || exit 1
 {_read_secrets(spec)}
 rm -f {SECRETS}
 {_DISKS}
 {_exports(job, host)}
-PACELINE_PARENT=$$ {_program(job, "node", shlex.join(words))}
+PACELINE_PARENT=$$ {_program(job, host, "node", shlex.join(words))}
 status=$?
 # ranks of a killed agent
 for pid in $(ps -s $$ -o pid=); do [ $pid = $$ ] || kill -KILL $pid 2> /dev/null; done

@@ -25,7 +25,14 @@ class JobSpec:
     """One per node."""
     name: str = ""
     """Name of the run and of its folder; empty: the id of the job."""
-    procs_per_node: int = 1
+    procs: int | Literal["auto"] = "auto"
+    """Processes per node; auto: one per GPU, or one on a CPU."""
+    procs_by_host: dict[str, int] = field(default_factory=dict)
+    """What `procs` comes to; a host that is missing counts its own GPUs."""
+    procs_source: str = ""
+    """Where these numbers come from."""
+    selftest: bool = False
+    """Run `paceline selftest` on every node before training, and train only if it passes."""
     rank_timeout: int = 600
     """Seconds without a response after which a rank is considered failed."""
     code: str = ""
@@ -39,6 +46,9 @@ class JobSpec:
         """Check again what becomes a folder name or stands unquoted in a script."""
         if self.name:
             run_name("--name", self.name)
+        if self.procs != "auto" and (not isinstance(self.procs, int) or self.procs < 1):
+            message = f"procs={self.procs!r} is not a number of processes. Use a positive integer, or auto."
+            raise UserError("invalid-procs", message, procs=str(self.procs))
         for host in self.hosts:
             host_name("--hosts", host)
         for path in self.extensions:
@@ -83,6 +93,8 @@ class LocalSpec(ElasticSpec):
     """Nodes that are folders and sessions on this machine."""
 
     backend: Literal["local"] = "local"
+    node_variables: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Environment variables of each node, which leave it its own GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +171,10 @@ class Ec2Spec(RemoteSpec):
     """Seconds without a job after which instances terminate themselves."""
     keep: bool = False
     """Do not terminate the instances."""
+    efa: bool = False
+    """Connect the instances with Elastic Fabric Adapters."""
+    instance_profile: str = ""
+    """IAM instance profile: a name or an ARN. Its role gives the job access to AWS without keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +187,8 @@ class ManifestSpec(JobSpec):
     image: str = ""
     gpus_per_node: int = 0
     gpu_type: str = ""
+    rdma: str = ""
+    """Resource of a node in Kubernetes that is its RDMA devices, RESOURCE=N."""
 
 
 Spec = LocalSpec | SshSpec | SlurmSpec | Ec2Spec

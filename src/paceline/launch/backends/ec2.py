@@ -15,6 +15,7 @@ from paceline.launch.fetching import fetched_folder
 from paceline.launch.final_state import is_stopped
 from paceline.launch.hosts import HostError
 from paceline.launch.job import Job
+from paceline.launch.procs import described
 from paceline.launch.sessions import NodeMonitor
 from paceline.launch.specs import Ec2Spec
 from paceline.launch.states import PREEMPTED, NodeState, NodeStatus
@@ -37,6 +38,9 @@ def plan(spec: Ec2Spec) -> list[object]:
             f"# security group {job.id}: ssh from {ssh_from}, all traffic between the instances",
             f"# placement group {job.id}: cluster" if count > 1 else "# no placement group",
             f"# {count} x {spec.instance_type}, {market}, {spec.root_gb} GB",
+            f"# {described(spec)}",
+            *(["# EFA interfaces: as many as the instance type has"] if spec.efa else []),
+            *([f"# instance profile {spec.instance_profile}"] if spec.instance_profile else []),
             *([f"# attaches volumes {volume}"] if spec.attach_volume else []),
             *([f"# creates a volume from {volume} for each instance"] if spec.from_snapshot else []),
             "# instances keep running after the job" if spec.keep else f"# instances {end}",

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 import shlex
 import tarfile
 from dataclasses import replace
@@ -12,7 +13,8 @@ import yaml
 from paceline.distributed.channel import TOKEN, new_token
 from paceline.errors import UserError
 from paceline.launch.job import new_id
-from paceline.launch.planning import extras_of
+from paceline.launch.planning import extras_of, selftest_words
+from paceline.launch.procs import described, words_for
 from paceline.launch.specs import ManifestSpec
 from paceline.launch.values import operand, plain
 
@@ -32,21 +34,27 @@ def plan(spec: ManifestSpec) -> list[str]:
     if spec.gpu_type and (spec.engine != "skypilot" or not spec.gpus_per_node):
         message = "--gpu-type applies to --for skypilot with --gpus-per-node only. Omit it, or add them."
         raise UserError("conflicting-options", message, option="--gpu-type")
+    if spec.rdma and spec.engine == "skypilot":
+        message = "--rdma applies to --for kubernetes and kubeflow. SkyPilot chooses the network itself. Omit it."
+        raise UserError("conflicting-options", message, option="--rdma")
     job_id = new_id(spec, reserve=False)
     documents = engines[spec.engine](job_id, replace(spec, name=spec.name or job_id))
-    copied = [f"# PACELINE_EXTENSIONS contains {plain('imports', path)}\n" for path in spec.extensions]
-    return ["".join([*copied, yaml.safe_dump_all(documents, sort_keys=False, width=1000).rstrip("\n")])]
+    comments = [f"# PACELINE_EXTENSIONS contains {plain('imports', path)}\n" for path in spec.extensions]
+    comments.append(f"# {described(spec)}\n")
+    return ["".join([*comments, yaml.safe_dump_all(documents, sort_keys=False, width=1000).rstrip("\n")])]
 
 
 def _train_command(spec: ManifestSpec, join: str) -> str:
     """Return the command of one node; `join` holds variables that its shell expands."""
     words = ["--name", spec.name, *(["--results", spec.results] if spec.results else [])]
-    shape = f"--procs {spec.procs_per_node} --nodes {len(spec.hosts)}"
+    shape = f"{shlex.join(words_for(spec, spec.hosts[0]))} --nodes {len(spec.hosts)}"
     return f'paceline train "$folder/recipe.yaml" {shlex.join(words)} {shape} {join}'
 
 
 def _write(spec: ManifestSpec) -> str:
-    return f"{_WRITE} && {_UNPACK}" if spec.extensions else _WRITE
+    """Return the commands that run before training."""
+    steps = [_WRITE, *([_UNPACK] if spec.extensions else [])]
+    return " && ".join([*steps, *([shlex.join(["paceline", *selftest_words(spec)])] if spec.selftest else [])])
 
 
 def _variables(spec: ManifestSpec) -> dict[str, str]:
@@ -116,7 +124,7 @@ def _kubeflow(job_id: str, spec: ManifestSpec) -> list[dict[str, Any]]:
     name = _name(job_id)
     trainer: dict[str, Any] = {
         "numNodes": len(spec.hosts),
-        "numProcPerNode": spec.procs_per_node,
+        "numProcPerNode": spec.procs_by_host[spec.hosts[0]],
         "image": _image(spec),
         "command": ["sh", "-c", _escaped(command)],
         "env": [
@@ -125,8 +133,8 @@ def _kubeflow(job_id: str, spec: ManifestSpec) -> list[dict[str, Any]]:
             *_token_variable(job_id, spec),
         ],
     }
-    if spec.gpus_per_node:
-        trainer["resourcesPerNode"] = {"limits": {"nvidia.com/gpu": str(spec.gpus_per_node)}}
+    if limits := _limits(spec):
+        trainer["resourcesPerNode"] = {"limits": limits}
     content = {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
     head = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}}
     return [*_token_secret(job_id, spec), head | {"spec": content}]
@@ -147,8 +155,10 @@ def _kubernetes(job_id: str, spec: ManifestSpec) -> list[dict[str, Any]]:
         ],
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
-    if spec.gpus_per_node:
-        container["resources"] = {"limits": {"nvidia.com/gpu": str(spec.gpus_per_node)}}
+    if limits := _limits(spec):
+        container["resources"] = {"limits": limits}
+    if spec.rdma:  # a pod has no ulimit; this capability lifts the limit of locked memory
+        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     pod = {
         "subdomain": name,
         "restartPolicy": "Never",
@@ -170,6 +180,18 @@ def _kubernetes(job_id: str, spec: ManifestSpec) -> list[dict[str, Any]]:
         },
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": content | {"template": template}},
     ]
+
+
+def _limits(spec: ManifestSpec) -> dict[str, str]:
+    """Return the GPUs and RDMA devices of a node."""
+    gpus = {"nvidia.com/gpu": str(spec.gpus_per_node)} if spec.gpus_per_node else {}
+    if not spec.rdma:
+        return gpus
+    name, equals, number = plain("--rdma", spec.rdma).rpartition("=")
+    if not equals or not re.fullmatch(r"[a-z0-9.-]+/[A-Za-z0-9._-]+", name) or not number.isdecimal():
+        message = f"--rdma {spec.rdma!r} is not RESOURCE=N. Write e.g. vpc.amazonaws.com/efa=4."
+        raise UserError("invalid-rdma", message, rdma=spec.rdma)
+    return gpus | {name: number}
 
 
 def _token_secret(job_id: str, spec: ManifestSpec) -> list[dict[str, Any]]:

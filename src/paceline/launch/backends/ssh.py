@@ -6,16 +6,16 @@ from paceline.launch.doctor import refuse_different_code
 from paceline.launch.fetching import fetch
 from paceline.launch.job import Job
 from paceline.launch.job_hosts import hosts_of
-from paceline.launch.planning import HostStep
+from paceline.launch.procs import described
 from paceline.launch.specs import RemoteSpec, SshSpec
 from paceline.launch.supervising import clean_up, follow, status, stop
 
 __all__ = ["clean_up", "fetch", "follow", "launch", "plan", "resume", "status", "stop"]
 
 
-def plan(spec: SshSpec) -> list[HostStep]:
-    """Return the steps that launch() would take."""
-    return planning.preview(jobs.draft(spec))
+def plan(spec: SshSpec) -> list[object]:
+    """Return the processes per node, then the steps that launch() would take."""
+    return [f"# {described(spec)}", *planning.preview(jobs.draft(spec))]
 
 
 def launch(spec: SshSpec) -> Job:
