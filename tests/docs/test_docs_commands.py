@@ -25,7 +25,8 @@ NOT_RUN = {
     r"train flowers\.yaml": "downloads pretrained weights",
     r"(data|train .*|launch .*--resume) s3://.*": "reads an object store",
     r"ec2 .*": "needs an AWS account",
-    r"doctor --hosts .*": "needs other hosts",
+    r"(doctor|selftest) --hosts .*": "needs other hosts",
+    r"selftest --import .*": "needs a module of the user; tests/dist/test_selftest.py imports one",
     r"train .*--rendezvous .*": "needs a second node at the same time; tests/dist/test_starts.py starts both",
     r"rendezvous .*": "serves until it is stopped",
     r"train .* --name demo-.*": "printed by `paceline demo`, which tests/dist/test_starts.py runs",
@@ -33,7 +34,7 @@ NOT_RUN = {
     **dict.fromkeys(("train", "launch", "export", "compare", "prepare", "find-batch"), "names a command in a sentence"),
 }
 """Commands that cannot run here, and the reason."""
-STATUSES = {r"train digits --optim\.lrr .*": {1}, r"doctor": {0, 1}}
+STATUSES = {r"train digits --optim\.lrr .*": {1}, r"doctor": {0, 1}, r"selftest .*--only .*": {0, 1}}
 """Commands that show an error, and one whose status depends on the machine."""
 JOBS = ("stop", "status", "logs", "jobs --quick", "resume", "logs -f", "attach", "fetch")
 """Commands that need a job, in an order in which all of them succeed."""

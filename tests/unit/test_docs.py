@@ -16,7 +16,7 @@ from paceline.cli.options import split_source
 from paceline.config.io import fields, load_recipe, shipped, split_overrides
 
 DOCUMENTS = documents()
-_WITH_RECIPE = ("train", "evaluate", "plan", "find-batch")
+_WITH_FIELDS = ("train", "evaluate", "plan", "find-batch", "selftest")
 _COMMON = {"and", "are", "but", "does", "for", "from", "has", "have", "its", "not", "that", "the", "this", "with"}
 _GENERAL = {"aws-value-rejected", "conflicting-options", "host-command-failed"}
 """Codes of failures that only their message describes."""
@@ -125,7 +125,7 @@ def test_commands_are_valid(command: Command) -> None:
         parser = below[words[0]]
     known = set(parser._option_string_actions)
     unknown = [word for word in words if word.startswith("-") and word.partition("=")[0] not in known]
-    if name in (*_WITH_RECIPE, "launch"):
+    if name in (*_WITH_FIELDS, "launch"):
         unknown = [word for word in unknown if not _is_field(word.lstrip("-").partition("=")[0])]
     if "unknown-field" not in DOCUMENTS[command.page] or "--optim.lrr" not in words:
         assert not unknown
@@ -146,7 +146,7 @@ def _parse(name: str, words: list[str]) -> None:
         return
     if name == "launch":
         _, source, overrides = parse_launch(words)
-    elif name in _WITH_RECIPE:
+    elif name in _WITH_FIELDS:
         source = split_source(words)[0]
         overrides = parser_of(name).parse_known_args(words)[1]
     elif name == "ec2" and words[0] == "ssh":

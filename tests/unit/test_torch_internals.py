@@ -31,6 +31,7 @@ from paceline.system.torch_internals import (
     write_memory_snapshot,
 )
 from paceline.system.torch_internals.elastic import ElasticAgentBase
+from paceline.system.torch_internals.waits import HostReads
 from paceline.system.torchvision_compat import allow_torchvision
 
 SOURCE = Path(__file__).parents[2] / "src" / "paceline"
@@ -44,6 +45,23 @@ def changed(name: str, package: str = "torch") -> str:
 
 def parameters(function: Callable[..., object]) -> list[str]:
     return list(inspect.signature(function).parameters)
+
+
+def test_reads_of_the_host_are_observed() -> None:
+    read: list[str] = []
+    tensor = torch.arange(3.0)
+    with HostReads(read.append):
+        assert (tensor * 2).sum() is not None
+        assert not read, changed("TorchDispatchMode")
+        values = (
+            tensor.sum().item(),
+            torch.equal(tensor, tensor),
+            len(tensor.nonzero()),
+            len(tensor.masked_select(tensor > 0)),
+        )
+    assert values == (3.0, True, 2, 2)
+    assert read[:3] == ["item", "equal", "nonzero"], changed("the operator of Tensor.item")
+    assert read[3:] == ["masked_select"]
 
 
 # ---- the elastic agent ----

@@ -1,0 +1,150 @@
+"""The command selftest, and the processes that it starts."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.status import Status
+
+from paceline.cli.hosts import hosts_from
+from paceline.cli.options import count, make_parser, refuse_misspelled
+from paceline.cli.ranks import start_ranks
+from paceline.config.imports import allow_given
+from paceline.distributed.env import under_launcher
+from paceline.errors import UserError
+from paceline.selftest import page
+from paceline.selftest.checks import CHECKS, Row
+from paceline.selftest.judges import FAIL, PASS, SKIPPED, SLOW
+from paceline.selftest.run import Selftest, nodes_of
+from paceline.selftest.scrub import Scrubber
+from paceline.selftest.settings import Settings, check_overrides, exact_recipe
+from paceline.system.files import say
+from paceline.system.logs import console
+from paceline.system.tables import new_table, print_row, show
+
+_SELFTEST = """Test whether training is right and fast on this machine or on several hosts. It takes some minutes.
+
+    paceline selftest                       all GPUs of this machine; two processes on CPUs
+    paceline selftest --hosts a,b           two hosts over ssh, which have paceline installed
+    paceline selftest --import my_nets --model.name my-net      with your own model
+
+Each check passes, fails, or is slow; figures that depend on the load of the machine are never failures. DIR gets
+selftest.json and selftest.html, a page for bug reports without host names, user names and paths. The exit status is 1
+if a check fails, with --strict also if one is slow. docs/guides/selftest.md explains every line."""
+
+_WIDTHS = (7, 11)  # of status and name
+_AUTO = 0
+
+
+def selftest(arguments: list[str]) -> int:
+    """Run `paceline selftest`; returns the exit status."""
+    parser = _parser()
+    options, overrides = parser.parse_known_args(arguments)
+    if options.list:
+        show(new_table(("check", ""), [(name, check.title) for name, check in CHECKS.items()]))
+        return 0
+    if under_launcher(os.environ):
+        message = "selftest starts its own processes. Run it once, without torchrun or srun; --hosts names other hosts."
+        raise UserError("selftest-under-launcher", message)
+    refuse_misspelled(parser, overrides)
+    check_overrides(overrides)
+    allow_given(overrides)
+    hosts = hosts_from(options.hosts) if options.hosts is not None else []
+    settings = Settings(options.device, ".", max(1, len(hosts)), options.procs, options.quick, tuple(overrides))
+    exact_recipe(settings.resolved("cpu", 1))  # an invalid override is an error here, not in every process
+    test = Selftest(settings, nodes_of(hosts, options.ssh_config, options.python), options.only)
+    rows = _show_rows(test)
+    facts = test.figures.get("facts", {})
+    chosen = {"device": test.settings.device, "ranks": test.settings.ranks, "hosts": test.settings.hosts}
+    chosen |= {"quick": options.quick, "overrides": list(overrides)}
+    scrub = Scrubber(hosts) if not options.show_hosts else _unchanged
+    written = page.write(options.out, page.report(_in_order(rows), facts, chosen, scrub))
+    say(f"{_summary(rows)}; {' and '.join(map(str, written))}")
+    failed = {FAIL, SLOW} if options.strict else {FAIL}
+    return 1 if failed & {row.status for row in rows} else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = "[--hosts A,B] [--device auto|cpu|cuda] [--procs N|auto] [--out DIR] [--only NAME]"
+    parser = make_parser("selftest", usage, _SELFTEST)
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: auto)")
+    parser.add_argument(
+        "--procs",
+        type=_procs,
+        default=_AUTO,
+        metavar="N|auto",
+        help="processes per host (default: auto, its GPUs; on CPUs 2, with --hosts 1)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("selftest"), metavar="DIR", help="folder for results (default: selftest)"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], choices=[*CHECKS], metavar="NAME", help="run only this check; repeatable"
+    )
+    parser.add_argument("--quick", action="store_true", help="measure speeds less accurately")
+    parser.add_argument("--strict", action="store_true", help="let the exit status be 1 also if a check is slow")
+    parser.add_argument("--list", action="store_true", help="list the checks")
+    parser.add_argument("--show-hosts", action="store_true", help="keep names of hosts and users, and paths, in files")
+    group = parser.add_argument_group("other hosts")
+    group.add_argument("--hosts", metavar="A,B|FILE", help="names of hosts, or a file with one per line")
+    group.add_argument("--ssh-config", type=Path, metavar="FILE", help="use this file instead of ~/.ssh/config")
+    group.add_argument("--python", default="python3", metavar="PATH", help="Python on the hosts that has paceline")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
+    return parser
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _procs(text: str) -> int:
+    return _AUTO if text == "auto" else count(text)
+
+
+def _show_rows(test: Selftest) -> list[Row]:
+    """Print each row as soon as it is known, and below them what is being measured."""
+    rows = []
+    with Status("starting ...", console=console) as status:
+        test.on_probe = lambda name: status.update(f"measuring: {name.replace('_', ' ')} ...")
+        for row in test.rows():
+            rows.append(row)
+            print_row((row.status, row.name, row.reason), _WIDTHS)
+    return rows
+
+
+def _in_order(rows: list[Row]) -> list[Row]:
+    names = [*CHECKS]
+    return sorted(rows, key=lambda row: names.index(row.name) if row.name in names else -1)
+
+
+def _summary(rows: list[Row]) -> str:
+    counts = {status: sum(row.status == status for row in rows) for status in (FAIL, SLOW, PASS, SKIPPED)}
+    words = {FAIL: "failed", SLOW: "slow", PASS: "passed", SKIPPED: "skipped"}
+    return ", ".join(f"{number} {words[status]}" for status, number in counts.items() if number)
+
+
+def selftest_probe(arguments: list[str]) -> int:
+    """Run probes in new ranks on this node; the selftest on this or another host reads what they print."""
+    parser = make_parser("selftest-probe", "--probes A,B --settings JSON", "Measure parts of a selftest.")
+    parser.add_argument("--probes", required=True)
+    parser.add_argument("--settings", type=Settings.from_text, required=True)
+    parser.add_argument("--procs", type=count, default=1)
+    parser.add_argument("--nodes", type=count, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--rendezvous", default="")
+    options = parser.parse_args(arguments)
+    allow_given(options.settings.overrides)
+    if not under_launcher(os.environ):
+        from paceline.selftest.link import follow_selftest
+
+        follow_selftest()
+        if options.procs * options.nodes > 1:
+            from paceline.distributed.plan import JoinSpec
+
+            join = JoinSpec(options.nodes, options.rendezvous, options.node_rank, join_timeout=60)
+            return start_ranks(["selftest-probe", *arguments], options.procs, join)
+    from paceline.selftest.rank import run_probes
+
+    run_probes(options.probes.split(","), options.settings)
+    return 0
