@@ -99,6 +99,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="session")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a stand-in for NVIDIA's library, which lists two GPUs."""
+    folder = tmp_path_factory.mktemp("nvml")
+    source = Path(__file__).parent / "native" / "nvml.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
+    return folder
+
+
 @contextmanager
 def raises(code: str, kind: type[UserError] = UserError) -> Iterator[pytest.ExceptionInfo[UserError]]:
     """Expect a UserError with this code."""

@@ -13,15 +13,6 @@ from paceline.system.gpus import Gpu, default_procs, installed_gpus, visible_gpu
 FOUR = [Gpu("nvidia", f"GPU {number}", f"GPU-{number}000-abcd") for number in range(4)]
 
 
-@pytest.fixture(scope="module")
-def nvml(tmp_path_factory) -> Path:
-    """A folder with a stand-in for NVIDIA's library, which lists two GPUs."""
-    folder = tmp_path_factory.mktemp("nvml")
-    source = Path(__file__).parents[1] / "native" / "nvml.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("variable", "expected"),
     [(None, 2), ("", 0), ("-1", 0), ("1", 1), ("1,0", 2), ("0,7", 1), ("7,0", 0), ("0,0", 0), ("GPU-0000-1", 1)],

@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from conftest import HANG
 
 from paceline.track.telemetry import HostSampler
@@ -42,16 +41,8 @@ def test_host_without_gpus(tmp_path: Path) -> None:
     assert "host  CPU" in next(tmp_path.glob("*.txt")).read_text()
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("nvml")
-    source = Path(__file__).parents[1] / "native" / "nvml.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
-    return folder
-
-
-def test_gpus_are_sampled_through_nvml(tmp_path: Path, library: Path) -> None:
-    environment = os.environ | {"LD_LIBRARY_PATH": str(library)}
+def test_gpus_are_sampled_through_nvml(tmp_path: Path, nvml: Path) -> None:
+    environment = os.environ | {"LD_LIBRARY_PATH": str(nvml)}
     subprocess.run([sys.executable, "-c", SAMPLE, str(tmp_path)], env=environment, check=True)
     host, *samples = _lines(tmp_path)
     assert [gpu["name"] for gpu in host["gpus"]] == ["Stand-in 0", "Stand-in 1"]
@@ -66,8 +57,8 @@ def test_gpus_are_sampled_through_nvml(tmp_path: Path, library: Path) -> None:
     assert len({len(line) for line in text.splitlines()[1:]}) == 1  # all lines of the table have the same width
 
 
-def test_only_the_gpus_of_the_run_are_sampled(tmp_path: Path, library: Path) -> None:
-    environment = os.environ | {"LD_LIBRARY_PATH": str(library)}
+def test_only_the_gpus_of_the_run_are_sampled(tmp_path: Path, nvml: Path) -> None:
+    environment = os.environ | {"LD_LIBRARY_PATH": str(nvml)}
     subprocess.run([sys.executable, "-c", SAMPLE, str(tmp_path), "0000-1"], env=environment, check=True)
     host, first, *_ = _lines(tmp_path)
     assert [gpu["name"] for gpu in host["gpus"]] == ["Stand-in 1"]

@@ -40,6 +40,12 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
     return installed
 
 
+def are_gpus_hidden(environ: Mapping[str, str]) -> bool:
+    """Return whether a variable hides all GPUs on purpose; SLURM sets NoDevFiles in jobs without GPUs."""
+    names = {name for names in _VARIABLES.values() for name in names}
+    return any(environ[name].strip() in ("", "-1", "NoDevFiles") for name in names if name in environ)
+
+
 def default_procs(device: str, environ: Mapping[str, str] = os.environ) -> int:
     """Return the number of processes per node for --procs auto: one per visible GPU, one on other devices."""
     return max(1, len(visible_gpus(environ))) if device in ("auto", "cuda") else 1
