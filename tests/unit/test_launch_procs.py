@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import complaint, raises
+from conftest import complaint, environment, raises
 
 from paceline.launch import api, procs
 from paceline.system.gpus import Gpu
@@ -237,7 +237,7 @@ def test_slurm_options_say_the_gpus(here, words: str, count: int, source: str) -
     assert "nvidia-smi" not in plan
 
 
-def _srun(here, tmp_path: Path, environment: dict[str, str], *words: object, status: int = 0) -> list[list[str]]:
+def _srun(here, tmp_path: Path, variables: dict[str, str], *words: object, status: int = 0) -> list[list[str]]:
     """Run the sbatch file with a stand-in for srun; return the arguments of each srun, and check its exit status."""
     script = _plan(here, "slurm", "--nodes", 2, "--python", "python3", *words)
     stub = tmp_path / "bin" / "srun"
@@ -246,7 +246,7 @@ def _srun(here, tmp_path: Path, environment: dict[str, str], *words: object, sta
     stub.chmod(0o700)
     (tmp_path / "calls").unlink(missing_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CUDA_"))}
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_CPUS_ON_NODE": "32"} | environment
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_CPUS_ON_NODE": "32"} | variables
     path = {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
     done = subprocess.run(["bash"], input=script, text=True, env=kept | path | slurm, check=False, capture_output=True)
     assert done.returncode == status, done.stderr
@@ -293,3 +293,12 @@ def test_slurm_job_trains_only_after_the_selftest(here, tmp_path: Path, status: 
     # without the variable by which a rank recognizes srun
     assert " ".join(test[test.index("env") :]) == "env --unset=SLURM_STEP_NUM_TASKS python3 -m paceline selftest"
     assert len(train) == (1 if status == 0 else 0)
+
+
+def test_gpus_of_this_machine_are_counted_through_nvml(paceline, nvml: Path, tmp_path: Path) -> None:
+    """The stand-in for NVML lists two."""
+    visible = {name: value for name, value in environment().items() if "VISIBLE_DEVICES" not in name}
+    variables = visible | {"LD_LIBRARY_PATH": str(nvml), "PACELINE_HOME": str(tmp_path / "home")}
+    answer = paceline("launch", "local", "--nodes", 2, "digits", "--dry-run", env=variables)
+    assert "# processes per node: 1 (2 visible GPUs on this machine)" in answer.stdout, answer.stderr
+    assert re.findall(r"CUDA_VISIBLE_DEVICES=(\S+)", answer.stdout) == ["GPU-0000-0", "GPU-0000-1"]
