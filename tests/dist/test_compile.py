@@ -9,11 +9,11 @@ from safetensors import safe_open
 from paceline.track.records import RunFolder
 
 WAYS = {"single": 1, "ddp": 2, "fsdp": 2}
-PHASES = "[{epochs: [0, 0.1]}, {epochs: [0.1, 1], global_batch: 32}]"
+PHASES = "[{epochs: [0, 1]}, {epochs: [1, 2], global_batch: 128}]"
 WORDS = (
     *("train", "digits", "--precision", "fp32", "--device", "cpu", "--log.every", "1ba", "--log.tensorboard", "false"),
     *("--model.options", "{widths: [8, 16], norm: batch}", "--model.sync_batchnorm", "true", "--ema.decay", "0.9"),
-    *("--train.global_batch", 24, "--phases", PHASES, "--train.duration", "9ba", "--evaluate.per_rank_batch", 100),
+    *("--train.global_batch", 240, "--phases", PHASES, "--train.duration", "9ba", "--evaluate.per_rank_batch", 100),
     *("--checkpoint.every", "7ba", "--evaluate.every", "7ba", "--optim.lr", 0.02),
     *("--optim.schedule", "{name: constant, warmup: 0ep}"),
 )
@@ -45,8 +45,8 @@ def test_compiled_training_computes_the_same_losses(strategy: str, plain: list[f
     assert max(abs(a - b) for a, b in zip(plain, losses(folder.path), strict=True)) < 1e-5
     records = [record for record in folder.records() if record["kind"] == "train"]
     compiled = {record["step"] for record in records if "compile_seconds" in record}
-    assert compiled <= {1, 2, 7, 8}
-    assert {1, 7} <= compiled
+    assert compiled <= {1, 2, 6, 7}
+    assert {1, 6} <= compiled
     summary = folder.read_summary()
     assert summary["recompilations"] == 0
     assert summary["compile_seconds"] == pytest.approx(sum(record.get("compile_seconds", 0) for record in records))

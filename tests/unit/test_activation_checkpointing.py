@@ -1,10 +1,11 @@
 """Recomputed activations: the same training with less memory. On the CPU, fp32, one thread."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import raises
+from conftest import TINY, raises
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.config.recipe import Model
 from paceline.models.activation_checkpointing import checkpoint_activations
 from paceline.system.torchvision_compat import allow_torchvision
+from paceline.track.records import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = ("none", "full", "selective")
@@ -140,3 +142,20 @@ def test_models_that_cannot_be_recomputed_are_refused() -> None:
         model(torch.randn(4, 3, 8, 8)).sum().backward()
     assert caught.value.fields == {"model": "any"}
     network("full", Overwriting)(torch.randn(4, 3, 8, 8)).sum().backward()
+
+
+def test_a_run_is_resumed_with_and_without_it(here, tmp_path: Path) -> None:
+    words = (*TINY, "--precision", "fp32", "--device", "cpu", "--evaluate.every", "10ba")
+    words += ("--optim.schedule", "{name: constant, warmup: 0ep}")
+    assert here("train", "digits", *words, "--name", "plain", "--train.duration", "20ba").returncode == 0
+    assert here("train", "digits", *words, "--name", "changed", "--train.duration", "10ba").returncode == 0
+    resumed = here(
+        *("train", "--resume", "runs/changed", "--train.duration", "20ba", "--model.activation_checkpointing", "full")
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    plain, changed = (
+        [record["loss"] for record in RunFolder(tmp_path / "runs" / name).records() if record["kind"] == "train"]
+        for name in ("plain", "changed")
+    )
+    assert len(plain) == 20
+    assert plain == changed

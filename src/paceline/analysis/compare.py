@@ -22,6 +22,8 @@ _CONDITIONS = {
     "grad_sync.bucket_mb": "grad_sync.bucket_mb",
     "fsdp.reshard_after_forward": "fsdp.reshard_after_forward",
     "fsdp.cpu_offload": "fsdp.cpu_offload",
+    "model.activation_checkpointing": "activation checkpointing",
+    "compile": "compile",
 }
 """Facts that affect only the speed, not the result."""
 _NOT_COMPARED = (

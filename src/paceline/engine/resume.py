@@ -103,6 +103,8 @@ def _tree_of(saved: CheckpointInfo) -> dict[str, Any]:
 def check_same_experiment(folder: RunFolder, recipe: Recipe, saved: CheckpointInfo) -> None:
     """Refuse overrides of a resumed run that change the experiment or the order of its data."""
     old, new = experiment(_tree_of(saved)), experiment(to_tree(recipe))
+    for tree in (old, new):  # where activations come from does not change them
+        tree["model"] = {key: value for key, value in tree["model"].items() if key != "activation_checkpointing"}
     changed = [key for key in ("seed", "data", "model", "phases", "ramp") if old[key] != new[key]]
     changed += [f"train.{key}" for key in ("global_batch",) if old["train"][key] != new["train"][key]]
     changed += [f"optim.{key}" for key in ("name", "options") if old["optim"][key] != new["optim"][key]]

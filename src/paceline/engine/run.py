@@ -84,8 +84,9 @@ class TrainingRun:
         steps, images = ranks[0].steps, ranks[0].images
         if bad := [rank.first_bad for rank in ranks if rank.first_bad >= 0]:
             first = step - steps + 1 + min(bad)
-            what = f"the loss is not finite at step {first} (current learning rate {lr:.4g})"
-            self._fail_not_finite("loss-not-finite", what, first - 1)
+            self._fail_not_finite(
+                "loss-not-finite", f"the loss is not finite at step {first} (current learning rate {lr:.4g})", first - 1
+            )
         split = {name: [rank.seconds[name] for rank in ranks] for name in ranks[0].seconds}
         seconds = {name: sum(times) / len(times) for name, times in split.items()}
         record = {

@@ -73,8 +73,7 @@ def train_recipe(
 ) -> Path:
     """Train a recipe in a new run folder in `root`, or resume an unfinished one, and return the folder.
 
-    `overrides`: fields of a resumed run that the user set, which may differ from its recipe.yaml. `profile`: how many
-    steps to profile, e.g. "10ba".
+    `overrides`: fields of a resumed run that the user set, which may differ from its recipe.yaml. `profile`: e.g. 10ba.
     """
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
@@ -106,9 +105,7 @@ def train_recipe(
         check_same_data(setup.source, world)
         announce(setup, path, saved)
         profiled = profiled_steps(profile, setup.timeline, store.step_of(saved) if saved else 0)
-        run = _open_run(folder, setup, saved, replicas)
-        if profiled and world.is_rank_zero:
-            run.profiler = Profiler(folder.profile, profiled, world.device, run.sink)
+        run = _open_run(folder, setup, saved, replicas, profiled)
         if results and world.local_rank == 0:
             only = "" if world.is_rank_zero else "telemetry"
             after_disconnect.callback(Results(path, results, recipe.checkpoint.best, only).close)
@@ -187,7 +184,7 @@ def _remove_if_unused(folder: RunFolder) -> None:
         shutil.rmtree(folder.path)
 
 
-def _open_run(folder: RunFolder, setup: Setup, saved: Path | None, replicas: Replicas) -> TrainingRun:
+def _open_run(folder: RunFolder, setup: Setup, saved: Path | None, replicas: Replicas, profiled: int) -> TrainingRun:
     world, recipe = setup.world, setup.recipe
     first_step = 0
     if saved:
@@ -237,6 +234,8 @@ def _open_run(folder: RunFolder, setup: Setup, saved: Path | None, replicas: Rep
         disk=disk,
     )
     if world.is_rank_zero:
+        if profiled:
+            run.profiler = Profiler(folder.profile, profiled, world.device, run.sink)
         run.begin()
     return run
 
