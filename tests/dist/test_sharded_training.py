@@ -108,11 +108,13 @@ def test_every_node_has_whole_checkpoints_without_a_shared_folder(stayed: list[f
         whole, copy = read(path)[1], read(second / "checkpoints" / path.name)[1]
         assert all(torch.equal(whole["model"][name], copy["model"][name]) for name in whole["model"])
     shutil.rmtree(first)  # that node is replaced by a new one
+    (second / "checkpoints" / ".writing-step-00000007").mkdir()  # the other one was killed while it wrote
     more = ("train", "--resume", "runs/apart", "--train.duration", "8ba")
     first.mkdir(parents=True)
     shutil.copy(second / "recipe.yaml", first)
     run_ranks(tmp_path, 2, *more, before=_nodes_without_shared_folder)
     assert _distance(stayed, _losses(second)) < DISTANCE
+    assert not list((second / "checkpoints").glob(".writing-*"))
 
 
 def _slow_disk(rank: int) -> None:

@@ -59,6 +59,8 @@ class Replicas:
         """Copy the newest checkpoint of all nodes to rank 0 and to all others, before the run is opened."""
         if not self.needed:
             return
+        if self.keeps_copy:
+            store.clean_up(self._folder.checkpoints)  # shards that were not collected before a kill
         newest = newest_step(self._folder.checkpoints) if self._world.local_rank == 0 else -1
         steps = self._world.all_gather_object(newest)
         src = max(range(len(steps)), key=lambda rank: (steps[rank], -rank))
