@@ -7,8 +7,8 @@ them, and collectives return at once with values that this rank could compute.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -115,7 +115,7 @@ def pretended(world: World) -> Iterator[World]:
 
 
 def pretend_in_sessions(world: World, patch: pytest.MonkeyPatch) -> None:
-    """Let `paceline train` of this process be rank 0 of a fake process group."""
-    patch.setattr(session.World, "from_env", lambda _device: replace(world))
-    patch.setattr(World, "connected", pretended)
-    patch.setattr(World, "shorten_timeout", lambda _: None)  # the fake process group has none
+    """Let `train_recipe` be rank 0 of a fake process group, or a single process."""
+    patch.setattr(World, "from_env", lambda _device: world)
+    patch.setattr(World, "connected", pretended if world.size > 1 else nullcontext)
+    patch.setattr("paceline.distributed.world.set_timeout", lambda _: None)  # the fake process group has none

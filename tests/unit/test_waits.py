@@ -5,12 +5,11 @@ loss scaling, clipping, optimizer, EMA, and the agreement of all ranks.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from collectives import mark_parts, pretended
+from collectives import mark_parts, pretend_in_sessions
 from pretended_device import CUDA, PretendedDevice, Wait
 from sample_images import tree
 
@@ -37,10 +36,7 @@ def waits(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
         overrides = (*SYNTHETIC, *model, "--data.size", 0, "--train.global_batch", 16, "--train.duration", "4ba")
         overrides += ("--log.every", "2ba", "--log.tensorboard", "false", "--evaluate.every", "2ba")
         recipe = load_recipe("cifar10-resnet18", [str(word) for word in (*overrides, *words)])
-        world = World(size=ranks, device=CUDA)
-        monkeypatch.setattr(World, "from_env", lambda _device: world)
-        monkeypatch.setattr(World, "connected", pretended if ranks > 1 else nullcontext)
-        monkeypatch.setattr(World, "shorten_timeout", lambda _: None)  # the fake process group has none
+        pretend_in_sessions(World(size=ranks, device=CUDA), monkeypatch)
         device = PretendedDevice()
         mark_parts(monkeypatch, device)
         with device(monkeypatch):
