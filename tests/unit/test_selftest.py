@@ -32,6 +32,7 @@ RUN = {
     "times": [float(step) for step in range(12)],
 }
 STEPS = {
+    "precision": "bf16",
     "batch": 64,
     "seconds": {"own": 0.105, "plain": 0.1},
     "alone_per_rank": [0.1, 0.11, 0.1, 0.1],
@@ -242,6 +243,7 @@ def test_ranks_default_to_the_gpus() -> None:
     assert Settings(hosts=2).resolved("cuda", 8).ranks == 16
     assert Settings(procs=4).resolved("cuda", 8).ranks == 4
     assert Settings().resolved("cpu", 0).ranks == 2
+    assert Settings().resolved("mps", 0).ranks == 1
     assert Settings(hosts=2).resolved("cpu", 0).ranks == 2
 
 

@@ -18,7 +18,7 @@ from paceline.selftest.checks import CHECKS, Row
 from paceline.selftest.judges import FAIL, PASS, SKIPPED, SLOW
 from paceline.selftest.run import Selftest, nodes_of
 from paceline.selftest.scrub import Scrubber
-from paceline.selftest.settings import Settings, check_overrides, exact_recipe
+from paceline.selftest.settings import DEVICES, Settings, check_overrides, exact_recipe
 from paceline.system.files import say
 from paceline.system.logs import console
 from paceline.system.tables import new_table, print_row, show
@@ -68,7 +68,7 @@ def selftest(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     usage = "[--hosts A,B] [--device auto|cpu|cuda] [--procs N|auto] [--out DIR] [--only NAME]"
     parser = make_parser("selftest", usage, _SELFTEST)
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: auto)")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="device (default: auto)")
     parser.add_argument(
         "--procs",
         type=_procs,

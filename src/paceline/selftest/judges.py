@@ -124,7 +124,7 @@ def step_time(found: Figures) -> Verdict:
     """A training step against one of a plain PyTorch loop."""
     own, plain = found["seconds"]["own"], found["seconds"]["plain"]
     ratio = own / plain
-    rate = f"{1000 * own:.1f} ms per step, {found['batch'] / own:,.0f} images/s per rank"
+    rate = f"{1000 * own:.1f} ms per step, {found['batch'] / own:,.0f} images/s per rank in {found['precision']}"
     text = f"{rate}: {ratio:.2f} x the time of a plain PyTorch loop with the same model"
     return Verdict(SLOW if ratio > SLOW_STEP else PASS, text)
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from paceline.config.io import recipe_from_tree, split_overrides
 from paceline.config.recipe import Recipe
@@ -13,6 +13,7 @@ STEPS, CHECKPOINT_EVERY, KILLED_AT = 12, 4, 6
 """Of the trained runs. The run that is killed loses the steps since its checkpoint."""
 OVERRIDABLE = ("model", "import", "callbacks", "grad_sync", "fsdp", "channels_last", "compile")
 """Groups of recipe fields that the user may override, e.g. to test an own model."""
+DEVICES: tuple[str, ...] = get_args(get_type_hints(Recipe)["device"])
 _CPU_PROCS = 2  # on one machine, so that there is something to compare
 _GPU_SPEED: dict[str, Any] = {"model": "resnet50", "size": 224, "classes": 1000, "per_rank_batch": 64}
 _CPU_SPEED: dict[str, Any] = {"model": "resnet18", "size": 32, "classes": 10, "per_rank_batch": 16}
@@ -41,7 +42,7 @@ class Settings:
 
     def resolved(self, device: str, num_gpus: int) -> "Settings":
         """Return the settings for the device that was found."""
-        default = num_gpus or (1 if self.hosts > 1 else _CPU_PROCS)
+        default = num_gpus or (_CPU_PROCS if device == "cpu" and self.hosts == 1 else 1)
         return replace(self, device=device, procs=self.procs or default)
 
     @property

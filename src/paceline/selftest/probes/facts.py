@@ -8,8 +8,6 @@ from typing import Any
 import psutil
 import torch
 
-from paceline.distributed.world import World
-from paceline.engine import precision
 from paceline.selftest.probes import Probing
 from paceline.system.host import cores, cpu_name
 from paceline.track.devices import Gpus
@@ -30,7 +28,6 @@ def facts(probing: Probing) -> dict[str, Any]:
         "hip": torch.version.hip,
         "nccl": _nccl(),
         "cudnn": torch.backends.cudnn.version(),
-        "precision": precision.resolve("auto", World(device=device)),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -52,6 +52,7 @@ def steps(probing: Probing) -> dict[str, Any]:
     memory_steps = _QUICK_MEMORY_STEPS if quick else _MEMORY_STEPS
     memory = world.all_gather_object(_memory(own, memory_steps, world.device))
     return {
+        "precision": setup.precision,
         "batch": len(images),
         "seconds": {name: max(rank[name] for rank in per_rank) for name in ("own", "plain")},
         "alone_per_rank": [rank["alone"] for rank in per_rank],
