@@ -118,4 +118,4 @@ def pretend_in_sessions(world: World, patch: pytest.MonkeyPatch) -> None:
     """Let `train_recipe` be rank 0 of a fake process group, or a single process."""
     patch.setattr(World, "from_env", lambda _device: world)
     patch.setattr(World, "connected", pretended if world.size > 1 else nullcontext)
-    patch.setattr("paceline.distributed.world.set_timeout", lambda _: None)  # the fake process group has none
+    patch.setattr("paceline.distributed.process_group.set_timeout", lambda _: None)  # the fake process group has none
