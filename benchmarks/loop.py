@@ -23,13 +23,14 @@ from torch.nn import functional as F
 from paceline.checkpoint.writer import NoWriter
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
-from paceline.distributed.world import World, keep_freed_memory, threads_per_process
+from paceline.distributed.world import World, threads_per_process
 from paceline.engine.build import Setup, build
 from paceline.engine.callbacks import Callbacks
 from paceline.engine.checkpoints import Checkpoints
 from paceline.engine.replicas import Replicas
 from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
+from paceline.system.host import keep_freed_memory
 from paceline.track.json_lines import JsonLines
 from paceline.track.progress import Display
 from paceline.track.records import RunFolder

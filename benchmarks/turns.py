@@ -23,9 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.data.load.batch import Batch
-from paceline.distributed.world import World, keep_freed_memory
+from paceline.distributed.world import World
 from paceline.engine.build import Setup, build
 from paceline.engine.train import train_step
+from paceline.system.host import keep_freed_memory
 
 Step = Callable[[list[Batch]], object]
 

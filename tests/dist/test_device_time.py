@@ -20,6 +20,7 @@ WORDS = (
 def _simulate(decode: float = 0.0, copy: float = 0.0, compute: float = 0.1, sync: float = 0.0, optimizer: float = 0.0):
     """Let the host wait for `decode` seconds per batch. Everything else takes time on a stream only."""
     from simulated_device import SimulatedDevice
+    from torch import device as torch_device
     from torch.optim import SGD
 
     from paceline.data.load import in_memory
@@ -28,6 +29,7 @@ def _simulate(decode: float = 0.0, copy: float = 0.0, compute: float = 0.1, sync
     from paceline.engine.window import Window
     from paceline.system.device import between, now
 
+    cpu = torch_device("cpu")
     device = SimulatedDevice(copy / 2)  # pixels or keys, and labels
     device.install(setattr)
     steps, take, step, update = in_memory.ResidentLoader.steps, Window.take, train.train_step, SGD.step
@@ -47,9 +49,9 @@ def _simulate(decode: float = 0.0, copy: float = 0.0, compute: float = 0.1, sync
         return update(self, *arguments, **named)
 
     def synchronized(self):
-        begin = now(self._world.device)
+        begin = now(cpu)
         device.run(sync)
-        return between(begin, now(self._world.device))
+        return between(begin, now(cpu))
 
     def taken(self):
         figures = take(self)

@@ -41,6 +41,13 @@ def test_the_readme_is_short() -> None:
     assert len(DOCUMENTS["README.md"].splitlines()) < 150
 
 
+def test_the_tests_that_the_page_about_gpus_names_exist() -> None:
+    named = set(re.findall(r"`((?:unit|dist)/\w+\.py)(?:::(\w+))?`", (ROOT / "docs" / "gpu.md").read_text()))
+    assert len(named) > 20
+    for file, test in named:
+        assert f"def {test}" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
+
+
 def test_pages_that_messages_name_exist() -> None:
     named = {
         name

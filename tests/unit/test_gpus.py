@@ -1,11 +1,13 @@
 """The GPUs that drivers list and variables leave visible, through stand-ins for NVML and AMD's kernel driver."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import environment
 
 from paceline.system import gpus
 from paceline.system.gpus import Gpu, default_procs, installed_gpus, visible_gpus
@@ -65,3 +67,12 @@ def test_amd_gpus_are_counted_through_the_kernel_driver(tmp_path: Path, monkeypa
     assert [gpu.uuid[-1] for gpu in visible_gpus({"HIP_VISIBLE_DEVICES": "1"})] == ["2"]
     assert default_procs("auto", {}) == default_procs("cuda", {}) == 2
     assert default_procs("auto", {"HIP_VISIBLE_DEVICES": ""}) == default_procs("cpu", {}) == default_procs("mps") == 1
+
+
+def test_local_nodes_divide_the_gpus_that_nvml_lists(paceline, nvml: Path, tmp_path: Path) -> None:
+    """The stand-in for NVML lists two."""
+    visible = {name: value for name, value in environment().items() if "VISIBLE_DEVICES" not in name}
+    variables = visible | {"LD_LIBRARY_PATH": str(nvml), "PACELINE_HOME": str(tmp_path / "home")}
+    answer = paceline("launch", "local", "--nodes", 2, "digits", "--dry-run", env=variables)
+    assert "# processes per node: 1 (2 visible GPUs on this machine)" in answer.stdout, answer.stderr
+    assert re.findall(r"CUDA_VISIBLE_DEVICES=(\S+)", answer.stdout) == ["GPU-0000-0", "GPU-0000-1"]

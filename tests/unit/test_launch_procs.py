@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import complaint, environment, raises
+from conftest import complaint, raises
 
 from paceline.launch import api, procs
 from paceline.system.gpus import Gpu
@@ -293,12 +293,3 @@ def test_slurm_job_trains_only_after_the_selftest(here, tmp_path: Path, status: 
     # without the variable by which a rank recognizes srun
     assert " ".join(test[test.index("env") :]) == "env --unset=SLURM_STEP_NUM_TASKS python3 -m paceline selftest"
     assert len(train) == (1 if status == 0 else 0)
-
-
-def test_gpus_of_this_machine_are_counted_through_nvml(paceline, nvml: Path, tmp_path: Path) -> None:
-    """The stand-in for NVML lists two."""
-    visible = {name: value for name, value in environment().items() if "VISIBLE_DEVICES" not in name}
-    variables = visible | {"LD_LIBRARY_PATH": str(nvml), "PACELINE_HOME": str(tmp_path / "home")}
-    answer = paceline("launch", "local", "--nodes", 2, "digits", "--dry-run", env=variables)
-    assert "# processes per node: 1 (2 visible GPUs on this machine)" in answer.stdout, answer.stderr
-    assert re.findall(r"CUDA_VISIBLE_DEVICES=(\S+)", answer.stdout) == ["GPU-0000-0", "GPU-0000-1"]

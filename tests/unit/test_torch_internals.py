@@ -11,13 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.elastic.agent.server import RunResult, SimpleElasticAgent, Worker, WorkerSpec, WorkerState
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_changes import changed
 
 from paceline.data.load.policy import _RAND, _TRIVIAL
 from paceline.distributed.plan import interface_of
-from paceline.distributed.rendezvous import SingleNode
 from paceline.system.norms import BATCH_NORMS, NORMS
 from paceline.system.torch_internals import (
     abort_groups,
@@ -30,17 +28,10 @@ from paceline.system.torch_internals import (
     restart_group_names,
     write_memory_snapshot,
 )
-from paceline.system.torch_internals.elastic import ElasticAgentBase
 from paceline.system.torch_internals.waits import HostReads
 from paceline.system.torchvision_compat import allow_torchvision
 
 SOURCE = Path(__file__).parents[2] / "src" / "paceline"
-
-
-def changed(name: str, package: str = "torch") -> str:
-    """Return the message of a failure."""
-    version = torch.__version__ if package == "torch" else __import__(package).__version__
-    return f"{package} {version} changed {name}: adapt src/paceline/system/torch_internals/"
 
 
 def parameters(function: Callable[..., object]) -> list[str]:
@@ -62,79 +53,6 @@ def test_reads_of_the_host_are_observed() -> None:
     assert values == (3.0, True, 2, 2)
     assert read[:3] == ["item", "equal", "nonzero"], changed("the operator of Tensor.item")
     assert read[3:] == ["masked_select"]
-
-
-# ---- the elastic agent ----
-
-
-class _Agent(ElasticAgentBase):
-    """Has no processes: it notes what torch calls, and answers with the given results."""
-
-    def __init__(self, folder: Path, results: list[RunResult], restarts_left: int, waits: bool = True):
-        spec = WorkerSpec("ranks", 2, SingleNode(folder), entrypoint=print, max_restarts=0, monitor_interval=0.001)
-        super().__init__(spec, exit_barrier_timeout=1)
-        self.called: list[str] = []
-        self._results, self._restarts_left, self._waits = results, restarts_left, waits
-
-    def start_ranks(self, workers: list[Worker]) -> list[int]:
-        ranks = [(worker.local_rank, worker.global_rank, worker.world_size) for worker in workers]
-        assert ranks == [(0, 0, 2), (1, 1, 2)], changed("Worker")
-        self.called.append("start")
-        return [101, 102]
-
-    def check_ranks(self, workers: list[Worker]) -> RunResult:
-        assert [worker.id for worker in workers] == [101, 102], changed("SimpleElasticAgent._start_workers")
-        self.called.append("check")
-        self.set_restarts_left(self._restarts_left)
-        return self._results.pop(0)
-
-    def stop_ranks(self) -> None:
-        self.called.append("stop")
-
-    def waits_for_other_nodes(self) -> bool:
-        self.called.append("exit")
-        return self._waits
-
-
-HEALTHY = RunResult(WorkerState.HEALTHY)
-SUCCEEDED = RunResult(WorkerState.SUCCEEDED, return_values={0: None, 1: None})
-FAILED = RunResult(WorkerState.FAILED, failures={rank: ProcessFailure(rank, 101 + rank, 1, "") for rank in range(2)})
-
-
-def test_the_elastic_agent_has_the_methods_that_we_override() -> None:
-    expected = {
-        "_start_workers": ["self", "worker_group"],
-        "_monitor_workers": ["self", "worker_group"],
-        "_stop_workers": ["self", "worker_group"],
-        "_shutdown": ["self", "death_sig", "timeout"],
-        "_exit_barrier": ["self"],
-    }
-    for name, names in expected.items():
-        found = getattr(SimpleElasticAgent, name, None)
-        assert found, changed(f"SimpleElasticAgent.{name}")
-        assert parameters(found) == names, changed(f"the parameters of SimpleElasticAgent.{name}")
-    abstract = SimpleElasticAgent.__abstractmethods__
-    assert abstract <= expected.keys(), changed("the abstract methods of SimpleElasticAgent")
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_the_elastic_agent_starts_checks_and_stops_ranks(tmp_path: Path, waits: bool) -> None:
-    agent = _Agent(tmp_path, [HEALTHY, SUCCEEDED], restarts_left=0, waits=waits)
-    assert agent.run() is SUCCEEDED
-    assert agent.called == ["start", "check", "check", "exit", "stop"], changed("SimpleElasticAgent.run")
-
-
-def test_the_elastic_agent_restarts_ranks_while_restarts_are_left(tmp_path: Path) -> None:
-    agent = _Agent(tmp_path, [FAILED, SUCCEEDED], restarts_left=1)
-    agent.run()
-    called = ["start", "check", "stop", "start", "check", "exit", "stop"]
-    assert agent.called == called, changed("SimpleElasticAgent._remaining_restarts")
-
-
-def test_the_elastic_agent_gives_up_without_restarts_left(tmp_path: Path) -> None:
-    agent = _Agent(tmp_path, [FAILED], restarts_left=0)
-    assert agent.run() is FAILED
-    assert agent.called == ["start", "check", "stop", "stop"], changed("SimpleElasticAgent._remaining_restarts")
 
 
 # ---- process groups ----

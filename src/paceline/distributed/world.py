@@ -3,10 +3,8 @@
 A single process, gloo on CPUs and NCCL on GPUs use the same code.
 """
 
-import ctypes
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,7 +26,7 @@ from paceline.distributed.sockets import refuse_new_connections
 from paceline.distributed.store import store_at
 from paceline.errors import Stopped, UserError
 from paceline.system.device import pci_address
-from paceline.system.host import bind_near_gpu, confine, cores, host_name, machine_id
+from paceline.system.host import bind_near_gpu, confine, cores, host_name, keep_freed_memory, machine_id
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
@@ -295,15 +293,3 @@ def threads_per_process(processes: int) -> int:
             )
         return int(threads)
     return max(1, cores() // processes)
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep large freed blocks for the next step instead of returning them to the kernel.
-
-    Activations are allocated and freed at every step. Requesting them from the kernel each time, page by page, takes a
-    large part of a step on CPUs (benchmarks/loop.py measures it).
-    """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        trim_threshold, mmap_max = -1, -4
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, 2**31 - 1)

@@ -1,5 +1,6 @@
 """Chooses the run folder of a start, and checks that a resumed run still trains the same recipe."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from paceline.checkpoint.verified import CheckpointInfo, CorruptCheckpoint, desc
 from paceline.config.import_files import changed_files
 from paceline.config.io import fingerprint, leaves, load_recipe, recipe_from_tree, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
+from paceline.distributed.world import World
 from paceline.errors import ConfigError, UserError
 from paceline.system.logs import log
 from paceline.track.records import RunFolder
@@ -51,6 +53,16 @@ def saved_recipe(folder: RunFolder) -> tuple[Recipe, Path] | None:
         except (CorruptCheckpoint, ConfigError):
             continue
     return None
+
+
+def how_to_resume(folder: RunFolder, world: World) -> str:
+    """Return the command that resumes an interrupted run."""
+    if job := os.environ.get("PACELINE_JOB"):
+        return f"resume with: paceline resume {job}"
+    if world.local_size < world.size:
+        return "to resume, run the same command again on every node"
+    procs = f" --procs {world.local_size}" if world.local_size > 1 else ""
+    return f"resume with: paceline train --resume {folder.path}{procs}"
 
 
 def experiment(tree: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Ranks other than 0 use null objects, so that the loop has no special cases.
 """
 
 import math
-import os
 import time
 import traceback
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from paceline.engine.callbacks import Callbacks, callback_error
 from paceline.engine.checkpoints import Checkpoints
 from paceline.engine.profiling import NoProfiler
 from paceline.engine.replicas import Replicas, newest_step
+from paceline.engine.resume import how_to_resume
 from paceline.engine.sanity import sanity_warnings
 from paceline.engine.totals import totals
 from paceline.engine.window import Window, WindowFigures
@@ -222,14 +222,7 @@ class TrainingRun:
         self.callbacks.end(self._summarize("interrupted", step))
         self.close()
         self.replicas.complete()
-        how = f"resume with: paceline train --resume {self.folder.path}"
-        if self._world.local_size > 1:
-            how += f" --procs {self._world.local_size}"
-        if self._world.local_size < self._world.size:
-            how = "to resume, run the same command again on every node"
-        if job := os.environ.get("PACELINE_JOB"):
-            how = f"resume with: paceline resume {job}"
-        log.info("stopped after step %d; %s", step, how)
+        log.info("stopped after step %d; %s", step, how_to_resume(self.folder, self._world))
 
     def failed(self, error: UserError) -> None:
         """Record why the run failed, unless its end is recorded already, and the traceback of user code."""

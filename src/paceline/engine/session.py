@@ -109,11 +109,7 @@ def train_recipe(
         if results and world.local_rank == 0:
             only = "" if world.is_rank_zero else "telemetry"
             after_disconnect.callback(Results(path, results, recipe.checkpoint.best, only).close)
-        gpus, processes = world.gpus_here(), world.processes_here()
-        if world.local_rank == 0:
-            sampler = HostSampler(folder.telemetry, gpus=gpus, processes=processes)
-            cleanup.callback(suppress_os_errors(folder.sync))
-            cleanup.callback(suppress_os_errors(sampler.stop))
+        _sample_host(folder, world, cleanup)
         cleanup.callback(run.display.close)
         try:
             summary = train(setup, run)
@@ -124,6 +120,15 @@ def train_recipe(
             _log_verdict(path)
             _log_results(folder, setup, summary)
         return path
+
+
+def _sample_host(folder: RunFolder, world: World, cleanup: ExitStack) -> None:
+    """Record the utilization of this host until the cleanup. A collective."""
+    gpus, processes = world.gpus_here(), world.processes_here()
+    if world.local_rank == 0:
+        sampler = HostSampler(folder.telemetry, gpus=gpus, processes=processes)
+        cleanup.callback(suppress_os_errors(folder.sync))
+        cleanup.callback(suppress_os_errors(sampler.stop))
 
 
 def _log_results(folder: RunFolder, setup: Setup, summary: dict[str, Any]) -> None:

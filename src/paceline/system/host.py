@@ -4,6 +4,7 @@ OpenMP's threads synchronize many times per step. When other processes are busy,
 core, where one blocks the other (benchmarks/shared_cpu.py measures it). Therefore each thread is bound to a core.
 """
 
+import ctypes
 import importlib
 import os
 import platform
@@ -139,3 +140,15 @@ class BackgroundThread(threading.Thread):
     def run(self) -> None:
         unbind()
         super().run()
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep large freed blocks for the next step instead of returning them to the kernel.
+
+    Activations are allocated and freed at every step. Requesting them from the kernel each time, page by page, takes a
+    large part of a step on CPUs (benchmarks/loop.py measures it).
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        trim_threshold, mmap_max = -1, -4
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
