@@ -116,7 +116,7 @@ def test_efa_is_checked_with_libfabric(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_hosts_and_connections_are_tables(here, monkeypatch) -> None:
-    monkeypatch.setattr("paceline.launch.hosts.SshHost", lambda name, *_: FakeHost(name, "$HOME"))
+    monkeypatch.setattr("paceline.launch.api.SshHost", lambda name, *_: FakeHost(name, "$HOME"))
     answer = here("doctor", "--hosts", "a,b", "--python", sys.executable)
     lines = answer.stdout.splitlines()
     assert [line.split()[0] for line in lines[:6]] == ["host", "a", "b", "connection", "a", "b"], answer.stdout
