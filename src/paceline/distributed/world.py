@@ -133,10 +133,12 @@ class World:
         if self.size > 1:
             process_group.set_timeout(max(rank_timeout(), _STARTUP_TIMEOUT))
 
-    def wait_until(self, condition: Callable[[], bool], interval: float = 0.1) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds on every rank. A collective that is repeated, so that it cannot time out."""
+        pause = 0.001
         while self.sum_(torch.tensor([0 if condition() else 1])).item():
-            time.sleep(interval)
+            time.sleep(pause)
+            pause = min(0.1, 2 * pause)
 
     def raise_together(self, action: Callable[[], T]) -> T:
         """Call a function on every rank and return its result. If it raises a UserError on any, all raise the first."""
