@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test cluster attack docs examples lint format clean
+.PHONY: help demo test gpu cluster attack docs examples lint format clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -12,7 +12,10 @@ demo: $(READY)  ## train the included digits recipe in one process, then in two,
 	$(BIN)/paceline demo
 
 test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster --ignore tests/attack --ignore tests/docs
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster --ignore tests/attack --ignore tests/docs --ignore tests/gpu
+
+gpu: $(READY)  ## run the slow tests of GPU paths and of the selftest, on pretended GPUs and on CPUs
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/gpu
 
 cluster: $(READY) .venv-sky/.ready  ## run the tests on simulated hosts (network namespaces) and on a local SLURM (as root)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/cluster

@@ -26,7 +26,7 @@ NOT_RUN = {
     r"(data|train .*|launch .*--resume) s3://.*": "reads an object store",
     r"ec2 .*": "needs an AWS account",
     r"(doctor|selftest) --hosts .*": "needs other hosts",
-    r"selftest --import .*": "needs a module of the user; tests/dist/test_selftest.py imports one",
+    r"selftest --import .*": "needs a module of the user; tests/gpu/test_selftest.py imports one",
     r"train .*--rendezvous .*": "needs a second node at the same time; tests/dist/test_starts.py starts both",
     r"rendezvous .*": "serves until it is stopped",
     r"train .* --name demo-.*": "printed by `paceline demo`, which tests/dist/test_starts.py runs",

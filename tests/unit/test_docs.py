@@ -42,7 +42,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_tests_that_the_page_about_gpus_names_exist() -> None:
-    named = set(re.findall(r"`((?:unit|dist)/\w+\.py)(?:::(\w+))?`", (ROOT / "docs" / "gpu.md").read_text()))
+    named = set(re.findall(r"`((?:unit|dist|gpu)/\w+\.py)(?:::(\w+))?`", (ROOT / "docs" / "gpu.md").read_text()))
     assert len(named) > 20
     for file, test in named:
         assert f"def {test}" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
