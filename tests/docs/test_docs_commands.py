@@ -31,7 +31,11 @@ NOT_RUN = {
     r"rendezvous .*": "serves until it is stopped",
     r"train .* --name demo-.*": "printed by `paceline demo`, which tests/dist/test_starts.py runs",
     r"find-batch cifar10-vit-b32-fsdp .*": "trains a ViT-B",
-    **dict.fromkeys(("train", "launch", "export", "compare", "prepare", "find-batch"), "names a command in a sentence"),
+    r"train .*--profile .*": "profiles more steps than are trained here; tests/unit/test_profiling.py runs it",
+    **dict.fromkeys(
+        ("train", "evaluate", "plan", "launch", "export", "compare", "prepare", "find-batch"),
+        "names a command in a sentence",
+    ),
 }
 """Commands that cannot run here, and the reason."""
 STATUSES = {r"train digits --optim\.lrr .*": {1}, r"doctor": {0, 1}, r"selftest .*--only .*": {0, 1}}
