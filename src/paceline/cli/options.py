@@ -113,7 +113,12 @@ def count(text: str) -> int:
 
 def count_or_auto(text: str) -> int | str:
     """Option type: a positive integer or "auto"."""
-    return text if text == "auto" else count(text)
+    if text == "auto":
+        return text
+    try:
+        return count(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error} or auto") from None
 
 
 def positive(text: str) -> float:
