@@ -6,6 +6,8 @@ Weak scaling: 2 ranks against 1, one thread each, the same per-rank batch; 2 is 
 Strong scaling: 2 processes of one thread against 1 process of two threads, the same global batch; 1 is ideal.
 "2 independent processes" do not communicate: the limit that the machine's cores, caches and memory set. The last
 column is the ratio to them; "in lockstep" they only wait for each other after every step, without gradients.
+"Sync" is the time between backward and averaged gradients on the rank that waited least; copying gradients to shared
+memory is a part of backward.
 "Stock DDP" is torch's DistributedDataParallel over gloo with its defaults in a plain training loop.
 """
 
@@ -13,10 +15,11 @@ import argparse
 import statistics
 from dataclasses import dataclass, replace
 
-from turns import Group, Step, make_parser, stock_ddp, work
+from turns import Group, Step, Turn, make_parser, rounds, stock_ddp, work
 
 from paceline.data.load.batch import Batch
 from paceline.distributed.ddp import Replica
+from paceline.distributed.local_barrier import LocalBarrier
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.engine.train import train_step
@@ -53,10 +56,11 @@ def compete(contestant: Contestant, options: argparse.Namespace) -> None:
 def lockstep(setup: Setup) -> Step:
     """Return a step of the engine that waits for the other rank, but synchronizes no gradients."""
     alone = replace(setup, replica=Replica(setup.replica.module, World(), setup.recipe))
+    barrier = LocalBarrier(setup.world)
 
     def step(batches: list[Batch]) -> None:
         train_step(alone, batches, 0, 0.01)
-        setup.world.barrier()
+        barrier.wait()
 
     return step
 
@@ -68,33 +72,34 @@ def main() -> None:
     if options.contestant is not None:
         compete(CONTESTANTS[options.contestant], options)
         return
-    groups = {each.name: Group(number, each.ranks, each.apart) for number, each in enumerate(CONTESTANTS)}
-    times: dict[str, list[float]] = {name: [] for name in groups}
-    for _ in range(options.rounds + 1):
-        for name, group in groups.items():
-            times[name].append(group.turn()[0])
-    for group in groups.values():
+    groups = [Group(number, each.ranks, each.apart) for number, each in enumerate(CONTESTANTS)]
+    turns = rounds(groups, options.rounds)
+    for group in groups:
         group.close()
-    show({name: seconds[1:] for name, seconds in times.items()}, options)  # the first round warms up
+    show(turns, options)
 
 
-def show(times: dict[str, list[float]], options: argparse.Namespace) -> None:
+def show(turns: list[list[Turn]], options: argparse.Namespace) -> None:
     print(
         f"{options.model} at {options.size} px, {options.batch} images per rank, precision {options.precision},",
         end=" ",
     )
     print(f"{options.rounds} rounds of {options.steps} steps; medians, ratios within rounds")
-    one, two_threads, independent = (contestant.name for contestant in CONTESTANTS[:3])
-    for contestant in CONTESTANTS:
-        seconds = times[contestant.name]
-        images = options.batch * options.steps * (1 if contestant.name == one else 2)
-        line = f"  {contestant.name:44}{images / statistics.median(seconds):8.1f} images/s"
+    print(f"  {'':40}{'images/s':>9}{'step':>10}{'sync':>10}{'weak':>7}{'strong':>8}{'of the limit':>14}")
+    one, two_threads, independent = turns[:3]
+    for contestant, own in zip(CONTESTANTS, turns, strict=True):
+        step = statistics.median(turn.seconds for turn in own) / options.steps
+        sync = statistics.median(turn.sync for turn in own) / options.steps
+        images = options.batch * max(contestant.ranks, contestant.threads)
+        line = f"  {contestant.name:40}{images / step:9.1f}{1000 * step:7.1f} ms"
         if contestant.ranks == 2:
-            weak = statistics.median(2 * a / b for a, b in zip(times[one], seconds, strict=True))
-            strong = statistics.median(a / b for a, b in zip(times[two_threads], seconds, strict=True))
-            limit = statistics.median(a / b for a, b in zip(times[independent], seconds, strict=True))
-            line += f"   weak scaling {weak:.2f}x   strong scaling {strong:.2f}   of the limit {limit:.3f}"
+            weak, strong, limit = (_ratio(base, own) for base in (one, two_threads, independent))
+            line += f"{1000 * sync:7.1f} ms{2 * weak:6.2f}x{strong:8.2f}{limit:14.3f}"
         print(line)
+
+
+def _ratio(base: list[Turn], own: list[Turn]) -> float:
+    return statistics.median(a.seconds / b.seconds for a, b in zip(base, own, strict=True))
 
 
 if __name__ == "__main__":

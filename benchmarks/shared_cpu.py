@@ -40,7 +40,7 @@ def busy(processes: int) -> Iterator[None]:
 
 def rates(groups: Sequence[Group], images: int, rounds: int) -> list[list[float]]:
     """Return images per second of every group and round, without the first round, which warms up."""
-    turns = [[images / group.turn()[0] for group in groups] for _ in range(rounds + 1)]
+    turns = [[images / group.turn().seconds for group in groups] for _ in range(rounds + 1)]
     return [list(column) for column in zip(*turns[1:], strict=True)]
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from networks import missing, network, run
-from turns import Group, Step, make_parser, stock_ddp, stock_powersgd, work
+from turns import Group, Step, Turn, make_parser, rounds, stock_ddp, stock_powersgd, work
 
 from paceline.engine.build import Setup
 
@@ -106,18 +106,6 @@ def _rates(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-Turn = tuple[float, int]
-
-
-def rounds(groups: Sequence[Group], number: int) -> list[list[Turn]]:
-    """Return the turns of each group, without the first round, which warms up."""
-    turns: list[list[Turn]] = [[] for _ in groups]
-    for _ in range(number + 1):
-        for own, group in zip(turns, groups, strict=True):
-            own.append(group.turn())
-    return [own[1:] for own in turns]
-
-
 def show(
     contestants: Sequence[Contestant], results: list[list[Turn]], options: argparse.Namespace, bases: list[int]
 ) -> None:
@@ -125,14 +113,14 @@ def show(
         """Return images per second of each turn."""
         contestant = contestants[number]
         images = options.batch * contestant.accumulation * contestant.ranks * options.steps
-        return [images / seconds for seconds, _ in results[number]]
+        return [images / turn.seconds for turn in results[number]]
 
     print(f"  {'':32}{'step':>10}{'images/s':>10}{'ratio':>8}{'memory/rank':>15}")
     for number, contestant in enumerate(contestants):
-        step = statistics.median(seconds for seconds, _ in results[number]) / options.steps
+        step = statistics.median(turn.seconds for turn in results[number]) / options.steps
         speed = statistics.median(rates(number))
         ratio = statistics.median(own / base for own, base in zip(rates(number), rates(bases[number]), strict=True))
-        peak = max(memory for _, memory in results[number])
+        peak = max(turn.peak for turn in results[number])
         print(
             f"  {contestant.name:32}{1000 * step:>7.0f} ms{speed:>10.1f}{ratio:>8.2f}{peak / 1e6:>12,.0f} MB",
             flush=True,

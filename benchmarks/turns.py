@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -26,6 +27,7 @@ from paceline.data.load.batch import Batch
 from paceline.distributed.world import World
 from paceline.engine.build import Setup, build
 from paceline.engine.train import train_step
+from paceline.engine.window import StepResult
 from paceline.system.host import keep_freed_memory
 
 Step = Callable[[list[Batch]], object]
@@ -70,10 +72,10 @@ def work(
         for _ in sys.stdin:
             world.barrier()
             begin = time.perf_counter()
-            for _ in range(options.steps):
-                step(next(batches))
+            results = [step(next(batches)) for _ in range(options.steps)]
             seconds = time.perf_counter() - begin
-            print(json.dumps({"seconds": seconds, "peak": peak_bytes()}), flush=True)
+            sync = sum(result.sync_seconds() for result in results if isinstance(result, StepResult))
+            print(json.dumps({"seconds": seconds, "sync": sync, "peak": peak_bytes()}), flush=True)
     os._exit(0)
 
 
@@ -104,6 +106,12 @@ def _bare_loop(setup: Setup, model: DistributedDataParallel) -> Step:
 def peak_bytes() -> int:
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024
+
+
+class Turn(NamedTuple):
+    seconds: float  # of the slowest rank
+    sync: float  # seconds between backward and synchronized gradients, of the rank that waited least
+    peak: int  # bytes of memory, of the rank that has used most so far
 
 
 class Group:
@@ -138,14 +146,14 @@ class Group:
             )
             self.processes.append(process)
 
-    def turn(self) -> tuple[float, int]:
-        """Return the seconds of the slowest rank, and the peak memory of any of them so far."""
+    def turn(self) -> Turn:
         for process in self.processes:
             assert process.stdin
             process.stdin.write("go\n")
             process.stdin.flush()
         answers = [json.loads(process.stdout.readline()) for process in self.processes if process.stdout]
-        return max(answer["seconds"] for answer in answers), max(answer["peak"] for answer in answers)
+        seconds, sync, peak = ([answer[key] for answer in answers] for key in ("seconds", "sync", "peak"))
+        return Turn(max(seconds), min(sync), max(peak))
 
     def close(self) -> None:
         for process in self.processes:
@@ -153,3 +161,12 @@ class Group:
             process.stdin.close()
         for process in self.processes:  # ranks exit together
             process.wait()
+
+
+def rounds(groups: Sequence[Group], number: int) -> list[list[Turn]]:
+    """Return the turns of each group, without the first round, which warms up."""
+    turns: list[list[Turn]] = [[] for _ in groups]
+    for _ in range(number + 1):
+        for own, group in zip(turns, groups, strict=True):
+            own.append(group.turn())
+    return [own[1:] for own in turns]

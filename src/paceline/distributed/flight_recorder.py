@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -29,12 +29,23 @@ _MAX_LISTED = 8  # ranks in a message
 
 _timeout = timedelta(minutes=10)
 _folder: Path | None = None
+_others: dict[tuple[str, str], Callable[[], tuple[int, int]]] = {}
 
 
 def set_timeout(timeout: timedelta) -> None:
     """Note how long collectives wait for other ranks."""
     global _timeout
     _timeout = timeout
+
+
+def timeout() -> timedelta:
+    """Return how long collectives wait for other ranks."""
+    return _timeout
+
+
+def watch_also(library: str, group: str, counts: Callable[[], tuple[int, int]]) -> None:
+    """Watch collectives that are not torch's; `counts` returns the numbers of entered and of completed ones."""
+    _others[library, group] = counts
 
 
 def set_folder(folder: Path) -> None:
@@ -55,7 +66,7 @@ class CollectiveWatch:
 
     def counts(self) -> CollectiveCounts:
         """Return the progress of the collectives of this rank."""
-        return {
+        return {key: counts() for key, counts in _others.items()} | {
             (library, group): (int(status["last_enqueued_collective"]), int(status["last_completed_collective"]))
             for library, records in flight_records(collectives=False).items()
             for group, status in records.get("pg_status", {}).items()
@@ -86,7 +97,7 @@ class CollectiveWatch:
         progress = self.counts()
         pending = {key: done for key, (enqueued, done) in progress.items() if enqueued > done}
         self._since = {
-            key: self._since[key] if self._since.get(key, (-1, 0.0))[0] == done else (done, now)
+            key: since if (since := self._since.get(key)) and since[0] == done else (done, now)
             for key, done in pending.items()
         }
         enqueued = sum(number for number, _ in progress.values())

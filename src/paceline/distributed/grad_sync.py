@@ -11,12 +11,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket
 
+from paceline.distributed.local_barrier import LocalBarrier
 from paceline.distributed.world import World
 from paceline.errors import UserError
 from paceline.system.device import between, now
@@ -51,19 +53,23 @@ class AllReduce:
 class SharedMemory:
     """Averages gradients in memory that all ranks of one node map.
 
-    Every rank has a row, which its gradients are views of. Once all ranks have computed theirs, each rank averages one
-    chunk of all rows and writes the result to all rows. Rows are added in rank order, so that no result depends on
-    which rank adds them.
+    Every rank has a row, to which it copies its gradients. Once all ranks have computed theirs, each rank averages one
+    chunk of all rows and writes the result to all rows. A rank's gradients of its own chunk stay where they are,
+    because no other rank reads them. Rows are added in rank order, so that no result depends on which rank adds them.
     """
 
     def __init__(self, world: World, dtype: torch.dtype, parameters: Iterable[torch.Tensor]):
         self._world = world
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._numel = sum(parameter.numel() for parameter in self._parameters)
-        self._rows = self._allocate(dtype, self._numel + len(self._parameters))
-        own = self._rows[world.rank]
-        self._used = own[self._numel :]  # 1 for every parameter that has a gradient
+        *self._offsets, numel = accumulate((each.numel() for each in self._parameters), initial=0)
+        self._barrier = LocalBarrier(world)
+        self._rows = self._allocate(dtype, numel + len(self._parameters))
+        length, own = self._rows.shape[1], self._rows[world.rank]
+        self._begin, self._end = (length * rank // world.size for rank in (world.rank, world.rank + 1))
+        self._used = own[numel:]  # 1 for every parameter that has a gradient
         self._views = _views(own, self._parameters)
+        self._has_gradient: list[bool] = []
+        self._kept: dict[int, torch.Tensor] = {}  # gradients that are not copied to the row, flat
         self._is_last, self._seconds = False, 0.0
         for number, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._on_gradient(number))
@@ -71,20 +77,22 @@ class SharedMemory:
     @contextmanager
     def synchronizing(self) -> Iterator[None]:
         """Context for the last backward pass of a step, at the end of which all ranks have the same gradients."""
-        self._used.zero_()
-        self._is_last = True
+        self._has_gradient, self._is_last = [False] * len(self._parameters), True
         yield
         self._is_last = False
         begin = time.perf_counter()
-        for number, used in enumerate(self._used.tolist()):
-            if not used:  # not in this backward pass
+        for number, has_gradient in enumerate(self._has_gradient):
+            if not has_gradient:  # not in this backward pass
                 self._stage(number)
-        self._world.barrier()
+        self._used.copy_(torch.tensor(self._has_gradient))
+        self._barrier.wait()
         self._average()
-        self._world.barrier()
-        for parameter, view, used in zip(self._parameters, self._views, self._used.tolist(), strict=True):
-            if used:  # by any rank
+        self._barrier.wait()
+        for number, used in enumerate(self._used.tolist()):
+            if used and number not in self._kept:  # by any rank
+                parameter, view = self._parameters[number], self._views[number]
                 parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+        self._kept.clear()
         self._seconds += time.perf_counter() - begin
 
     def seconds_since_last(self) -> Callable[[], float]:
@@ -98,28 +106,47 @@ class SharedMemory:
 
     @torch.no_grad()
     def _stage(self, number: int) -> None:
-        gradient = self._parameters[number].grad
+        parameter, view = self._parameters[number], self._views[number]
+        gradient = parameter.grad
         if gradient is None:
-            self._views[number].zero_()
+            view.zero_()
+            return
+        self._has_gradient[number] = True
+        if self._is_own(number) and _same_layout(gradient, view):
+            self._kept[number] = gradient.as_strided((gradient.numel(),), (1,))
         else:
-            self._views[number].copy_(gradient)
-            self._parameters[number].grad = None
-            self._used[number] = 1
+            view.copy_(gradient)
+            parameter.grad = None
+
+    def _is_own(self, number: int) -> bool:
+        """Whether this rank averages all of the parameter's gradient, and it is large enough for a block of its own."""
+        begin, numel = self._offsets[number], self._parameters[number].numel()
+        return numel >= _BLOCK and self._begin <= begin and begin + numel <= self._end
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Average this rank's chunk of all rows, in blocks that fit into the cache."""
-        size, length = self._world.size, self._rows.shape[1]
-        begin, end = (length * rank // size for rank in (self._world.rank, self._world.rank + 1))
-        total = torch.empty(_BLOCK)
-        for first in range(begin, end, _BLOCK):
-            columns = self._rows[:, first : min(end, first + _BLOCK)].unbind()
-            mean = total[: len(columns[0])].copy_(columns[0])
-            for other in columns[1:]:
-                mean.add_(other)
-            mean.div_(size)
-            for row in columns:
-                row.copy_(mean)
+        """Average this rank's chunk of all rows."""
+        first = self._begin
+        for number in sorted(self._kept):
+            gradient, begin = self._kept[number], self._offsets[number]
+            self._average_columns(first, begin)
+            self._average_columns(begin, first := begin + gradient.numel(), gradient)
+        self._average_columns(first, self._end)
+
+    def _average_columns(self, begin: int, end: int, own: torch.Tensor | None = None) -> None:
+        """Average some columns of all rows, in blocks that fit into the cache; `own` replaces this rank's row."""
+        rows = list(self._rows[:, begin:end].unbind())
+        if own is not None:
+            rows[self._world.rank] = own
+        buffer = torch.empty(_BLOCK)
+        for blocks in zip(*(row.split(_BLOCK) for row in rows), strict=True):
+            total = blocks[0].float()
+            for block in blocks[1:]:
+                total = torch.add(total, block, out=buffer[: len(block)])
+            mean = torch.mul(total, 1 / len(blocks), out=blocks[self._world.rank])
+            for block in blocks:
+                if block is not mean:
+                    block.copy_(mean)
 
     def _allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         count = self._world.size * numel
@@ -139,6 +166,12 @@ def _views(row: torch.Tensor, parameters: list[torch.Tensor]) -> list[torch.Tens
         views.append(row.as_strided(parameter.shape, strides, offset))
         offset += parameter.numel()
     return views
+
+
+def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether elements have the same type and the same order in memory; strides of dimensions of size 1 say nothing."""
+    strides = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return a.dtype == b.dtype and all(size == 1 or x == y for size, x, y in strides)
 
 
 def _reserve(num_bytes: int) -> str:
