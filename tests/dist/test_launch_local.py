@@ -15,7 +15,22 @@ from object_store import ObjectStore, object_store
 
 from paceline.track.records import RunFolder
 
-WORDS = ("digits", *TINY, "--train.duration", "2000ba", "--evaluate.every", "2000ba")
+STEPS = 300
+INTERVALS = ("--train.duration", f"{STEPS}ba", "--evaluate.every", f"{STEPS}ba", "--checkpoint.every", "30ba")
+WORDS = ("digits", *TINY, *INTERVALS, "--import", "slow")
+SLOW = """
+import time
+from pathlib import Path
+import paceline as pl
+
+@pl.register_callback("slow")
+class Slow(pl.Callback):
+    def __init__(self, until):
+        self.until = Path(until)
+
+    def on_step(self, *_):
+        time.sleep(0 if self.until.exists() else 0.1)
+"""
 Ask = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -28,11 +43,12 @@ def bucket(tmp_path: Path) -> Iterator[ObjectStore]:
 @pytest.fixture
 def ask(tmp_path: Path, bucket: ObjectStore) -> Ask:
     """Run the command line as a user of a machine, each with its own folder and home."""
+    (tmp_path / "slow.py").write_text(SLOW)
 
     def run(machine: str, *words: object, status: int = 0) -> subprocess.CompletedProcess[str]:
         folder = tmp_path / machine
         folder.mkdir(exist_ok=True)
-        env = environment() | bucket.variables | {"PACELINE_HOME": str(folder / "home")}
+        env = environment() | bucket.variables | {"PACELINE_HOME": str(folder / "home"), "PYTHONPATH": str(tmp_path)}
         answer = subprocess.run(command(*words), cwd=folder, env=env, capture_output=True, text=True, timeout=HANG)
         assert answer.returncode == status, answer.stdout + answer.stderr
         return answer
@@ -53,9 +69,11 @@ def _processes(folder: Path) -> list[psutil.Process]:
 
 
 def test_job_is_stopped_and_resumed_here_and_elsewhere(ask: Ask, bucket: ObjectStore, tmp_path: Path) -> None:
+    fast = tmp_path / "fast"  # steps are slow until the job is stopped, whatever the machine
+    words = (*WORDS, "--callbacks", f"{{slow: {{until: {fast}}}}}")
     names = ("--pass", ",".join(bucket.variables))
     results = ("--results", "s3://results/runs", "--name", "mine")
-    launched = ask("a", "launch", "local", "--nodes", 2, *WORDS, *names, *results, "--detach")
+    launched = ask("a", "launch", "local", "--nodes", 2, *words, *names, *results, "--detach")
     assert "node-0, node-1" in launched.stderr
     deadline = time.monotonic() + HANG
     while not any((tmp_path / "a").rglob("COMMIT")):
@@ -63,7 +81,7 @@ def test_job_is_stopped_and_resumed_here_and_elsewhere(ask: Ask, bucket: ObjectS
         time.sleep(0.1)
     status = ask("a", "status").stdout
     assert status.count("running") == 2
-    assert re.search(r"run mine: step [\d,]+ of 2,000 .*, epoch .*, images/s ", status)
+    assert re.search(rf"run mine: step [\d,]+ of {STEPS} .*, epoch .*, images/s ", status)
     assert re.search(r"mine-\S+ +running +local +.*node-0, node-1", ask("a", "jobs").stdout)
     running = ask("a", "resume", status=1).stderr
     assert "[job-running]" in running
@@ -74,14 +92,15 @@ def test_job_is_stopped_and_resumed_here_and_elsewhere(ask: Ask, bucket: ObjectS
     assert _processes(tmp_path / "a") == []
     assert "node-0 | " in ask("a", "logs").stdout
     stopped = json.loads((Path(ask("a", "fetch").stdout.strip()) / "summary.json").read_text())["step"]
-    assert 0 < stopped < 2000
+    assert 0 < stopped < STEPS
+    fast.touch()
     # from the object store, on a machine that does not know the job
     ask("b", "launch", "local", "--nodes", 1, "--resume", "s3://results/runs/mine", *names)
     # and where it was
     ask("a", "resume")
     for machine in ("a", "b"):
         run = RunFolder(tmp_path / machine / "runs" / "mine")
-        assert [record["step"] for record in run.records() if record["kind"] == "train"] == list(range(1, 2001))
+        assert [record["step"] for record in run.records() if record["kind"] == "train"] == list(range(1, STEPS + 1))
         assert run.read_starts()[-1]["first_step"] == stopped
     folder = str(tmp_path / "a" / "runs" / "mine")
     finished = ask("a", "resume", status=1).stderr
@@ -100,6 +119,6 @@ def test_job_is_stopped_and_resumed_here_and_elsewhere(ask: Ask, bucket: ObjectS
     assert "[local-run-newer]" in newer
     assert "9999" in newer
     again = ("--nodes", 1, "--name", "mine", "--runs", "others", *results[:2], *names)
-    assert "[results-of-another-run]" in ask("b", "launch", "local", *WORDS, *again, status=1).stdout
+    assert "[results-of-another-run]" in ask("b", "launch", "local", *words, *again, status=1).stdout
     everything = [path for path in tmp_path.rglob("*") if path.is_file() and "store" not in path.parts]
     assert not [path for path in everything if b"canary" in path.read_bytes()]

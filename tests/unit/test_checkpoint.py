@@ -10,8 +10,9 @@ from saved_checkpoints import read
 from torch import nn
 
 from paceline.checkpoint import store
-from paceline.checkpoint.state import snapshot
+from paceline.checkpoint.state import HostCopies
 from paceline.checkpoint.writer import Writer
+from paceline.distributed.mesh import ShardId
 from paceline.system.trees import flatten, unflatten
 
 
@@ -38,7 +39,7 @@ def _parts(step: int) -> dict:
 
 def _write(folder: Path, step: int, **metrics: float) -> Path:
     path = folder / f"step-{step:08d}"
-    store.write(path, step, snapshot(_parts(step)), metrics)
+    store.write(path, step, HostCopies().take(_parts(step), ShardId()), metrics)
     return path
 
 

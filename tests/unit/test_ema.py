@@ -50,6 +50,21 @@ def test_ema_follows_buffers_that_are_replaced_and_counts_shared_weights_once() 
     assert average.model.cache.item() == 0
 
 
+class _Copying(nn.Linear):
+    def state_dict(self, *arguments, **options):
+        return {name: tensor.clone() for name, tensor in super().state_dict(*arguments, **options).items()}
+
+
+def test_ema_averages_models_whose_state_is_a_copy() -> None:
+    model = _Copying(2, 2)
+    average = AveragedModel(model, Ema(decay=0.5))
+    begin = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight += 1
+    average.update(model, 1000)
+    assert torch.allclose(average.model.weight, begin + 0.5)
+
+
 def test_ema_is_updated_without_reading_the_state_in_every_step(monkeypatch) -> None:
     """Also after weights were loaded, which are copied into the same tensors."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))

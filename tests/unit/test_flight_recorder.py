@@ -43,6 +43,20 @@ def test_a_rank_that_computes_while_all_others_wait_is_missing() -> None:
 
 
 @pytest.mark.usefixtures("minute")
+def test_the_first_collective_of_a_group_is_watched() -> None:
+    (watch,) = _watches(HashStore(), [{"0": (1, -1)}])  # torch's number of the last completed one before any is
+    assert [watch.observe(now)[0] for now in (0.0, 20.0)] == [0.0, 20.0]
+
+
+@pytest.mark.usefixtures("minute")
+def test_collectives_that_are_not_torchs_are_watched(monkeypatch) -> None:
+    monkeypatch.setattr(flight_recorder, "_others", {})
+    flight_recorder.watch_also("local", "barrier", lambda: (3, 2))
+    watch = CollectiveWatch(HashStore(), 0, ["node-0"])
+    assert [watch.observe(now) for now in (0.0, 20.0)] == [(0.0, "local"), (20.0, "local")]
+
+
+@pytest.mark.usefixtures("minute")
 def test_slow_collectives_that_complete_are_forgotten() -> None:
     counts = [{"0": (7, 6)}, {"0": (7, 6)}]
     watches = _watches(HashStore(), counts)

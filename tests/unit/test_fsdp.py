@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from conftest import raises
 from safetensors.torch import save_file
+from torch.distributed import device_mesh
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -17,6 +18,7 @@ from paceline.config.data import Data, Synthetic
 from paceline.config.recipe import Fsdp, Model, Recipe, Train
 from paceline.data.load.order import Plan
 from paceline.data.load.source import open_source
+from paceline.distributed import flight_recorder, mesh, process_group
 from paceline.distributed.fsdp import Sharded, initialize, repeated_blocks, without_memory
 from paceline.distributed.mesh import ranks_per_replica
 from paceline.distributed.world import World
@@ -83,6 +85,30 @@ def test_a_model_without_memory_gets_the_weights_and_buffers_of_rank_zero(group:
     for name, tensor in found.items():
         assert torch.equal(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor, expected[name])
     assert torch.isfinite(model(torch.randn(2, 3, 16, 16))).all()
+
+
+def test_buffers_that_modules_share_are_filled_in_each(group: None) -> None:
+    initial, mask = AirbenchNet(widths=(8, 16), norm="group"), torch.rand(2)
+    for block in initial.blocks:
+        block.register_buffer("mask", mask)
+    model = without_memory(initial)
+    Sharded(model, World(), Recipe("any"), "fp32")
+    initialize(model, initial, World(), Recipe("any"))
+    assert all(torch.equal(block.mask, mask) for block in model.blocks)
+
+
+@pytest.mark.parametrize(("device", "closes"), [("cpu", True), ("cuda", False)])
+def test_ports_of_a_hybrid_mesh(device: str, closes: bool, monkeypatch) -> None:
+    """NCCL connects through its ports at the first collective, so only those of gloo are closed."""
+    found: list[object] = []
+    monkeypatch.setattr(mesh, "ranks_per_replica", lambda world, choice: 2)
+    monkeypatch.setattr(World, "close_ports", lambda self: found.append("closed"))
+    groups = [SimpleNamespace(set_timeout=found.append) for _ in range(2)]
+    monkeypatch.setattr(process_group, "_subgroups", [])
+    created = SimpleNamespace(get_all_groups=lambda: groups)
+    monkeypatch.setattr(device_mesh, "init_device_mesh", lambda *_, **__: created)
+    mesh.create_mesh(World(0, 4, 0, 2, torch.device(device)), "hybrid")
+    assert found == [flight_recorder.timeout()] * 2 + ["closed"] * closes
 
 
 def test_shared_weights_stay_shared_without_memory() -> None:

@@ -69,6 +69,18 @@ def test_amd_gpus_are_counted_through_the_kernel_driver(tmp_path: Path, monkeypa
     assert default_procs("auto", {"HIP_VISIBLE_DEVICES": ""}) == default_procs("cpu", {}) == default_procs("mps") == 1
 
 
+def test_amd_gpus_without_a_unique_id_are_told_apart_by_their_index(tmp_path: Path, monkeypatch) -> None:
+    for number, minor in enumerate((128, 129)):
+        _node(tmp_path, number, 440, minor)
+        properties = tmp_path / "nodes" / str(number) / "properties"
+        properties.write_text(properties.read_text().replace(f"unique_id {number}", "unique_id 0"))
+        (tmp_path / f"renderD{minor}").touch()
+    monkeypatch.setattr(gpus, "_KFD", tmp_path / "nodes")
+    monkeypatch.setattr(gpus, "_RENDER_NODES", tmp_path)
+    monkeypatch.setattr(gpus, "_nvidia", list)
+    assert [gpu.uuid for gpu in visible_gpus({"HIP_VISIBLE_DEVICES": "0,1"})] == ["0", "1"]
+
+
 def test_local_nodes_divide_the_gpus_that_nvml_lists(paceline, nvml: Path, tmp_path: Path) -> None:
     """The stand-in for NVML lists two."""
     visible = {name: value for name, value in environment().items() if "VISIBLE_DEVICES" not in name}

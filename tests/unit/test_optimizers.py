@@ -17,8 +17,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from paceline import extensions
 from paceline.checkpoint import store
-from paceline.checkpoint.state import snapshot
+from paceline.checkpoint.state import HostCopies
 from paceline.config.recipe import Optim
+from paceline.distributed.mesh import ShardId
 from paceline.optim.factory import check, construct
 from paceline.optim.groups import create, groups
 from paceline.optim.rehearsal import check_shardable
@@ -59,7 +60,7 @@ def _resumed(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, fold
     }
     parts = {"model": model.state_dict(), "ema": {}, "optimizer": state_dict(optimizer), "progress": progress}
     path = folder / f"step-{step:08d}"
-    store.write(path, step, snapshot(parts), {})
+    store.write(path, step, HostCopies().take(parts, ShardId()), {})
     return read(path)[1]
 
 

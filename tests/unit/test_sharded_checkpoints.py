@@ -1,5 +1,6 @@
 """Checkpoints in several files, as FSDP ranks write them: read back whole, verified, and refused if they do not fit."""
 
+import errno
 import json
 import random
 import time
@@ -17,7 +18,7 @@ from safetensors import safe_open
 from saved_checkpoints import read
 
 from paceline.checkpoint import state, store
-from paceline.checkpoint.state import HostCopies, snapshot
+from paceline.checkpoint.state import HostCopies
 from paceline.checkpoint.tensors import TensorChunk
 from paceline.checkpoint.verified import CorruptCheckpoint
 from paceline.checkpoint.writer import ShardedWriter, Writer
@@ -171,7 +172,7 @@ class _TwoRanks(World):
     """Rank 0 of two. `other` is what rank 1 reports about its shard."""
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        return [value, value | OTHER]
+        return [value, value | OTHER if isinstance(value, dict) else value]
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         POLLS.append(1)
@@ -235,11 +236,39 @@ def test_ranks_wait_for_a_slow_disk_in_short_collectives(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(store, "write", slow)
     checkpoints = Checkpoints(RANK_0, Writer(tmp_path, 2, "top1"), NO_REPLICAS)
-    state = snapshot({"model": {"weight": WEIGHT}, "ema": {}, "optimizer": {"state": {}, "param_groups": []}})
+    parts = {"model": {"weight": WEIGHT}, "ema": {}, "optimizer": {"state": {}, "param_groups": []}}
+    state = HostCopies().take(parts, ShardId())
     checkpoints.save(STEP, lambda: state | {"progress": _parts(0)["progress"]}, {}, lambda: None, lambda: None)
     checkpoints.complete()
     assert len(POLLS) > 5
     assert next(store.committed(tmp_path))
+
+
+def test_shards_on_cpus_are_written_without_a_copy(tmp_path: Path) -> None:
+    """Training goes on after they are written."""
+    weight, ends = torch.arange(4.0), []
+    writer = ShardedWriter(tmp_path, 2, "top1", ShardId(0, 1), copies_cpu=False)
+    parts = {"model": {"weight": weight, "tied": weight[:2]}, "ema": {}, "optimizer": {"state": {}, "param_groups": []}}
+    copies = writer.snapshot(lambda: parts)
+    assert copies["model"]["weight"].data_ptr() == weight.data_ptr()
+    assert copies["model"]["tied"].data_ptr() != weight.data_ptr()
+    OTHER.clear()
+    checkpoints = Checkpoints(RANK_0, writer, NO_REPLICAS)
+    state = parts | {"progress": _parts(0)["progress"]}
+    checkpoints.save(STEP, lambda: state, {}, lambda: None, lambda: ends.append(writer.busy))
+    assert ends == [False]
+
+
+def test_the_reason_why_a_checkpoint_could_not_begin_is_kept(tmp_path: Path, monkeypatch) -> None:
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "begin", full)
+    writer = ShardedWriter(tmp_path, 2, "top1", ShardId(0, 1))
+    writer.begin(STEP)
+    writer.start(STEP, {"model": {}}, {})
+    writer.wait()
+    assert "No space left on device" in (writer.error or "")
 
 
 class _Pinned(SimpleNamespace):

@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from conftest import HANG
 from torch.distributed import FileStore, destroy_process_group
 
@@ -43,6 +44,16 @@ def test_an_error_on_rank_zero_has_its_code_and_fields_on_all_ranks(tmp_path: Pa
     assert [results.get(timeout=HANG) for _ in ranks] == [expected, expected]
     for rank in ranks:
         rank.join(HANG)
+
+
+def test_the_rank_timeout_begins_when_all_ranks_have_completed_the_first_step(monkeypatch) -> None:
+    """A GPU may still run it, with collectives that wait for slower ranks."""
+    calls: list[str] = []
+    monkeypatch.setattr("paceline.distributed.world.wait", lambda device: calls.append(f"wait for {device}"))
+    monkeypatch.setattr(World, "barrier", lambda self: calls.append("barrier"))
+    monkeypatch.setattr(process_group, "set_timeout", lambda timeout: calls.append("timeout"))
+    World(0, 2, device=torch.device("cuda", 1)).shorten_timeout()
+    assert calls == ["wait for cuda:1", "barrier", "timeout"]
 
 
 def test_ranks_of_simulated_nodes_are_processes_of_this_machine(monkeypatch) -> None:

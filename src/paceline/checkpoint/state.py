@@ -9,11 +9,16 @@ from paceline.distributed.mesh import ShardId
 
 
 class HostCopies:
-    """Copies states to host memory. Copies of GPU tensors are in pinned memory, which the next checkpoint reuses."""
+    """Copies states to host memory. Copies of GPU tensors are in pinned memory, which the next checkpoint reuses.
 
-    def __init__(self) -> None:
+    With `copies_cpu` false, tensors in host memory are not copied unless they share memory, which files cannot express.
+    """
+
+    def __init__(self, copies_cpu: bool = True) -> None:
+        self._copies_cpu = copies_cpu
         self._pinned: dict[str, torch.Tensor] = {}
         self._devices: set[torch.device] = set()
+        self._storages: set[int] = set()
 
     def take(self, tree: Any, shard: ShardId) -> Any:
         """Return a copy of what this rank writes, which training cannot change; None for tensors of other ranks.
@@ -24,6 +29,7 @@ class HostCopies:
         for device in self._devices:
             torch.accelerator.synchronize(device)
         self._devices.clear()
+        self._storages.clear()
         return copy
 
     def _copied(self, tree: Any, shard: ShardId, path: str) -> Any:
@@ -40,18 +46,17 @@ class HostCopies:
 
     def _to_host(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
         if tensor.device.type == "cpu":
-            return tensor.clone(memory_format=torch.contiguous_format)
+            storage = tensor.untyped_storage().data_ptr()
+            if self._copies_cpu or storage in self._storages:
+                return tensor.clone(memory_format=torch.contiguous_format)
+            self._storages.add(storage)
+            return tensor.contiguous()
         kept = self._pinned.get(path)
         if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
             kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
             self._pinned[path] = kept
         self._devices.add(tensor.device)
         return kept.copy_(tensor, non_blocking=True)
-
-
-def snapshot(tree: Any) -> Any:
-    """Return a copy of the whole state in host memory that training cannot change."""
-    return HostCopies().take(tree, ShardId())
 
 
 def num_bytes(tree: Any) -> int:

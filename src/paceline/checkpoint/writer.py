@@ -99,12 +99,15 @@ class Writer:
 class ShardedWriter(Writer):
     """Writes one rank's shard. Rank 0 commits the checkpoint after all ranks have written theirs.
 
-    All ranks call `start`, then `commit` or `abandon`, in the same order.
+    All ranks call `start`, then `commit` or `abandon`, in the same order. With `copies_cpu` false, weights in host
+    memory are written without a copy, and must not change until they are.
     """
 
-    def __init__(self, folder: Path, keep: int, best_metric: str, shard: ShardId):
+    def __init__(self, folder: Path, keep: int, best_metric: str, shard: ShardId, copies_cpu: bool = True):
         super().__init__(folder, keep, best_metric, shard)
+        self._copies, self.copies_cpu = HostCopies(copies_cpu), copies_cpu
         self._step = -1
+        self._begin_error: OSError | None = None
         self._files: dict[str, Any] = {}
         self._before_commit: BeforeCommit = _nothing
         self.is_uncommitted = False
@@ -116,8 +119,11 @@ class ShardedWriter(Writer):
 
     def begin(self, step: int) -> None:
         """Create the folder of a checkpoint: on one rank of those that see it, before any of them starts to write."""
-        with self._keeping_error():
+        self._begin_error = None
+        try:
             store.begin(self._path(step))
+        except OSError as error:
+            self._begin_error = error
 
     def start(
         self, step: int, parts: dict[str, Any], metrics: dict[str, float], before_commit: BeforeCommit = _nothing
@@ -130,6 +136,8 @@ class ShardedWriter(Writer):
 
     def _write_shard(self, step: int, parts: dict[str, Any], metrics: dict[str, float]) -> None:
         with self._keeping_error(num_bytes(parts)):
+            if self._begin_error:
+                raise self._begin_error
             if self._shard.is_first_replica:
                 self._files = store.write_shard(self._path(step), step, parts, metrics, self._shard)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.errors import UserError
+from paceline.system.device import pci_address
 from paceline.system.gpus import Gpu, are_gpus_hidden, installed_gpus, visible_gpus
 from paceline.system.host import host_name, machine_id
 
@@ -20,7 +21,7 @@ class RankDevice(NamedTuple):
     machine: str
     kind: str
     gpu: str
-    """UUID of the GPU, or empty."""
+    """UUID and PCI address of the GPU, or empty."""
     cores: str
     """Cores that the rank may use, as a hexadecimal mask."""
 
@@ -90,7 +91,8 @@ def describe(device: torch.device) -> RankDevice:
     kind, gpu = device.type, ""
     if kind == "cuda":
         kind = "rocm" if torch.version.hip else "cuda"
-        gpu = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+        # not every GPU has a UUID, and parts of one (MIG) share the PCI address
+        gpu = f"{getattr(torch.cuda.get_device_properties(device), 'uuid', '')} {pci_address(device)}".strip()
     mask = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return RankDevice(host_name(), machine_id(), kind, gpu, f"{sum(1 << core for core in mask):x}")
 
@@ -106,10 +108,10 @@ def check_devices(found: Sequence[RankDevice]) -> None:
             "doctor`, or use --device cpu on all nodes.",
             ranks=sorted(first.values()),
         )
-    users: dict[str, list[int]] = {}
+    users: dict[tuple[str, str], list[int]] = {}
     for rank, one in enumerate(found):
         if one.gpu:
-            users.setdefault(one.gpu, []).append(rank)
+            users.setdefault((one.machine, one.gpu), []).append(rank)
     if shared := next((ranks for ranks in users.values() if len(ranks) > 1), None):
         host = found[shared[0]].host
         gpus = len({one.gpu for one in found if one.host == host})

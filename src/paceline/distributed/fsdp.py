@@ -106,6 +106,11 @@ def without_memory(model: nn.Module) -> nn.Module:
     return deepcopy(model, cast(Any, memo))
 
 
+def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return parameters and buffers by name; a buffer that modules share has several."""
+    return [*model.named_parameters(), *model.named_buffers(remove_duplicate=False)]
+
+
 @torch.no_grad()
 def initialize(model: nn.Module, source: nn.Module | None, world: World, recipe: Recipe) -> None:
     """Allocate the shards of a model without memory, and fill them with the weights of `source`, on rank 0.
@@ -117,8 +122,8 @@ def initialize(model: nn.Module, source: nn.Module | None, world: World, recipe:
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty_like(buffer, device=world.device))
-    weights = dict([*source.named_parameters(), *source.named_buffers()]) if source else {}
-    for name, target in [*model.named_parameters(), *model.named_buffers()]:
+    weights = dict(_tensors(source)) if source else {}
+    for name, target in _tensors(model):
         whole = torch.empty(target.shape, dtype=target.dtype, device=world.device)
         if source:
             whole.copy_(weights[name])

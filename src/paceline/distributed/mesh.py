@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.distributed.process_group import add_subgroup
 from paceline.distributed.world import World
 from paceline.errors import UserError
 
@@ -50,7 +51,10 @@ def create_mesh(world: World, choice: str) -> "DeviceMesh":
         return init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))
     shape = (world.size // shards, shards)
     mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
-    world.close_ports()  # of the groups that the mesh created
+    for group in mesh.get_all_groups():
+        add_subgroup(group)
+    if world.device.type == "cpu":
+        world.close_ports()  # of the groups that the mesh created; NCCL connects through its ports when it is used
     return mesh
 
 

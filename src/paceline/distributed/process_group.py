@@ -28,6 +28,7 @@ _ABORT_TIMEOUT = 3.0  # seconds; an abort that takes longer waits for something 
 # Keeps process groups alive: if DDP's reducer held the last reference, it would destroy the group while holding the
 # GIL, and deadlock with a gloo thread that needs the GIL to release its last tensor
 _kept: list[object] = []
+_subgroups: list[dist.ProcessGroup] = []
 
 
 def connect_ranks(backend: str, store: Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -52,10 +53,16 @@ def connect_ranks(backend: str, store: Store, rank: int, size: int, timeout: tim
 
 def set_timeout(timeout: timedelta) -> None:
     """Set how long collectives wait for other ranks."""
-    group = dist.group.WORLD
-    assert group is not None
-    group.set_timeout(timeout)
+    for group in (dist.group.WORLD, *_subgroups):
+        assert group is not None
+        group.set_timeout(timeout)
     flight_recorder.set_timeout(timeout)
+
+
+def add_subgroup(group: dist.ProcessGroup) -> None:
+    """Let a group of some ranks have the timeout of the group of all ranks, from now on."""
+    group.set_timeout(flight_recorder.timeout())
+    _subgroups.append(group)
 
 
 def _try(backend: str, store: Store, rank: int, size: int) -> str:
@@ -89,7 +96,7 @@ def connect_gpus(device: torch.device) -> None:
 
 def destroy_group() -> None:
     """Destroy the process group. Waits for all other ranks, so they must be alive and at the same point."""
-    _kept.append(dist.group.WORLD)
+    _keep_groups()
     dist.destroy_process_group()
 
 
@@ -97,10 +104,15 @@ def abandon_group() -> None:
     """Stop communicating without waiting for other ranks, which may be dead. Destroying the group would wait."""
     if not dist.is_initialized():
         return
-    _kept.append(dist.group.WORLD)
+    _keep_groups()
     thread = threading.Thread(target=abort_groups, name="abort", daemon=True)
     thread.start()
     thread.join(_ABORT_TIMEOUT)
+
+
+def _keep_groups() -> None:
+    _kept.extend([dist.group.WORLD, *_subgroups])
+    _subgroups.clear()
 
 
 def is_lost_connection(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ from paceline.distributed.reports import report_leaving
 from paceline.distributed.sockets import refuse_new_connections
 from paceline.distributed.store import store_at
 from paceline.errors import Stopped, UserError
-from paceline.system.device import pci_address
+from paceline.system.device import pci_address, wait
 from paceline.system.host import bind_near_gpu, confine, cores, host_name, keep_freed_memory, machine_id
 
 T = TypeVar("T")
@@ -122,6 +122,8 @@ class World:
     def shorten_timeout(self) -> None:
         """Use the rank timeout from now on: after start-up all ranks take equally long, so a silent one has failed."""
         if self.size > 1:
+            wait(self.device)  # collectives that a GPU has not completed were started with the longer timeout
+            self.barrier()
             process_group.set_timeout(rank_timeout())
 
     @contextmanager

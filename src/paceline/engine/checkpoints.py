@@ -1,6 +1,6 @@
 """Writes checkpoints while the ranks train, and commits sharded ones once every rank has written its shard.
 
-Ranks that wait for a slow disk do so in short collectives, so that they do not take each other for failed.
+Ranks that wait for a slow disk do so in short collectives, so that none is considered failed.
 """
 
 from collections.abc import Callable
@@ -36,16 +36,22 @@ class Checkpoints:
     ) -> Path | None:
         """Start writing a checkpoint, after the previous one is complete. Returns its path, on ranks that write.
 
-        Training waits only for the copy to host memory, after which `on_copied` is called.
+        Training waits only for the copy to host memory, after which `on_copied` is called; without a copy, it waits
+        until the shards are written.
         """
         self.complete()
-        parts = self._writer.snapshot(state)
+        parts, writer = self._writer.snapshot(state), self._writer
+        if not isinstance(writer, ShardedWriter):
+            on_copied()
+            return writer.start(step, parts, metrics, before_commit)
+        if self._world.is_rank_zero or self._replicas.keeps_copy:
+            writer.begin(step)
+        self._world.barrier()  # the folder exists
+        path = writer.start(step, parts, metrics, before_commit)
+        if not writer.copies_cpu:
+            self._wait_until_idle()
         on_copied()
-        if isinstance(self._writer, ShardedWriter):
-            if self._world.is_rank_zero or self._replicas.keeps_copy:
-                self._writer.begin(step)
-            self._world.barrier()  # the folder exists
-        return self._writer.start(step, parts, metrics, before_commit)
+        return path
 
     def poll(self, newest: int) -> None:
         """Commit a sharded checkpoint if it is written, and copy complete ones to nodes that do not see them.
@@ -99,7 +105,7 @@ class Checkpoints:
             self._replicas.collect(writer.folder, files)
         except UserError as failed:
             error = str(failed)
-        error = self._world.broadcast_object(error)
+        error = next(filter(None, self._world.all_gather_object(error)), None)
         if self._replicas.keeps_copy:
             store.remove(writer.folder)  # the whole checkpoint is copied to this node after its commit
         return error

@@ -4,10 +4,11 @@ Files are copied when a checkpoint is complete and after every rendezvous: the n
 to the others. Nodes that share a file system see one folder, and nothing is sent.
 """
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar, cast
 from uuid import uuid4
 
 import torch
@@ -19,6 +20,7 @@ from paceline.system.files import make_folder, sync
 from paceline.system.host import BackgroundThread, host_name
 from paceline.track.records import RunFolder
 
+T = TypeVar("T")
 _CHUNK = 16 << 20
 _PARTIAL = ".copy-"
 _REWRITTEN = (".json", ".yaml")  # other files only grow
@@ -91,9 +93,9 @@ class Replicas:
             return
         failed, writes = None, self._world.is_rank_zero
         for src, names in enumerate(files):
-            sizes = [(folder / name).stat().st_size for name in names] if self._world.rank == src else []
             if self._shares[src] or not names:
                 continue
+            sizes = [_size(folder / name) for name in names] if self._world.rank == src else []
             for name, size in zip(names, self._world.broadcast_object(sizes, src), strict=True):
                 try:
                     self._copy_file(src, folder / name, folder / name, 0, size, writes and failed is None)
@@ -125,6 +127,7 @@ class Replicas:
             except OSError as error:
                 _remove_partial(written)  # the log of this node may be on the same full disk
                 raise self._copy_error(name, error) from None
+        world.barrier()  # `src` has read all of it
         if writes:
             old = [checkpoints / name for name in names - set(kept)]
             sent = [name for name, _, _ in files]
@@ -149,29 +152,31 @@ class Replicas:
                     yield path.relative_to(root).as_posix(), 0, path.stat().st_size
 
     def _copy_file(self, src: int, path: Path, partial: Path, begin: int, end: int, writes: bool) -> None:
-        """Send a range of a file to all ranks. A rank that cannot write it receives all of it before it raises."""
-        failed = None
-        with ExitStack() as files:
-            source = files.enter_context(path.open("rb")) if self._world.rank == src else None
-            target: BinaryIO | None = None
-            try:
-                target = files.enter_context(_opened(partial, begin)) if writes else None
-            except OSError as error:
-                failed = error
-            if source:
-                source.seek(begin)
-            for at in range(begin, end, _CHUNK):
-                chunk = torch.empty(min(_CHUNK, end - at), dtype=torch.uint8)
-                if source:
-                    chunk.copy_(torch.frombuffer(bytearray(source.read(len(chunk))), dtype=torch.uint8))
-                self._world.broadcast_(chunk, src)
+        """Send a range of a file to all ranks. A rank that cannot read or write it takes part in all of it first."""
+        failed: list[OSError] = []
+
+        def attempt(action: Callable[..., T], *arguments: Any) -> T | None:
+            if not failed:
                 try:
-                    if target and not failed:
-                        target.write(chunk.numpy().tobytes())
+                    return action(*arguments)
                 except OSError as error:
-                    failed = error
+                    failed.append(error)
+            return None
+
+        with ExitStack() as files:
+            source = attempt(_opened, path, "rb", begin) if self._world.rank == src else None
+            target = attempt(_opened_to_write, partial, begin) if writes else None
+            for file in filter(None, (source, target)):
+                files.enter_context(file)
+            for at in range(begin, end, _CHUNK):
+                chunk = torch.zeros(min(_CHUNK, end - at), dtype=torch.uint8)
+                if source:
+                    attempt(_read, source, chunk)
+                self._world.broadcast_(chunk, src)
+                if target:
+                    attempt(target.write, chunk.numpy().tobytes())
         if failed:
-            raise failed
+            raise failed[0]
 
     def _commit(self, names: Sequence[str], written: Sequence[Path], old: Sequence[Path]) -> None:
         """Sync copies to disk in order, rename them, then delete old checkpoints. Runs in the background."""
@@ -203,16 +208,38 @@ class Replicas:
 
     def _copy_error(self, name: str, error: OSError) -> UserError:
         path = self._folder.path / name
-        message = f"{path} cannot be written on {host_name()} ({error.strerror}). Free some space there."
+        message = f"{path} cannot be copied on {host_name()} ({error.strerror or error}). Check the disk there."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message = f"{path} cannot be written on {host_name()} ({error.strerror}). Free some space there."
         return UserError("replica-not-written", message, path=path, host=host_name())
 
 
-def _opened(path: Path, begin: int) -> BinaryIO:
-    """Open a file to write from an offset on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("r+b" if begin and path.exists() else "wb")
+def _opened(path: Path, mode: str, begin: int) -> BinaryIO:
+    """Open a file at an offset."""
+    file = cast(BinaryIO, path.open(mode))
     file.seek(begin)
     return file
+
+
+def _opened_to_write(path: Path, begin: int) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _opened(path, "r+b" if begin and path.exists() else "wb", begin)
+
+
+def _read(file: BinaryIO, chunk: torch.Tensor) -> None:
+    """Fill a tensor of bytes."""
+    content = file.read(len(chunk))
+    if len(content) < len(chunk):
+        raise OSError("the file is shorter than it was")
+    chunk.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file in bytes; 0 if it cannot be read, which an attempt to copy it reports."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _remove_partial(written: Sequence[Path]) -> None:

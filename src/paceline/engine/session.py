@@ -248,7 +248,9 @@ def _open_run(folder: RunFolder, setup: Setup, saved: Path | None, replicas: Rep
 def _writer(folder: RunFolder, setup: Setup) -> Writer | NoWriter:
     settings, shard = setup.recipe.checkpoint, setup.replica.shard
     if shard.count > 1:
-        return ShardedWriter(folder.checkpoints, settings.keep, settings.best, shard)
+        # FSDP is for models that fill the memory: on CPUs there is none for a copy, so that training waits for the disk
+        copies_cpu = setup.world.device.type != "cpu"
+        return ShardedWriter(folder.checkpoints, settings.keep, settings.best, shard, copies_cpu)
     return Writer(folder.checkpoints, settings.keep, settings.best) if setup.world.is_rank_zero else NoWriter()
 
 

@@ -43,11 +43,9 @@ class AveragedModel:
 
 def _places(model: nn.Module) -> list[_Place]:
     """Return where the tensors of a model's state are, each once."""
-    kept = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
-    places = []
-    for module in model.modules():
+    kept, places = model.state_dict().keys(), dict[int, _Place]()
+    for path, module in model.named_modules():
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            if id(tensor) in kept:
-                kept.remove(id(tensor))  # weights can be shared between modules
-                places.append((module, name))
-    return places
+            if isinstance(tensor, nn.Parameter) or f"{path}.{name}".removeprefix(".") in kept:
+                places.setdefault(id(tensor), (module, name))  # weights can be shared between modules
+    return list(places.values())

@@ -24,6 +24,7 @@ class Gpu:
     """nvidia or amd."""
     name: str
     uuid: str
+    """What CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES calls it: its UUID, or its index if it has none."""
 
 
 def installed_gpus() -> list[Gpu]:
@@ -80,7 +81,7 @@ def _text(value: str | bytes) -> str:
 
 def _amd() -> list[Gpu]:
     """Read the nodes of AMD's compute driver. CPUs are nodes too, and have no SIMD units."""
-    found = []
+    found: list[Gpu] = []
     for node in sorted(_KFD.glob("[0-9]*"), key=lambda path: int(path.name)):
         try:
             lines = (node / "properties").read_text().splitlines()
@@ -90,7 +91,8 @@ def _amd() -> list[Gpu]:
             continue
         minor = properties.get("drm_render_minor", 0)
         if properties.get("simd_count") and (_RENDER_NODES / f"renderD{minor}").exists():
-            found.append(Gpu("amd", name or "AMD GPU", f"GPU-{properties.get('unique_id', 0):016x}"))
+            unique = properties.get("unique_id")  # 0 on GPUs that have none; HIP accepts the index as well
+            found.append(Gpu("amd", name or "AMD GPU", f"GPU-{unique:016x}" if unique else str(len(found))))
     return found
 
 
