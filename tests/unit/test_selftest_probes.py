@@ -1,0 +1,67 @@
+"""Probes of a selftest: what waits for the device, which kernels and which models losses are compared with."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.engine.kernels import choose_kernels
+from paceline.selftest.probes.exact import exact_kernels
+from paceline.selftest.probes.syncs import finding_waits
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SYNCHRONIZING = "called a synchronizing CUDA operation (Triggered internally at ...)"
+
+
+def test_a_read_of_a_tensor_within_a_step_is_found() -> None:
+    places: set[str] = set()
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([parameter], foreach=False)  # reads its step count, which is no wait
+    with finding_waits(CPU, places):
+        parameter.sum().backward()
+        optimizer.step()
+    assert not places
+    with finding_waits(CPU, places):
+        _reads(torch.ones(3))
+    assert len(places) == 2
+    assert all(f" in _reads ({__file__}:" in place for place in places)
+    assert {place.split()[0] for place in places} == {"item", "nonzero"}
+
+
+def _reads(tensor: torch.Tensor) -> None:
+    float(tensor.sum())
+    tensor.nonzero()
+
+
+@pytest.fixture
+def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modes in which CUDA was asked to report what waits."""
+    chosen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", chosen.append)
+    return chosen
+
+
+def test_what_cuda_reports_is_found_and_no_rank_stops(modes: list[str]) -> None:
+    places: set[str] = set()
+    with finding_waits(CUDA, places):
+        warnings.warn("something else", stacklevel=1)
+        for _ in range(2):  # Python shows a repeated warning only once by default
+            warnings.warn(SYNCHRONIZING, stacklevel=1)
+    assert modes == ["warn", "default"]
+    (place,) = places
+    assert place.startswith("synchronization in test_what_cuda_reports_is_found_and_no_rank_stops")
+
+
+def test_comparisons_use_exact_kernels_whatever_training_chooses() -> None:
+    before = _kernel_flags()
+    with exact_kernels():
+        choose_kernels(CUDA, tf32=True)
+        nn.Linear(2, 2)(torch.ones(1, 2))
+        assert _kernel_flags() == (False, False, False, True)
+    assert _kernel_flags() == before
+
+
+def _kernel_flags() -> tuple[bool, ...]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    return cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
