@@ -1,14 +1,22 @@
 """Probes of a selftest: what waits for the device, which kernels and which models losses are compared with."""
 
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
+from paceline.distributed.world import World
+from paceline.engine import saved
 from paceline.engine.kernels import choose_kernels
+from paceline.selftest.probes import Probing, runs
 from paceline.selftest.probes.exact import exact_kernels
 from paceline.selftest.probes.syncs import finding_waits
+from paceline.selftest.settings import Settings
+from paceline.system.logs import log
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SYNCHRONIZING = "called a synchronizing CUDA operation (Triggered internally at ...)"
@@ -32,6 +40,13 @@ def test_a_read_of_a_tensor_within_a_step_is_found() -> None:
 def _reads(tensor: torch.Tensor) -> None:
     float(tensor.sum())
     tensor.nonzero()
+
+
+@pytest.fixture
+def own_log() -> Iterator[None]:
+    """Training sends log messages to standard error, which must not last."""
+    yield
+    log.handlers, log.propagate = [], True
 
 
 @pytest.fixture
@@ -60,6 +75,32 @@ def test_comparisons_use_exact_kernels_whatever_training_chooses() -> None:
         nn.Linear(2, 2)(torch.ones(1, 2))
         assert _kernel_flags() == (False, False, False, True)
     assert _kernel_flags() == before
+
+
+@pytest.mark.usefixtures("one_thread", "own_log")
+def test_a_checkpoint_is_evaluated_with_exact_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluation chooses TF32 as it does on a GPU, after which its loss would differ from the recorded one."""
+    probing = _probing(folder=str(tmp_path))
+    runs.whole_run(probing)
+    monkeypatch.setattr(saved, "choose_kernels", lambda _, tf32: choose_kernels(CUDA, tf32))
+    used = set[tuple[bool, ...]]()
+    hook = register_module_forward_hook(lambda *_: used.add(_kernel_flags()))
+    try:
+        found = runs.round_trip(probing)
+    finally:
+        hook.remove()
+    assert used == {(False, False, False, True)}
+    assert found["loaded"] == pytest.approx(found["recorded"])
+    assert found["flipped"]
+    assert not found["unnoticed"]
+
+
+def _settings(**more: object) -> Settings:
+    return Settings(device="cpu", procs=1, **more)
+
+
+def _probing(**more: object) -> Probing:
+    return Probing(World(), _settings(**more))
 
 
 def _kernel_flags() -> tuple[bool, ...]:

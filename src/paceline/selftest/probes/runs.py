@@ -53,7 +53,8 @@ def round_trip(probing: Probing) -> dict[str, Any]:
     run = _runs(probing) / "whole"
     recorded = RunFolder(run).read_summary().get("final") or {}
     words = ["--device", probing.settings.device]
-    _, loaded = evaluate_path(run, "last", words)
+    with exact_kernels():  # as in training, whose loss is compared
+        _, loaded = evaluate_path(run, "last", words)
     checkpoint, copied = find_checkpoint(run, "last"), _runs(probing) / "flipped"
     unnoticed, flipped = [], 0
     for path in sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.stat().st_size):
