@@ -1,5 +1,6 @@
 """Probes of a selftest: what waits for the device, which kernels and which models losses are compared with."""
 
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from paceline.distributed.world import World
 from paceline.engine import saved
 from paceline.engine.kernels import choose_kernels
-from paceline.selftest.probes import Probing, runs
+from paceline.selftest.probes import Probing, runs, syncs
 from paceline.selftest.probes.exact import exact_kernels
 from paceline.selftest.probes.syncs import finding_waits
 from paceline.selftest.settings import Settings
@@ -66,6 +67,37 @@ def test_what_cuda_reports_is_found_and_no_rank_stops(modes: list[str]) -> None:
     assert modes == ["warn", "default"]
     (place,) = places
     assert place.startswith("synchronization in test_what_cuda_reports_is_found_and_no_rank_stops")
+
+
+def test_what_cuda_reports_of_an_optimizer_is_found(modes: list[str]) -> None:
+    """Reads of an optimizer's own numbers are no waits, but CUDA reports only what is one."""
+    places: set[str] = set()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(3))])
+    optimizer.register_step_pre_hook(lambda *_: warnings.warn(SYNCHRONIZING, stacklevel=1))
+    with finding_waits(CUDA, places):
+        optimizer.step()
+    assert len(places) == 1
+
+
+def test_what_cuda_reports_of_a_backward_pass_is_found(modes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch passes on the warnings of its threads when backward() returns."""
+    own, autograd = (traceback.FrameSummary(name, 7, "step") for name in ("net.py", syncs._AUTOGRAD))
+    monkeypatch.setattr(syncs.traceback, "extract_stack", lambda: [own, autograd])
+    places: set[str] = set()
+    with finding_waits(CUDA, places):
+        warnings.warn(SYNCHRONIZING, stacklevel=1)
+    assert places == {"synchronization in step (net.py:7)"}
+
+
+def test_a_thread_without_python_is_observed(modes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DDP's reducer, which autograd calls on the thread of a GPU."""
+    monkeypatch.setattr(syncs.traceback, "extract_stack", list)
+    places: set[str] = set()
+    with finding_waits(CUDA, places):
+        torch.ones(1).item()
+        assert not places
+        warnings.warn(SYNCHRONIZING, stacklevel=1)
+    assert places == {"synchronization in a thread of torch"}
 
 
 def test_comparisons_use_exact_kernels_whatever_training_chooses() -> None:
