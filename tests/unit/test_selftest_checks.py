@@ -24,6 +24,7 @@ RUN = {
     "digest": "same",
     "split": [{"data": 0.1, "compute": 0.8, "sync": 0.05, "optimizer": 0.05}] * 12,
     "times": [float(step) for step in range(12)],
+    "ddp_ranks": 0,
 }
 STEPS = {
     "precision": "bf16",
@@ -66,13 +67,24 @@ def test_ranks_must_have_the_losses_of_one() -> None:
 
 
 def test_a_resumed_run_must_be_bit_identical() -> None:
+    """On one rank, on two, whose sum has one order, and between ranks that share memory."""
     _check(judges.resume(RUN, KILLED, RUN), "pass", "bit-identical")
     _check(judges.resume(RUN, {"error": "rank 1 lost the connection [rank-lost]"}, RUN), "fail", "lost")
     _check(judges.resume(RUN, {"losses": []}, RUN), "fail", "finished")
     _check(judges.resume(RUN, KILLED, RUN | {"first_step": 0}), "fail", "step 0")
-    other = [*RUN["losses"][:6], 0.5 + 1e-9, *RUN["losses"][7:]]
+    other = [*RUN["losses"][:6], RUN["losses"][6] + 1e-9, *RUN["losses"][7:]]
     _check(judges.resume(RUN, KILLED, RUN | {"losses": other}), "fail", "step 7")
     _check(judges.resume(RUN, KILLED, RUN | {"digest": "other"}), "fail", "weights")
+    _check(judges.resume(RUN | {"ddp_ranks": 2}, KILLED, RUN | {"losses": other}), "fail", "step 7")
+    late = {"steps": RUN["steps"][1:], "losses": RUN["losses"][1:]}
+    _check(judges.resume(RUN, KILLED, RUN | late), "fail", "missing")
+
+
+def test_a_resumed_run_of_many_ddp_ranks_may_add_in_another_order() -> None:
+    whole = RUN | {"ddp_ranks": 4}
+    near, far = ([loss + difference for loss in RUN["losses"]] for difference in (1e-6, 1e-4))
+    _check(judges.resume(whole, KILLED, RUN | {"losses": near, "digest": "other"}), "pass", "1.0e-06", "4 ranks")
+    _check(judges.resume(whole, KILLED, RUN | {"losses": far}), "fail", "step 1", "1e-05")
 
 
 def test_a_checkpoint_must_survive_and_flipped_bits_must_not() -> None:

@@ -77,21 +77,30 @@ def same_losses(single: Figures, many: Figures) -> Verdict:
 
 
 def resume(whole: Figures, killed: Figures, resumed: Figures) -> Verdict:
-    """A run that was killed and resumed, against one that was not."""
+    """A run that was killed and resumed, compared with one that was not."""
     if "rank-killed" not in killed.get("error", ""):
         return Verdict(FAIL, f"kill -9 of rank 0 was not reported as such: {killed.get('error') or 'the run finished'}")
     if resumed["first_step"] != CHECKPOINT_EVERY:
         text = f"resumed from step {resumed['first_step']} instead of the checkpoint of step {CHECKPOINT_EVERY}"
         return Verdict(FAIL, text)
-    if resumed["losses"] != whole["losses"]:
-        pairs = zip(resumed["steps"], resumed["losses"], whole["losses"], strict=False)
-        different = [f"step {step}: loss {new:.9g} instead of {old:.9g}" for step, new, old in pairs if new != old]
-        first = (different or ["steps are missing"])[0]
-        return Verdict(FAIL, f"the resumed run differs from the uninterrupted one; {first}")
+    if resumed["steps"] != whole["steps"]:
+        return Verdict(FAIL, "the resumed run differs from the uninterrupted one: steps are missing")
+    # DDP chooses its buckets anew in each process, and the sum of more than two numbers depends on their order
+    ranks = whole["ddp_ranks"]
+    tolerance = RANKS_TOLERANCE if ranks > 2 else 0.0
+    limit = f" by more than {tolerance:g}" if tolerance else ""
+    for step, new, old in zip(resumed["steps"], resumed["losses"], whole["losses"], strict=True):
+        if _difference(new, old) > tolerance:
+            text = f"the resumed run differs from the uninterrupted one{limit}; step {step}: loss {new:.9g}"
+            return Verdict(FAIL, f"{text} instead of {old:.9g}")
+    text = f"rank 0 killed at step {KILLED_AT}, resumed from step {CHECKPOINT_EVERY}"
+    if tolerance:
+        _, largest = _largest_difference(resumed["losses"], whole["losses"])
+        text = f"{text}: largest relative difference of losses {largest:.1e}, of {tolerance:g} allowed"
+        return Verdict(PASS, f"{text} because the all-reduce of {ranks} ranks adds in no fixed order")
     if resumed["digest"] != whole["digest"]:
         return Verdict(FAIL, "the losses are the same, but the weights of the last checkpoint are not bit-identical")
-    text = f"rank 0 killed at step {KILLED_AT}, resumed from step {CHECKPOINT_EVERY}: bit-identical losses and weights"
-    return Verdict(PASS, text)
+    return Verdict(PASS, f"{text}: bit-identical losses and weights")
 
 
 def round_trip(_: Figures, found: Figures) -> Verdict:

@@ -5,9 +5,14 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from paceline.checkpoint import store
@@ -78,7 +83,7 @@ def round_trip(probing: Probing) -> dict[str, Any]:
 
 def _trained(probing: Probing, name: str) -> dict[str, Any]:
     """Train or resume a run; return its losses, its time split and a digest of the weights in its last checkpoint."""
-    with exact_kernels():  # otherwise no two runs on GPUs are bit-identical
+    with exact_kernels(), _noting_ddp() as wrapped:  # without exact kernels, no two runs on GPUs are bit-identical
         path = train_recipe(exact_recipe(probing.settings), _runs(probing), name)
     if not probing.world.is_rank_zero:
         return {}
@@ -91,7 +96,24 @@ def _trained(probing: Probing, name: str) -> dict[str, Any]:
         "digest": _digest(find_checkpoint(path, "last")),
         "split": [record["seconds"] for record in trained],
         "times": [record["time"] for record in trained],
+        "ddp_ranks": probing.world.size if wrapped else 0,
     }
+
+
+@contextmanager
+def _noting_ddp() -> Iterator[set[type]]:
+    """Collect the type of the model's DDP wrapper. One rank, and ranks that share memory, have none."""
+    found: set[type] = set()
+
+    def note(module: nn.Module, _: object) -> None:
+        if isinstance(module, DistributedDataParallel):
+            found.add(type(module))
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 def _runs(probing: Probing) -> Path:
