@@ -11,12 +11,14 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from paceline.distributed.world import World
-from paceline.engine import saved
+from paceline.engine import compiled, saved
+from paceline.engine.build import Setup, build
 from paceline.engine.kernels import choose_kernels
-from paceline.selftest.probes import Probing, runs, syncs
+from paceline.selftest.probes import Probing, losses, runs, steps, syncs
 from paceline.selftest.probes.exact import exact_kernels
+from paceline.selftest.probes.plain import plain_model
 from paceline.selftest.probes.syncs import finding_waits
-from paceline.selftest.settings import Settings
+from paceline.selftest.settings import Settings, exact_recipe
 from paceline.system.logs import log
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -125,6 +127,46 @@ def test_a_checkpoint_is_evaluated_with_exact_kernels(tmp_path: Path, monkeypatc
     assert found["loaded"] == pytest.approx(found["recorded"])
     assert found["flipped"]
     assert not found["unnoticed"]
+
+
+@pytest.fixture(params=["--compile=true", "--model.activation_checkpointing=full"])
+def changed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
+    """A setup whose blocks have another forward pass than their class."""
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    torch.compiler.reset()
+    yield build(exact_recipe(_settings(overrides=(request.param,))), World())
+    torch.compiler.reset()
+
+
+def test_the_plain_model_has_its_own_weights_and_forward_passes(changed: Setup) -> None:
+    original, images = changed.replica.module, torch.randn(2, changed.source.channels, 8, 8)
+    plain = plain_model(changed)
+    assert not [module for module in plain.modules() if "forward" in vars(module)]
+    assert [module for module in original.modules() if "forward" in vars(module)]
+    expected = original(images)
+    torch.testing.assert_close(plain(images), expected)
+    with torch.no_grad():
+        for parameter in original.parameters():
+            parameter.zero_()
+    torch.testing.assert_close(plain(images), expected)
+
+
+def test_plain_loops_do_not_train_the_original(changed: Setup) -> None:
+    original = changed.replica.module
+    losses._plain_losses(changed)
+    images, targets = changed.objective.prepare(next(changed.loader.steps())[0], 0)
+    steps._plain_step(changed, images, targets, communicate=False)()
+    assert all(parameter.grad is None for parameter in original.parameters())
+
+
+def test_a_plain_loop_recomputes_what_training_recomputes(changed: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise activation checkpointing would count as overhead of the training loop."""
+    models: list[nn.Module] = []
+    monkeypatch.setattr(steps, "plain_model", lambda setup: models.append(plain_model(setup)) or models[0])
+    images, targets = changed.objective.prepare(next(changed.loader.steps())[0], 0)
+    steps._plain_step(changed, images, targets, communicate=False)
+    replaced = [module for module in models[0].modules() if "forward" in vars(module)]
+    assert bool(replaced) == (changed.recipe.model.activation_checkpointing == "full")
 
 
 def _settings(**more: object) -> Settings:
