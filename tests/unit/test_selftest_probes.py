@@ -2,7 +2,7 @@
 
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from paceline.distributed.world import World
 from paceline.engine import compiled, saved
 from paceline.engine.build import Setup, build
 from paceline.engine.kernels import choose_kernels
+from paceline.selftest import rank
 from paceline.selftest.probes import Probing, losses, runs, steps, syncs
 from paceline.selftest.probes.exact import exact_kernels
 from paceline.selftest.probes.plain import plain_model
@@ -109,6 +110,31 @@ def test_comparisons_use_exact_kernels_whatever_training_chooses() -> None:
         nn.Linear(2, 2)(torch.ones(1, 2))
         assert _kernel_flags() == (False, False, False, True)
     assert _kernel_flags() == before
+
+
+@pytest.mark.usefixtures("one_thread", "own_log")
+def test_every_probe_compiles_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch does not compile code again that has run while `syncs` observed it."""
+    compiled_by: list[str] = []
+
+    def measure(name: str, _: Probing) -> dict[str, object]:
+        def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+            compiled_by.append(name)
+            return graph.forward
+
+        block = torch.compile(_block, backend=backend, dynamic=False)
+        block(torch.ones(2))
+        with finding_waits(CPU, set()):
+            block(torch.ones(3))
+        return {}
+
+    monkeypatch.setattr(rank, "measure", measure)
+    rank.run_probes(["syncs", "steps"], _settings(overrides=("--compile", "true")))
+    assert compiled_by == ["syncs", "steps"]
+
+
+def _block(values: torch.Tensor) -> torch.Tensor:
+    return values * 2
 
 
 @pytest.mark.usefixtures("one_thread", "own_log")
