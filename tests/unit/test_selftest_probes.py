@@ -195,6 +195,14 @@ def test_a_plain_loop_recomputes_what_training_recomputes(changed: Setup, monkey
     assert bool(replaced) == (changed.recipe.model.activation_checkpointing == "full")
 
 
+def test_precisions_are_those_that_a_device_trains_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert losses._precisions(torch.device("mps")) == ["fp32"]
+    assert losses._precisions(CPU) == ["fp32", "bf16"]
+    for bf16, expected in ((True, ["fp32", "bf16", "fp16"]), (False, ["fp32", "fp16"])):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, bf16=bf16: bf16)
+        assert losses._precisions(CUDA) == expected
+
+
 def _settings(**more: object) -> Settings:
     return Settings(device="cpu", procs=1, **more)
 

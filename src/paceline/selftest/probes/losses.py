@@ -52,7 +52,7 @@ def _precisions(device: torch.device) -> list[str]:
     if device.type == "cuda":
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         return ["fp32", "bf16", "fp16"] if bf16 else ["fp32", "fp16"]
-    return ["fp32", "bf16"]
+    return ["fp32"] if device.type == "mps" else ["fp32", "bf16"]
 
 
 def _losses(recipe: Recipe, probing: Probing) -> list[float]:
