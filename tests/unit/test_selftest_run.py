@@ -3,11 +3,22 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from conftest import environment, raises
 
-from paceline.selftest.checks import CHECKS
+from paceline.errors import Problem
+from paceline.launch import doctor
+from paceline.launch.doctor import HostReport
+from paceline.launch.hosts import Host
+from paceline.launch.rdma import rdma_problems
+from paceline.selftest.checks import CHECKS, Row
+from paceline.selftest.groups import Nodes
 from paceline.selftest.probes import PROBES
-from paceline.selftest.settings import check_overrides
+from paceline.selftest.run import Selftest
+from paceline.selftest.settings import Settings, check_overrides
+
+NODES = Nodes((Host("a", "$HOME"), Host("b", "$HOME")))
+RDMA = {"efa_interfaces": 4, "efa_provider": False, "nccl_plugin": False, "verbs": False, "locked_memory_bytes": 65536}
 
 
 def test_fields_that_the_selftest_sets_are_refused(here: Callable[..., Any]) -> None:
@@ -27,3 +38,19 @@ def test_the_list_names_all_checks(here: Callable[..., Any]) -> None:
 def test_a_launcher_must_not_start_it(paceline: Callable[..., Any]) -> None:
     ranks = {"RANK": "0", "WORLD_SIZE": "1"}
     assert "[selftest-under-launcher]" in paceline("selftest", env=environment() | ranks).stderr
+
+
+def test_problems_that_hosts_can_train_with_are_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without RDMA, NCCL uses TCP: slow, but every other check can run."""
+    slow = [*rdma_problems(RDMA), *rdma_problems(RDMA | {"verbs": True}), Problem("driver-differs", "1 on a, 2 on b")]
+    assert {problem.code for problem in slow} > {"efa-provider-missing", "rdma-devices-missing", "locked-memory-low"}
+    for problem in slow:
+        assert _row_of_hosts(monkeypatch, problem).status == "slow", problem
+    row = _row_of_hosts(monkeypatch, slow[0], Problem("connection-blocked", "a cannot connect to b"))
+    assert row.status == "fail"
+    assert row.reason.startswith("a cannot connect to b")
+
+
+def _row_of_hosts(monkeypatch: pytest.MonkeyPatch, *problems: Problem) -> Row:
+    monkeypatch.setattr(doctor, "check", lambda *_: HostReport(problems=list(problems)))
+    return next(Selftest(Settings(hosts=2), NODES).rows())

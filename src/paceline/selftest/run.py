@@ -17,8 +17,12 @@ from paceline.selftest.judges import FAIL, PASS, SKIPPED, SLOW, Verdict
 from paceline.selftest.probes import PROBES
 from paceline.selftest.settings import Settings
 
-_NOTES = ("clock-skew", "disk-space-low", "shared-memory-low", "few-cores-per-gpu", "gpu-in-use")
-"""Problems of hosts that do not keep them from training."""
+_NOTES = (
+    *("clock-skew", "disk-space-low", "shared-memory-low", "few-cores-per-gpu", "gpu-in-use"),
+    *("python-differs", "driver-differs"),
+    *("efa-provider-missing", "efa-plugin-missing", "rdma-devices-missing", "locked-memory-low"),  # NCCL may use TCP
+)
+"""Problems of hosts that need not keep them from training; if they do, the other checks show it."""
 
 
 @dataclass
