@@ -11,6 +11,7 @@ from paceline.launch import doctor
 from paceline.launch.doctor import HostReport
 from paceline.launch.hosts import Host
 from paceline.launch.rdma import rdma_problems
+from paceline.selftest import run
 from paceline.selftest.checks import CHECKS, Row
 from paceline.selftest.groups import Nodes
 from paceline.selftest.probes import PROBES
@@ -19,6 +20,8 @@ from paceline.selftest.settings import Settings, check_overrides
 
 NODES = Nodes((Host("a", "$HOME"), Host("b", "$HOME")))
 RDMA = {"efa_interfaces": 4, "efa_provider": False, "nccl_plugin": False, "verbs": False, "locked_memory_bytes": 65536}
+FACTS = {"device": "cpu", "procs": 1, "gpus": [], "cpu": "any", "cores": 2, "packages": {"torch": "2"}}
+FACTS |= dict.fromkeys(("cuda", "hip", "driver", "nccl"))
 
 
 def test_fields_that_the_selftest_sets_are_refused(here: Callable[..., Any]) -> None:
@@ -54,3 +57,31 @@ def test_problems_that_hosts_can_train_with_are_notes(monkeypatch: pytest.Monkey
 def _row_of_hosts(monkeypatch: pytest.MonkeyPatch, *problems: Problem) -> Row:
     monkeypatch.setattr(doctor, "check", lambda *_: HostReport(problems=list(problems)))
     return next(Selftest(Settings(hosts=2), NODES).rows())
+
+
+@pytest.mark.parametrize(
+    ("facts", "fix"),
+    [
+        ({"device": "cpu"}, "--procs 2 or --hosts A,B"),
+        ({"device": "cuda", "gpus": ["A", "A"]}, "--procs 2 or --hosts A,B"),
+        ({"device": "cuda", "gpus": ["A"]}, "a machine with several GPUs, --hosts A,B or --device cpu"),
+        ({"device": "mps"}, "--device cpu"),
+    ],
+)
+def test_a_check_that_needs_two_ranks_says_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, object], fix: str
+) -> None:
+    monkeypatch.setattr(run, "measure", _measured_as(FACTS | facts))
+    rows = {row.name: row for row in Selftest(Settings(procs=1), Nodes(), ["rank-speed"]).rows()}
+    assert rows["rank-speed"].status == "skipped"
+    assert rows["rank-speed"].reason == f"needs two ranks. Use {fix}"
+
+
+def _measured_as(facts: dict[str, object]) -> Callable[..., Any]:
+    """Return a function that measures nothing but the given facts."""
+
+    def measure(_nodes: object, probes: list[str], _settings: object) -> list[tuple[str, dict[str, object]]]:
+        assert probes == ["facts"]
+        return [("facts", facts)]
+
+    return measure
