@@ -14,7 +14,7 @@ from paceline.config.imports import allow_given
 from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
 from paceline.selftest import page
-from paceline.selftest.checks import CHECKS, Row
+from paceline.selftest.checks import CHECKS, HOSTS, HOSTS_TITLE, Row
 from paceline.selftest.judges import FAIL, PASS, SKIPPED, SLOW
 from paceline.selftest.run import Selftest, nodes_of
 from paceline.selftest.scrub import Scrubber
@@ -42,10 +42,14 @@ def selftest(arguments: list[str]) -> int:
     parser = _parser()
     options, overrides = parser.parse_known_args(arguments)
     if options.list:
-        show(new_table(("check", ""), [(name, check.title) for name, check in CHECKS.items()]))
+        titles = {HOSTS: f"{HOSTS_TITLE} (with --hosts)"} | {name: check.title for name, check in CHECKS.items()}
+        show(new_table(("check", ""), list(titles.items())))
         return 0
     if under_launcher(os.environ):
         message = "selftest starts its own processes. Run it once, without torchrun or srun; --hosts names other hosts."
+    if HOSTS in options.only and options.hosts is None:
+        message = f"--only {HOSTS} needs --hosts. Add --hosts A,B, or omit --only {HOSTS}."
+        raise UserError("missing-option", message, option="--hosts")
         raise UserError("selftest-under-launcher", message)
     refuse_misspelled(parser, overrides)
     check_overrides(overrides)
@@ -80,7 +84,12 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("selftest"), metavar="DIR", help="folder for results (default: selftest)"
     )
     parser.add_argument(
-        "--only", action="append", default=[], choices=[*CHECKS], metavar="NAME", help="run only this check; repeatable"
+        "--only",
+        action="append",
+        default=[],
+        choices=[HOSTS, *CHECKS],
+        metavar="NAME",
+        help="run only this check; repeatable",
     )
     parser.add_argument("--quick", action="store_true", help="measure speeds less accurately")
     parser.add_argument("--strict", action="store_true", help="let the exit status be 1 also if a check is slow")
@@ -114,8 +123,8 @@ def _show_rows(test: Selftest) -> list[Row]:
 
 
 def _in_order(rows: list[Row]) -> list[Row]:
-    names = [*CHECKS]
-    return sorted(rows, key=lambda row: names.index(row.name) if row.name in names else -1)
+    names = [HOSTS, *CHECKS]
+    return sorted(rows, key=lambda row: names.index(row.name))
 
 
 def _summary(rows: list[Row]) -> str:

@@ -19,6 +19,7 @@ class Check(NamedTuple):
 
 ENVIRONMENT, HOSTS = "environment", "hosts"
 """Names of the checks that always run; HOSTS with --hosts only, by `paceline doctor`'s checks."""
+HOSTS_TITLE = "hosts can train together"
 
 CHECKS = {
     ENVIRONMENT: Check("software and devices", ("facts",), judges.environment),

@@ -11,7 +11,7 @@ from uuid import uuid4
 from paceline.launch import doctor
 from paceline.launch.hosts import HostError, SshHost
 from paceline.launch.values import quoted
-from paceline.selftest.checks import CHECKS, ENVIRONMENT, HOSTS, Check, Row
+from paceline.selftest.checks import CHECKS, ENVIRONMENT, HOSTS, HOSTS_TITLE, Check, Row
 from paceline.selftest.groups import Nodes, measure
 from paceline.selftest.judges import FAIL, PASS, SKIPPED, SLOW, Verdict
 from paceline.selftest.probes import PROBES
@@ -125,8 +125,8 @@ class Selftest:
         notes = [str(problem) for problem in report.problems if problem.code in _NOTES]
         speeds = [f"{between} {rate}" for between, rate, *_ in report.connections]
         status = FAIL if serious else SLOW if notes else PASS
-        text = "; ".join([*serious, *notes] or [f"{len(self.nodes.hosts)} hosts can train together", *speeds])
-        return Row(HOSTS, "hosts can train together", status, text, figures)
+        text = "; ".join([*serious, *notes] or [f"{len(self.nodes.hosts)} {HOSTS_TITLE}", *speeds])
+        return Row(HOSTS, HOSTS_TITLE, status, text, figures)
 
     @contextmanager
     def _folders(self) -> Iterator[None]:
