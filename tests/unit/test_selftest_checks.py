@@ -92,11 +92,11 @@ def test_a_checkpoint_must_survive_and_flipped_bits_must_not() -> None:
         "recorded": {"loss": 1.0, "top1": 0.5},
         "loaded": {"loss": 1.0, "top1": 0.5},
         "flipped": 5,
-        "unnoticed": [],
+        "undetected": [],
     }
     _check(judges.round_trip({}, found), "pass", "5 of 5")
     _check(judges.round_trip({}, found | {"loaded": {"loss": 1.1, "top1": 0.5}}), "fail", "loss")
-    _check(judges.round_trip({}, found | {"unnoticed": ["state.json"]}), "fail", "state.json")
+    _check(judges.round_trip({}, found | {"undetected": ["state.json"]}), "fail", "state.json")
 
 
 def test_times_are_never_failures_unless_impossible() -> None:
@@ -118,7 +118,7 @@ def test_bandwidth_is_compared_with_the_link_that_ranks_use() -> None:
     _check(judges.bandwidth(RATES | {"gpu_link": None}), "pass", "unknown")
     slow_pair = [[0, 1, 200e9], [0, 2, 20e9], [1, 2, 195e9]]
     _check(judges.bandwidth(RATES | {"pairs": slow_pair}), "slow", "ranks 0 and 2")
-    # between nodes only their pairs count, against the network
+    # between nodes only their pairs count, compared with the network
     nodes = {"node_of_rank": [0, 0, 2], "network_link": 12.5e9, "all": 10e9}
     across = [[0, 1, 200e9], [0, 2, 11e9], [1, 2, 11e9]]
     _check(judges.bandwidth(RATES | nodes | {"pairs": across}), "pass", "88%", "network link")

@@ -152,7 +152,7 @@ def test_a_checkpoint_is_evaluated_with_exact_kernels(tmp_path: Path, monkeypatc
     assert used == {(False, False, False, True)}
     assert found["loaded"] == pytest.approx(found["recorded"])
     assert found["flipped"]
-    assert not found["unnoticed"]
+    assert not found["undetected"]
 
 
 @pytest.fixture(params=["--compile=true", "--model.activation_checkpointing=full"])

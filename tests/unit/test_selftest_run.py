@@ -50,6 +50,11 @@ def test_a_check_of_hosts_alone_needs_hosts(here: Callable[..., Any], monkeypatc
     assert [(row.name, row.status) for row in rows] == [("hosts", "pass"), ("environment", "pass")]
 
 
+def test_the_number_of_processes_may_be_auto(here: Callable[..., Any]) -> None:
+    assert "'none' is not a positive integer or auto" in here("selftest", "--procs", "none").stderr
+    assert "--only hosts" in here("selftest", "--procs", "auto", "--only", "hosts").stderr  # not an error of --procs
+
+
 def test_a_launcher_must_not_start_it(paceline: Callable[..., Any]) -> None:
     ranks = {"RANK": "0", "WORLD_SIZE": "1"}
     assert "[selftest-under-launcher]" in paceline("selftest", env=environment() | ranks).stderr

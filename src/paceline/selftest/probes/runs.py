@@ -54,14 +54,14 @@ def resumed_run(probing: Probing) -> dict[str, Any]:
 
 
 def round_trip(probing: Probing) -> dict[str, Any]:
-    """Load the last checkpoint and evaluate it; then flip one bit in each of its files, which must be noticed."""
+    """Load the last checkpoint and evaluate it; then flip one bit in each of its files, which must be detected."""
     run = _runs(probing) / "whole"
     recorded = RunFolder(run).read_summary().get("final") or {}
     words = ["--device", probing.settings.device]
     with exact_kernels():  # as in training, whose loss is compared
         _, loaded = evaluate_path(run, "last", words)
     checkpoint, copied = find_checkpoint(run, "last"), _runs(probing) / "flipped"
-    unnoticed, flipped = [], 0
+    undetected, flipped = [], 0
     for path in sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.stat().st_size):
         target = copied / checkpoint.name
         shutil.rmtree(copied, ignore_errors=True)
@@ -70,14 +70,14 @@ def round_trip(probing: Probing) -> dict[str, Any]:
         flipped += 1
         try:
             evaluate_path(target, "last", words)
-            unnoticed.append(path.name)
+            undetected.append(path.name)
         except UserError:
             pass
     return {
         "recorded": {name: recorded.get(name) for name in ("loss", "top1")},
         "loaded": {name: loaded.get(name) for name in ("loss", "top1")},
         "flipped": flipped,
-        "unnoticed": unnoticed,
+        "undetected": undetected,
     }
 
 
