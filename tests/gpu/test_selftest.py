@@ -92,6 +92,31 @@ def test_a_sound_machine_passes(paceline, tmp_path: Path, procs: int) -> None:
             assert not re.search(rf"\b{re.escape(name)}\b", text)
 
 
+def test_more_than_two_ddp_ranks_resume_with_a_tolerance(paceline, tmp_path: Path) -> None:
+    """DDP adds the gradients of a resumed process in another order."""
+    words = ("--procs", 3, "--grad_sync.transport", "network", "--only", "resume")
+    status, (_, rows) = _selftest(paceline, tmp_path, *words)
+    assert rows["resume"]["status"] == "pass", rows["resume"]
+    assert rows["resume"]["figures"]["whole_run"]["ddp_ranks"] == 3
+    assert "3 ranks" in rows["resume"]["reason"]
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("procs", "words"),
+    [
+        (1, ("--compile", "true", "--only", "precision", "--only", "sync", "--only", "resume")),
+        (2, ("--model.activation_checkpointing", "full", "--only", "precision", "--only", "ranks", "--only", "memory")),
+    ],
+    ids=["compiled", "recomputed"],
+)
+def test_models_with_other_forward_passes_pass(paceline, tmp_path: Path, procs: int, words: tuple[str, ...]) -> None:
+    status, (_, rows) = _selftest(paceline, tmp_path, "--procs", procs, *words)
+    assert {row["status"] for row in rows.values()} == {"pass"}, rows
+    assert len(rows) == 4
+    assert status == 0
+
+
 def test_faults_of_a_rank_are_named(paceline, tmp_path: Path) -> None:
     """A loss that differs, a slow rank and a read of a tensor in the step; each check names its own."""
     (tmp_path / "faults.py").write_text(FAULTS)

@@ -88,6 +88,7 @@ EFA = {
         ({"nccl_plugin": False}, ["efa-plugin-missing"]),
         ({"verbs": False}, ["rdma-devices-missing"]),
         ({"locked_memory_bytes": 65536}, ["locked-memory-low"]),
+        ({"locked_memory_bytes": 64 << 30}, []),  # a limit, but not a low one
         ({"efa_interfaces": 0, "efa_provider": False, "nccl_plugin": False}, []),  # InfiniBand
         ({"efa_interfaces": 0, "verbs": False, "locked_memory_bytes": 65536}, []),  # only TCP
     ],

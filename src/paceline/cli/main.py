@@ -163,7 +163,7 @@ _COMMANDS = {
     "compare": ("compare runs: comparability, speed-up, accuracy, memory, cost", "evidence"),
     "watch": ("watch a run live", "watch"),
     "doctor": ("diagnose this machine, other hosts, or where the time of a run went", "doctor"),
-    "selftest": ("test whether training is right and fast on this machine or on hosts", "selftest"),
+    "selftest": ("test whether training is correct and fast on this machine or on several hosts", "selftest"),
     "logbook": ("write a logbook of runs", "evidence"),
     "report": ("write an HTML report about runs", "evidence"),
     "rendezvous": ("run the rendezvous store of an elastic job that you start by hand", "hosts"),

@@ -8,13 +8,13 @@ from typing import Any
 from rich.status import Status
 
 from paceline.cli.hosts import hosts_from
-from paceline.cli.options import count, make_parser, refuse_misspelled
+from paceline.cli.options import count, count_or_auto, make_parser, refuse_misspelled
 from paceline.cli.ranks import start_ranks
 from paceline.config.imports import allow_given
 from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
 from paceline.selftest import page
-from paceline.selftest.checks import CHECKS, Row
+from paceline.selftest.checks import CHECKS, HOSTS, HOSTS_TITLE, Row
 from paceline.selftest.judges import FAIL, PASS, SKIPPED, SLOW
 from paceline.selftest.run import Selftest, nodes_of
 from paceline.selftest.scrub import Scrubber
@@ -23,18 +23,17 @@ from paceline.system.files import say
 from paceline.system.logs import console
 from paceline.system.tables import new_table, print_row, show
 
-_SELFTEST = """Test whether training is right and fast on this machine or on several hosts. It takes some minutes.
+_SELFTEST = """Test whether training is correct and fast on this machine or on several hosts. It takes a few minutes.
 
     paceline selftest                       all GPUs of this machine; two processes on CPUs
     paceline selftest --hosts a,b           two hosts over ssh, which have paceline installed
     paceline selftest --import my_nets --model.name my-net      with your own model
 
-Each check passes, fails, or is slow; figures that depend on the load of the machine are never failures. DIR gets
-selftest.json and selftest.html, a page for bug reports without host names, user names and paths. The exit status is 1
-if a check fails, with --strict also if one is slow. docs/guides/selftest.md explains every line."""
+Each check passes, fails or is slow; a check of speed can be slow, but never fails. DIR gets selftest.json and
+selftest.html, a page for bug reports without host names, user names and paths. The exit status is 1 if a check fails,
+with --strict also if one is slow. docs/guides/selftest.md explains every line."""
 
 _WIDTHS = (7, 11)  # of status and name
-_AUTO = 0
 
 
 def selftest(arguments: list[str]) -> int:
@@ -42,16 +41,21 @@ def selftest(arguments: list[str]) -> int:
     parser = _parser()
     options, overrides = parser.parse_known_args(arguments)
     if options.list:
-        show(new_table(("check", ""), [(name, check.title) for name, check in CHECKS.items()]))
+        titles = {HOSTS: f"{HOSTS_TITLE} (with --hosts)"} | {name: check.title for name, check in CHECKS.items()}
+        show(new_table(("check", ""), list(titles.items())))
         return 0
     if under_launcher(os.environ):
         message = "selftest starts its own processes. Run it once, without torchrun or srun; --hosts names other hosts."
         raise UserError("selftest-under-launcher", message)
+    if HOSTS in options.only and options.hosts is None:
+        message = f"--only {HOSTS} needs --hosts. Add --hosts A,B, or omit --only {HOSTS}."
+        raise UserError("missing-option", message, option="--hosts")
     refuse_misspelled(parser, overrides)
     check_overrides(overrides)
     allow_given(overrides)
     hosts = hosts_from(options.hosts) if options.hosts is not None else []
-    settings = Settings(options.device, ".", max(1, len(hosts)), options.procs, options.quick, tuple(overrides))
+    procs = 0 if options.procs == "auto" else options.procs
+    settings = Settings(options.device, ".", max(1, len(hosts)), procs, options.quick, tuple(overrides))
     exact_recipe(settings.resolved("cpu", 1))  # an invalid override is an error here, not in every process
     test = Selftest(settings, nodes_of(hosts, options.ssh_config, options.python), options.only)
     rows = _show_rows(test)
@@ -66,24 +70,29 @@ def selftest(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    usage = "[--hosts A,B] [--device auto|cpu|cuda] [--procs N|auto] [--out DIR] [--only NAME]"
+    usage = "[--hosts A,B] [--device auto|cpu|cuda|mps] [--procs N|auto] [--out DIR] [--only NAME]"
     parser = make_parser("selftest", usage, _SELFTEST)
     parser.add_argument("--device", choices=DEVICES, default="auto", help="device (default: auto)")
     parser.add_argument(
         "--procs",
-        type=_procs,
-        default=_AUTO,
+        type=count_or_auto,
+        default="auto",
         metavar="N|auto",
-        help="processes per host (default: auto, its GPUs; on CPUs 2, with --hosts 1)",
+        help="processes per host (default auto: one per GPU; on CPUs two, with --hosts one)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("selftest"), metavar="DIR", help="folder for results (default: selftest)"
     )
     parser.add_argument(
-        "--only", action="append", default=[], choices=[*CHECKS], metavar="NAME", help="run only this check; repeatable"
+        "--only",
+        action="append",
+        default=[],
+        choices=[HOSTS, *CHECKS],
+        metavar="NAME",
+        help="run only this check; repeatable",
     )
     parser.add_argument("--quick", action="store_true", help="measure speeds less accurately")
-    parser.add_argument("--strict", action="store_true", help="let the exit status be 1 also if a check is slow")
+    parser.add_argument("--strict", action="store_true", help="exit with status 1 also if a check is slow")
     parser.add_argument("--list", action="store_true", help="list the checks")
     parser.add_argument("--show-hosts", action="store_true", help="keep names of hosts and users, and paths, in files")
     group = parser.add_argument_group("other hosts")
@@ -98,10 +107,6 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _procs(text: str) -> int:
-    return _AUTO if text == "auto" else count(text)
-
-
 def _show_rows(test: Selftest) -> list[Row]:
     """Print each row as soon as it is known, and below them what is being measured."""
     rows = []
@@ -114,8 +119,8 @@ def _show_rows(test: Selftest) -> list[Row]:
 
 
 def _in_order(rows: list[Row]) -> list[Row]:
-    names = [*CHECKS]
-    return sorted(rows, key=lambda row: names.index(row.name) if row.name in names else -1)
+    names = [HOSTS, *CHECKS]
+    return sorted(rows, key=lambda row: names.index(row.name))
 
 
 def _summary(rows: list[Row]) -> str:

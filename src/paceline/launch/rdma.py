@@ -17,6 +17,7 @@ EFA_PATH = "/opt/amazon/efa/bin"
 """Where the EFA installer of AWS puts fi_info; not in the PATH of commands that ssh runs."""
 _EFA_DRIVER, _VERBS = Path("/sys/bus/pci/drivers/efa"), Path("/dev/infiniband")
 _PLUGIN = re.compile(r"libnccl-net(-ofi|-aws-ofi)?\.so")
+_MIN_LOCKED = 10**9  # bytes; what NCCL registers depends on the numbers of GPUs and channels
 _GUIDE = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html"
 
 
@@ -83,7 +84,7 @@ def rdma_problems(facts: Mapping[str, Any]) -> Iterator[Problem]:
     if facts["efa_interfaces"] and not facts["verbs"]:
         text = "the EFA devices are not visible. In a container, use --device /dev/infiniband."
         yield Problem("rdma-devices-missing", text)
-    if facts["verbs"] and facts["locked_memory_bytes"] >= 0:
+    if facts["verbs"] and 0 <= facts["locked_memory_bytes"] < _MIN_LOCKED:
         size = facts["locked_memory_bytes"] / 1e6
         text = (
             f"locked memory is limited to {size:.3g} MB, and RDMA needs more. Run: ulimit -l unlimited; in a "

@@ -19,12 +19,16 @@ class Check(NamedTuple):
 
 ENVIRONMENT, HOSTS = "environment", "hosts"
 """Names of the checks that always run; HOSTS with --hosts only, by `paceline doctor`'s checks."""
+HOSTS_TITLE = "hosts can train together"
 
 CHECKS = {
     ENVIRONMENT: Check("software and devices", ("facts",), judges.environment),
-    "precision": Check("losses as a plain loop on the CPU", ("precision",), judges.precision),
+    "precision": Check("same losses as a plain loop on the CPU", ("precision",), judges.precision),
     "ranks": Check(
-        "1 rank = N ranks = FSDP", ("one_rank_losses", "many_rank_losses"), judges.same_losses, needs_ranks=True
+        "same losses on one rank, all ranks and with FSDP",
+        ("one_rank_losses", "many_rank_losses"),
+        judges.same_losses,
+        needs_ranks=True,
     ),
     "resume": Check(
         "kill -9 of a rank, then resume",
@@ -36,9 +40,9 @@ CHECKS = {
     "sync": Check("no synchronization within a step", ("syncs",), judges.syncs),
     "memory": Check("memory per rank", ("steps",), judges.memory),
     "time-split": Check("time split adds up", ("whole_run",), judges.time_split),
-    "step-time": Check("step time against a plain loop", ("steps",), judges.step_time),
+    "step-time": Check("step time compared with a plain loop", ("steps",), judges.step_time),
     "rank-speed": Check("ranks equally fast", ("steps",), judges.rank_speed, needs_ranks=True),
-    "loader": Check("loader against the device", ("loading",), judges.loading),
+    "loader": Check("loader compared with the device", ("loading",), judges.loading),
     "bandwidth": Check("all-reduce bandwidth", ("bandwidth",), judges.bandwidth, needs_ranks=True),
 }
 """By name, in the order of the table."""

@@ -41,7 +41,7 @@ def environment(found: Figures) -> Verdict:
 
 
 def precision(found: Figures) -> Verdict:
-    """The losses on the device against those of a plain loop on the CPU."""
+    """The losses on the device compared with those of a plain loop on the CPU."""
     reference, differences = found["reference"], {}
     for name in (name for name in TOLERANCES if name in found):
         step, differences[name] = _largest_difference(found[name], reference)
@@ -49,7 +49,7 @@ def precision(found: Figures) -> Verdict:
             return Verdict(
                 FAIL,
                 f"{name}: loss {found[name][step]:.6g} at step {step + 1}, but {reference[step]:.6g} in a plain fp32 "
-                f"loop on the CPU; the difference exceeds {TOLERANCES[name]:g}",
+                f"loop on the CPU; the relative difference exceeds {TOLERANCES[name]:g}",
             )
     listed = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
     return Verdict(PASS, f"largest relative difference to a plain fp32 loop on the CPU: {listed}")
@@ -60,8 +60,8 @@ def same_losses(single: Figures, many: Figures) -> Verdict:
     per_rank, usual = many["same_images"], single["same_images"]
     for rank, loss in enumerate(per_rank):
         if _difference(loss, usual) > RANKS_TOLERANCE:
-            text = f"rank {rank} of {len(per_rank)} computes the loss {loss:.6g} for images whose loss on one rank is "
-            return Verdict(FAIL, f"{text}{usual:.6g}")
+            text = f"rank {rank} of {len(per_rank)} computes the loss {loss:.6g}"
+            return Verdict(FAIL, f"{text} for images whose loss in a single process is {usual:.6g}")
     differences = {}
     for name in (name for name in ("ddp", "fsdp") if name in many):
         step, differences[name] = _largest_difference(many[name], single["single"])
@@ -77,21 +77,30 @@ def same_losses(single: Figures, many: Figures) -> Verdict:
 
 
 def resume(whole: Figures, killed: Figures, resumed: Figures) -> Verdict:
-    """A run that was killed and resumed, against one that was not."""
+    """A run that was killed and resumed, compared with one that was not."""
     if "rank-killed" not in killed.get("error", ""):
         return Verdict(FAIL, f"kill -9 of rank 0 was not reported as such: {killed.get('error') or 'the run finished'}")
     if resumed["first_step"] != CHECKPOINT_EVERY:
         text = f"resumed from step {resumed['first_step']} instead of the checkpoint of step {CHECKPOINT_EVERY}"
         return Verdict(FAIL, text)
-    if resumed["losses"] != whole["losses"]:
-        pairs = zip(resumed["steps"], resumed["losses"], whole["losses"], strict=False)
-        different = [f"step {step}: loss {new:.9g} instead of {old:.9g}" for step, new, old in pairs if new != old]
-        first = (different or ["steps are missing"])[0]
-        return Verdict(FAIL, f"the resumed run differs from the uninterrupted one; {first}")
+    if resumed["steps"] != whole["steps"]:
+        return Verdict(FAIL, "the resumed run differs from the uninterrupted one: steps are missing")
+    # DDP chooses its buckets anew in each process, and the sum of more than two numbers depends on their order
+    ranks = whole["ddp_ranks"]
+    tolerance = RANKS_TOLERANCE if ranks > 2 else 0.0
+    limit = f" by more than {tolerance:g}" if tolerance else ""
+    for step, new, old in zip(resumed["steps"], resumed["losses"], whole["losses"], strict=True):
+        if _difference(new, old) > tolerance:
+            text = f"the resumed run differs from the uninterrupted one{limit}; step {step}: loss {new:.9g}"
+            return Verdict(FAIL, f"{text} instead of {old:.9g}")
+    text = f"rank 0 killed at step {KILLED_AT}, resumed from step {CHECKPOINT_EVERY}"
+    if tolerance:
+        _, largest = _largest_difference(resumed["losses"], whole["losses"])
+        text = f"{text}: largest relative difference of losses {largest:.1e}, of {tolerance:g} allowed"
+        return Verdict(PASS, f"{text} because the all-reduce of {ranks} ranks adds in no fixed order")
     if resumed["digest"] != whole["digest"]:
         return Verdict(FAIL, "the losses are the same, but the weights of the last checkpoint are not bit-identical")
-    text = f"rank 0 killed at step {KILLED_AT}, resumed from step {CHECKPOINT_EVERY}: bit-identical losses and weights"
-    return Verdict(PASS, text)
+    return Verdict(PASS, f"{text}: bit-identical losses and weights")
 
 
 def round_trip(_: Figures, found: Figures) -> Verdict:
@@ -100,13 +109,13 @@ def round_trip(_: Figures, found: Figures) -> Verdict:
         loaded = found["loaded"][name]
         if value is None or loaded is None or _difference(loaded, value) > RANKS_TOLERANCE:
             return Verdict(FAIL, f"{name} is {loaded} with the loaded checkpoint, but was {value} in training")
-    if found["unnoticed"]:
-        return Verdict(FAIL, f"a flipped bit was not noticed in {', '.join(found['unnoticed'])}")
-    return Verdict(PASS, f"same accuracy after loading; {found['flipped']} of {found['flipped']} flipped bits noticed")
+    if found["undetected"]:
+        return Verdict(FAIL, f"a flipped bit was not detected in {', '.join(found['undetected'])}")
+    return Verdict(PASS, f"same accuracy after loading; {found['flipped']} of {found['flipped']} flipped bits detected")
 
 
 def time_split(run: Figures) -> Verdict:
-    """The parts of the time split against the wall time between records."""
+    """The parts of the time split compared with the wall time between records."""
     for name, seconds in ((name, value) for split in run["split"] for name, value in split.items()):
         if seconds < 0:
             return Verdict(FAIL, f"{name} has a negative time: {seconds:.4f} s")
@@ -121,7 +130,7 @@ def time_split(run: Figures) -> Verdict:
 
 
 def step_time(found: Figures) -> Verdict:
-    """A training step against one of a plain PyTorch loop."""
+    """A training step compared with one of a plain PyTorch loop."""
     own, plain = found["seconds"]["own"], found["seconds"]["plain"]
     ratio = own / plain
     rate = f"{1000 * own:.1f} ms per step, {found['batch'] / own:,.0f} images/s per rank in {found['precision']}"
@@ -130,18 +139,18 @@ def step_time(found: Figures) -> Verdict:
 
 
 def rank_speed(found: Figures) -> Verdict:
-    """The ranks against each other, each computing on its own."""
+    """The ranks compared with each other, each computing on its own."""
     times = found["alone_per_rank"]
     usual = statistics.median_low(times)
     slowest = max(range(len(times)), key=times.__getitem__)
     if times[slowest] > SLOW_RANK * usual:
         text = f"rank {slowest} takes {1000 * times[slowest]:.1f} ms per step, the others {1000 * usual:.1f} ms"
-        return Verdict(SLOW, f"{text}. Check that host for other processes, clock limits and heat")
+        return Verdict(SLOW, f"{text}. Check its host for other processes, clock limits and thermal throttling")
     return Verdict(PASS, f"{1000 * min(times):.1f} to {1000 * max(times):.1f} ms per step")
 
 
 def loading(found: Figures) -> Verdict:
-    """What the loader feeds against what the device consumes, for the rank where it is closest."""
+    """What the loader feeds compared with what the device consumes, for the rank where it is closest."""
     pairs = list(zip(found["fed_per_rank"], found["consumed_per_rank"], strict=True))
     fed, consumed = min(pairs, key=lambda pair: pair[0] / pair[1])
     text = f"the loader decodes {fed:,.0f} images/s per rank, the device trains on {consumed:,.0f}"
@@ -149,7 +158,7 @@ def loading(found: Figures) -> Verdict:
 
 
 def bandwidth(found: Figures) -> Verdict:
-    """The all-reduce, and the slowest pair, against the links."""
+    """The all-reduce, and the slowest pair, compared with the links."""
     nodes, text = found["node_of_rank"], f"all-reduce of all ranks {_gigabytes(found['all'])}"
     several = len(set(nodes)) > 1
     link, kind = (found["network_link"], "network") if several else (found["gpu_link"], "GPU")

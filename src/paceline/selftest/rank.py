@@ -5,6 +5,8 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 
+import torch
+
 from paceline.config.imports import load_imports
 from paceline.distributed.world import World
 from paceline.selftest.probes import PROBES, Probing, measure
@@ -18,10 +20,13 @@ def run_probes(names: Sequence[str], settings: Settings) -> None:
     world = World.from_env(settings.device)
     settings = settings.resolved(world.device.type, num_gpus(world.device))
     logs.set_up(1, 2)  # warnings only
-    load_imports(exact_recipe(settings))
+    recipe = exact_recipe(settings)
+    load_imports(recipe)
     connects_itself = world.size > 1 and any(PROBES[name].own_session for name in names)
     with nullcontext() if connects_itself else world.connected():
         for name in names:
+            if recipe.compile:
+                torch.compiler.reset()  # otherwise torch does not compile code that has run under `syncs`
             begin = time.perf_counter()
             figures = measure(name, Probing(world, settings))
             if world.is_rank_zero:

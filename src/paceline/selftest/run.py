@@ -1,7 +1,7 @@
 """Runs a selftest: starts the probes that its checks need, and yields a row per check."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,14 +11,18 @@ from uuid import uuid4
 from paceline.launch import doctor
 from paceline.launch.hosts import HostError, SshHost
 from paceline.launch.values import quoted
-from paceline.selftest.checks import CHECKS, ENVIRONMENT, HOSTS, Check, Row
+from paceline.selftest.checks import CHECKS, ENVIRONMENT, HOSTS, HOSTS_TITLE, Check, Row
 from paceline.selftest.groups import Nodes, measure
 from paceline.selftest.judges import FAIL, PASS, SKIPPED, SLOW, Verdict
 from paceline.selftest.probes import PROBES
 from paceline.selftest.settings import Settings
 
-_NOTES = ("clock-skew", "disk-space-low", "shared-memory-low", "few-cores-per-gpu", "gpu-in-use")
-"""Problems of hosts that do not keep them from training."""
+_NOTES = (
+    *("clock-skew", "disk-space-low", "shared-memory-low", "few-cores-per-gpu", "gpu-in-use"),
+    *("python-differs", "driver-differs"),
+    *("efa-provider-missing", "efa-plugin-missing", "rdma-devices-missing", "locked-memory-low"),  # NCCL may use TCP
+)
+"""Problems of hosts that need not keep them from training; if they do, the other checks show it."""
 
 
 @dataclass
@@ -59,7 +63,7 @@ class Selftest:
                 self.settings = replace(self.settings, device=facts["device"], procs=facts["procs"])
                 for name in [name for name, check in waiting.items() if check.needs_ranks and self.settings.ranks < 2]:
                     title = waiting.pop(name).title
-                    yield Row(name, title, SKIPPED, "there is one rank. Use --procs 2 or --hosts A,B", {})
+                    yield Row(name, title, SKIPPED, _reason_of_one_rank(facts), {})
             yield from self._known(waiting)
         left = {probe for check in waiting.values() for probe in check.probes} - self.figures.keys()
         for nodes, probes in self._launches(left):
@@ -80,7 +84,8 @@ class Selftest:
         nodes = replace(self.nodes, procs=self.settings.procs)
         ordered = [name for name in PROBES if name in probes]
         if self.settings.ranks == 1:
-            yield nodes, ordered
+            if ordered:
+                yield nodes, ordered
             return
         if shared := [name for name in ordered if not PROBES[name].own_session]:
             yield nodes, shared
@@ -120,8 +125,8 @@ class Selftest:
         notes = [str(problem) for problem in report.problems if problem.code in _NOTES]
         speeds = [f"{between} {rate}" for between, rate, *_ in report.connections]
         status = FAIL if serious else SLOW if notes else PASS
-        text = "; ".join([*serious, *notes] or [f"{len(self.nodes.hosts)} hosts can train together", *speeds])
-        return Row(HOSTS, "hosts can train together", status, text, figures)
+        text = "; ".join([*serious, *notes] or [f"{len(self.nodes.hosts)} {HOSTS_TITLE}", *speeds])
+        return Row(HOSTS, HOSTS_TITLE, status, text, figures)
 
     @contextmanager
     def _folders(self) -> Iterator[None]:
@@ -160,6 +165,17 @@ def _judged(check: Check, figures: list[dict[str, Any]]) -> Verdict:
         if "error" in found and probe not in check.expects_failure:
             return Verdict(FAIL, str(found["error"]))
     return check.judge(*figures)
+
+
+def _reason_of_one_rank(facts: Mapping[str, Any]) -> str:
+    """Return why a check is skipped on one rank, and what gives two on such a machine."""
+    if facts["device"] == "cpu" or len(facts["gpus"]) > 1:
+        fix = "--procs 2 or --hosts A,B"
+    elif facts["device"] == "cuda":
+        fix = "a machine with several GPUs, --hosts A,B or --device cpu"
+    else:
+        fix = "--device cpu"
+    return f"needs two ranks. Use {fix}"
 
 
 def nodes_of(hosts: Sequence[str], ssh_config: Path | None, python: str) -> Nodes:

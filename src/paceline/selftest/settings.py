@@ -60,8 +60,8 @@ def check_overrides(overrides: Sequence[str]) -> None:
     for key, _ in split_overrides(overrides):
         if key.partition(".")[0].replace("-", "_") not in OVERRIDABLE:
             message = (
-                f"--{key} does not apply to a selftest, which sets data, training and precision itself. Only fields "
-                f"of {', '.join(OVERRIDABLE)} do."
+                f"--{key} does not apply to a selftest, which sets data, training and precision itself. Omit it; only "
+                f"fields of {', '.join(OVERRIDABLE)} can be overridden."
             )
             raise UserError("option-not-applicable", message, option=f"--{key}")
 

@@ -1,6 +1,5 @@
 """Losses of the same training steps in several precisions, on several ranks and with FSDP, and in a plain loop."""
 
-import copy
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from paceline.errors import UserError
 from paceline.optim.schedules import lr_at
 from paceline.selftest.probes import Probing
 from paceline.selftest.probes.exact import exact_kernels
+from paceline.selftest.probes.plain import plain_model
 from paceline.selftest.settings import exact_recipe
 
 _STEPS, _SAME_IMAGES = 6, 16
@@ -52,7 +52,7 @@ def _precisions(device: torch.device) -> list[str]:
     if device.type == "cuda":
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         return ["fp32", "bf16", "fp16"] if bf16 else ["fp32", "fp16"]
-    return ["fp32", "bf16"]
+    return ["fp32"] if device.type == "mps" else ["fp32", "bf16"]
 
 
 def _losses(recipe: Recipe, probing: Probing) -> list[float]:
@@ -70,7 +70,7 @@ def _losses(recipe: Recipe, probing: Probing) -> list[float]:
 
 def _plain_losses(setup: Setup) -> list[float]:
     """Return the losses of a plain loop in fp32 on the CPU, from the same weights and with the same images."""
-    model = copy.deepcopy(setup.replica.module).cpu()
+    model = plain_model(setup).cpu()
     optim = setup.recipe.optim
     optimizer = torch.optim.SGD(model.parameters(), optim.lr, momentum=optim.momentum, nesterov=optim.nesterov)
     batches, losses = setup.loader.steps(), []

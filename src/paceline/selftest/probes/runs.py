@@ -5,9 +5,14 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from paceline.checkpoint import store
@@ -49,13 +54,14 @@ def resumed_run(probing: Probing) -> dict[str, Any]:
 
 
 def round_trip(probing: Probing) -> dict[str, Any]:
-    """Load the last checkpoint and evaluate it; then flip one bit in each of its files, which must be noticed."""
+    """Load the last checkpoint and evaluate it; then flip one bit in each of its files, which must be detected."""
     run = _runs(probing) / "whole"
     recorded = RunFolder(run).read_summary().get("final") or {}
     words = ["--device", probing.settings.device]
-    _, loaded = evaluate_path(run, "last", words)
+    with exact_kernels():  # as in training, whose loss is compared
+        _, loaded = evaluate_path(run, "last", words)
     checkpoint, copied = find_checkpoint(run, "last"), _runs(probing) / "flipped"
-    unnoticed, flipped = [], 0
+    undetected, flipped = [], 0
     for path in sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.stat().st_size):
         target = copied / checkpoint.name
         shutil.rmtree(copied, ignore_errors=True)
@@ -64,20 +70,20 @@ def round_trip(probing: Probing) -> dict[str, Any]:
         flipped += 1
         try:
             evaluate_path(target, "last", words)
-            unnoticed.append(path.name)
+            undetected.append(path.name)
         except UserError:
             pass
     return {
         "recorded": {name: recorded.get(name) for name in ("loss", "top1")},
         "loaded": {name: loaded.get(name) for name in ("loss", "top1")},
         "flipped": flipped,
-        "unnoticed": unnoticed,
+        "undetected": undetected,
     }
 
 
 def _trained(probing: Probing, name: str) -> dict[str, Any]:
     """Train or resume a run; return its losses, its time split and a digest of the weights in its last checkpoint."""
-    with exact_kernels():  # otherwise no two runs on GPUs are bit-identical
+    with exact_kernels(), _noting_ddp() as wrapped:  # without exact kernels, no two runs on GPUs are bit-identical
         path = train_recipe(exact_recipe(probing.settings), _runs(probing), name)
     if not probing.world.is_rank_zero:
         return {}
@@ -90,7 +96,24 @@ def _trained(probing: Probing, name: str) -> dict[str, Any]:
         "digest": _digest(find_checkpoint(path, "last")),
         "split": [record["seconds"] for record in trained],
         "times": [record["time"] for record in trained],
+        "ddp_ranks": probing.world.size if wrapped else 0,
     }
+
+
+@contextmanager
+def _noting_ddp() -> Iterator[set[type]]:
+    """Collect the type of the model's DDP wrapper. One rank, and ranks that share memory, have none."""
+    found: set[type] = set()
+
+    def note(module: nn.Module, _: object) -> None:
+        if isinstance(module, DistributedDataParallel):
+            found.add(type(module))
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 def _runs(probing: Probing) -> Path:

@@ -1,6 +1,5 @@
 """Time and memory of training steps with the load of real training, beside a plain PyTorch loop."""
 
-import copy
 import gc
 import statistics
 import time
@@ -9,14 +8,15 @@ from typing import Any
 
 import psutil
 import torch
-from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.engine.build import Setup, build
 from paceline.engine.train import train_step
+from paceline.models.activation_checkpointing import checkpoint_activations
 from paceline.optim.schedules import lr_at
 from paceline.selftest.probes import Probing
+from paceline.selftest.probes.plain import plain_model
 from paceline.selftest.settings import speed_recipe
 from paceline.system.device import peak_memory, wait
 
@@ -36,8 +36,8 @@ def steps(probing: Probing) -> dict[str, Any]:
         train_step(setup, batch, 0, lr_at(0, setup.lr_plan))
 
     # copied before either trains; DDP's plain wrapper and no communication at all
-    plain = _plain_step(copy.deepcopy(setup.replica.module), setup, images, targets, communicate=True)
-    alone = _plain_step(copy.deepcopy(setup.replica.module), setup, images, targets, communicate=False)
+    plain = _plain_step(setup, images, targets, communicate=True)
+    alone = _plain_step(setup, images, targets, communicate=False)
     rounds = _QUICK_ROUNDS if quick else _ROUNDS
     count = _QUICK_STEPS if quick else _STEPS_PER_ROUND
     seconds: dict[str, list[float]] = {"own": [], "plain": [], "alone": []}
@@ -62,12 +62,11 @@ def steps(probing: Probing) -> dict[str, Any]:
     }
 
 
-def _plain_step(
-    model: nn.Module, setup: Setup, images: torch.Tensor, targets: torch.Tensor, communicate: bool
-) -> Callable[[], None]:
-    """Return a step of a loop as in PyTorch's tutorials."""
+def _plain_step(setup: Setup, images: torch.Tensor, targets: torch.Tensor, communicate: bool) -> Callable[[], None]:
+    """Return a step of a loop as in PyTorch's tutorials, with a copy of the model that is not compiled."""
     optim, world = setup.recipe.optim, setup.world
-    wrapped = model
+    wrapped = model = plain_model(setup)
+    checkpoint_activations(model, setup.recipe.model)  # the user's choice, which costs any loop the same time
     if communicate and world.size > 1:
         wrapped = DistributedDataParallel(model, [world.device] if world.device.type == "cuda" else None)
     optimizer = torch.optim.SGD(model.parameters(), optim.lr, momentum=optim.momentum, nesterov=optim.nesterov)

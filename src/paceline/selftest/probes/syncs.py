@@ -44,16 +44,15 @@ def finding_waits(device: torch.device, places: set[str]) -> Iterator[None]:
     On GPUs, also add those that CUDA reports. It only warns: an error on one rank would leave the others waiting.
     """
 
-    def note(what: str) -> None:
-        stack = [frame for frame in traceback.extract_stack() if not _observes(frame)]
-        if not _reads_own_numbers(stack):
+    def on_read(what: str) -> None:
+        if not _reads_own_numbers(stack := _stack()):
             places.add(f"{what} in {_line(stack)}")
 
     def on_warning(message: Any, *_: Any, **__: Any) -> None:
-        if _CUDA_WARNING in str(message):
-            note("synchronization")
+        if _CUDA_WARNING in str(message):  # CUDA waits, whoever asked for it: autograd and optimizers too
+            places.add(f"synchronization in {_line(_stack())}")
 
-    with waits.HostReads(note), warnings.catch_warnings():
+    with waits.HostReads(on_read), warnings.catch_warnings():
         if device.type == "cuda":
             warnings.simplefilter("always")
             warnings.showwarning = on_warning
@@ -63,6 +62,11 @@ def finding_waits(device: torch.device, places: set[str]) -> Iterator[None]:
         finally:
             if device.type == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
+
+
+def _stack() -> list[traceback.FrameSummary]:
+    """Return the calls that led here. On autograd's threads for GPUs there are none: they run no Python."""
+    return [frame for frame in traceback.extract_stack() if not _observes(frame)]
 
 
 def _observes(frame: traceback.FrameSummary) -> bool:
@@ -75,10 +79,11 @@ def _reads_own_numbers(stack: Sequence[traceback.FrameSummary]) -> bool:
 
     Optimizers keep their step count there, and DDP's reducer its factor. CUDA reports what else they wait for.
     """
-    return stack[-1].filename == _AUTOGRAD or any(frame.filename.startswith(_OPTIM) for frame in stack)
+    from_autograd = not stack or stack[-1].filename == _AUTOGRAD
+    return from_autograd or any(frame.filename.startswith(_OPTIM) for frame in stack)
 
 
 def _line(stack: Sequence[traceback.FrameSummary]) -> str:
     """Return the innermost line that is not torch's."""
-    frame = next(frame for frame in reversed(stack) if not frame.filename.startswith(_TORCH))
-    return f"{frame.name} ({frame.filename}:{frame.lineno})"
+    frame = next((frame for frame in reversed(stack) if not frame.filename.startswith(_TORCH)), None)
+    return f"{frame.name} ({frame.filename}:{frame.lineno})" if frame else "a thread of torch"
