@@ -14,7 +14,7 @@ demo: $(READY)  ## train the included digits recipe in one process, then in two,
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster --ignore tests/attack --ignore tests/docs --ignore tests/gpu
 
-gpu: $(READY)  ## run the slow tests of GPU paths and of the selftest, on pretended GPUs and on CPUs
+gpu: $(READY)  ## run the slow tests of GPU paths and of the selftest, on simulated GPUs and on CPUs
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/gpu
 
 cluster: $(READY) .venv-sky/.ready  ## run the tests on simulated hosts (network namespaces) and on a local SLURM (as root)

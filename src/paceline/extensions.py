@@ -197,11 +197,18 @@ def modules() -> list[str]:
     return [name for name in found if name != "__main__"]
 
 
+_LISTING = {
+    "model": "; timm.list_models() lists those of timm",
+    "optimizer": "; timm.optim.list_optimizers() lists those of timm",
+}
+
+
 def unknown(kind: str, key: str, name: str, built_in: Iterable[str]) -> UserError:
     """Return the error for a name that is neither built in nor registered."""
     known = [entry for entry in (*built_in, *names(kind)) if entry]
     close = difflib.get_close_matches(name.lower(), known, n=3)
-    listed = f"Known: {', '.join(known)}." if len(known) < 30 else f"{len(known):,} {kind}s are known, most from timm."
+    many = f"{len(known):,} {kind}s are known{_LISTING.get(kind, '')}."
+    listed = f"Known: {', '.join(known)}." if len(known) < 30 else many
     hint = f"Did you mean {' or '.join(close)}?" if close else listed if known else "None is registered."
     message = (
         f"{key}={name!r} is not a known {kind}. {hint} If one of your modules registers it, load that module with "

@@ -203,7 +203,18 @@ def test_a_mistake_in_the_visible_devices_is_an_error(monkeypatch, cuda, install
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with raises("gpu-not-usable") as caught:
         choose_device("auto", 0)
-    assert "CUDA_VISIBLE_DEVICES" in str(caught.value)
+    assert "CUDA_VISIBLE_DEVICES='7'" in str(caught.value)
+
+
+def test_the_wrong_one_of_several_variables_is_named(monkeypatch, cuda, installed) -> None:
+    cuda(0)
+    installed(2, "amd")
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "9")
+    with raises("gpu-not-usable") as caught:
+        choose_device("auto", 0)
+    assert "ROCR_VISIBLE_DEVICES='9'" in str(caught.value)
 
 
 def test_a_cpu_build_of_torch_on_a_machine_with_gpus(paceline, nvml: Path) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +89,35 @@ def test_python_api_counts_as_well(monkeypatch) -> None:
             api.dry_run("local", "digits", nodes=1, procs=wrong)
 
 
+# ---- all backends ----
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("local", "--nodes", 1, "--dry-run"),
+        ("ssh", "--hosts", "x", "--dry-run"),
+        ("ec2", "--nodes", 1, "--instance-type", "p4d.24xlarge", "--dry-run"),
+        ("slurm", "--nodes", 1, "--gpus-per-node", 8, "--dry-run"),
+        ("manifest", "--nodes", 1, "--for", "kubernetes", "--image", "i", "--gpus-per-node", 8),
+    ],
+)
+def test_strategy_single_starts_one_process(here, monkeypatch, words: tuple[object, ...]) -> None:
+    """As `paceline train` does; more ranks would refuse to train."""
+    _visible(monkeypatch, NVIDIA)
+    answer = here("launch", *words, "digits", "--strategy", "single")
+    assert "# processes per node: 1 (strategy=single)" in answer.stdout, answer.stderr
+
+
+@pytest.mark.parametrize("words", [("--nodes", 2), ("--nodes", 1, "--procs", 2)])
+def test_strategy_single_with_more_ranks_is_refused_before_the_launch(
+    here, monkeypatch, words: tuple[object, ...]
+) -> None:
+    _visible(monkeypatch, NVIDIA)
+    message = complaint(here("launch", "local", *words, "digits", "--strategy", "single", "--dry-run"))
+    assert "[strategy-needs-one-rank]" in message
+
+
 # ---- ssh ----
 
 
@@ -155,7 +183,7 @@ def test_hosts_are_not_asked_if_the_number_is_known(here) -> None:
 
 @pytest.mark.usefixtures("hosts")
 @pytest.mark.parametrize(
-    ("host", "reason"), [("x", "host-"), ("shared", "a variable restricts its GPUs"), ("liar", "it answered")]
+    ("host", "reason"), [("x", "host-"), ("shared", "a variable restricts them"), ("liar", "it answered")]
 )
 def test_host_of_unknown_size_counts_its_own_gpus(here, host: str, reason: str, tmp_path: Path) -> None:
     plan = _plan(here, "ssh", "--hosts", f"a,{host}")
@@ -210,86 +238,3 @@ def test_dry_run_needs_no_credentials(here, monkeypatch, tmp_path: Path) -> None
     plan = _plan(here, "ec2", "--instance-type", "p4d.24xlarge", "--region", "us-east-1")
     assert "# processes per node: auto (each instance counts its GPUs; EC2 was not asked: aws-credentials-" in plan
     assert plan.count("--procs auto ") == 2
-
-
-# ---- slurm ----
-
-
-@pytest.mark.parametrize(
-    ("words", "count", "source"),
-    [
-        ("--gpus-per-node 4", 4, "--gpus-per-node"),
-        ("--sbatch gpus-per-node=a100:8", 8, "--gpus-per-node"),
-        ("--sbatch gres=gpu:2", 2, "--gres"),
-        ("--sbatch gres=lustre:1,gpu:a100:4(S:0-1)", 4, "--gres"),
-        ("--sbatch gres=gpu:a100", 1, "--gres"),
-        ("--sbatch gpus=16", 8, "--gpus"),
-        ("--sbatch gpus-per-task=1 --procs 4", 4, "--procs"),
-        ("--sbatch ntasks-per-node=6", 6, "--sbatch ntasks-per-node"),
-        ("--gpus-per-node 4 --procs 2", 2, "--procs"),
-        ("--gpus-per-node 4 --device cpu", 1, "device=cpu"),
-    ],
-)
-def test_slurm_options_say_the_gpus(here, words: str, count: int, source: str) -> None:
-    plan = _plan(here, "slurm", "--nodes", 2, *words.split())
-    assert f"# processes per node: {count} ({source})" in plan
-    assert plan.count(f"#SBATCH --ntasks-per-node={count}\n") == 1
-    assert "nvidia-smi" not in plan
-
-
-def _srun(here, tmp_path: Path, variables: dict[str, str], *words: object, status: int = 0) -> list[list[str]]:
-    """Run the sbatch file with a stand-in for srun; return the arguments of each srun, and check its exit status."""
-    script = _plan(here, "slurm", "--nodes", 2, "--python", "python3", *words)
-    stub = tmp_path / "bin" / "srun"
-    stub.parent.mkdir(exist_ok=True)
-    stub.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\ncase "$*" in *selftest*) exit {status} ;; esac\n')
-    stub.chmod(0o700)
-    (tmp_path / "calls").unlink(missing_ok=True)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CUDA_"))}
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_CPUS_ON_NODE": "32"} | variables
-    path = {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash"], input=script, text=True, env=kept | path | slurm, check=False, capture_output=True)
-    assert done.returncode == status, done.stderr
-    return [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
-
-
-def test_srun_gets_the_cpus_per_task(here, tmp_path: Path) -> None:
-    """Since SLURM 22.05 it does not inherit them."""
-    (call,) = _srun(here, tmp_path, {"SLURM_CPUS_PER_TASK": "6"}, "--gpus-per-node", 4, "--cpus-per-task", 6)
-    assert "--cpus-per-task=6" in call
-    assert call[call.index("python3") :][:4] == ["python3", "-m", "paceline", "train"]
-    (call,) = _srun(here, tmp_path, {}, "--gpus-per-node", 4)
-    assert not any("cpus-per-task" in word for word in call)
-
-
-@pytest.mark.parametrize(
-    ("variables", "gpus", "count", "cpus"),
-    [
-        ({"SLURM_GPUS_ON_NODE": "4"}, 8, 4, 8),
-        ({}, 8, 8, 4),  # a cluster without GRES
-        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 8, 1, 32),  # a job that was given none of the node's GPUs
-        ({}, 0, 1, 32),
-    ],
-)
-def test_job_counts_the_gpus_it_got(
-    here, tmp_path: Path, variables: dict[str, str], gpus: int, count: int, cpus: int
-) -> None:
-    (tmp_path / "bin").mkdir()
-    nvidia_smi = tmp_path / "bin" / "nvidia-smi"
-    nvidia_smi.write_text(f"#!/bin/sh\nfor i in $(seq {gpus}); do echo GPU $i: A100; done\n")
-    nvidia_smi.chmod(0o700)
-    plan = _plan(here, "slurm", "--nodes", 2)
-    assert "# processes per node: auto (the GPUs that SLURM allocates, counted in the job)" in plan
-    assert "ntasks-per-node=1\n" not in plan
-    (call,) = _srun(here, tmp_path, variables)
-    assert call[:3] == [f"--ntasks={2 * count}", f"--ntasks-per-node={count}", f"--cpus-per-task={cpus}"]
-
-
-@pytest.mark.parametrize("status", [0, 3])
-def test_slurm_job_trains_only_after_the_selftest(here, tmp_path: Path, status: int) -> None:
-    words = ("--selftest", "--gpus-per-node", 4)
-    test, *train = _srun(here, tmp_path, {}, *words, status=status)
-    assert test[:2] == ["--ntasks=2", "--ntasks-per-node=1"]
-    # without the variable by which a rank recognizes srun
-    assert " ".join(test[test.index("env") :]) == "env --unset=SLURM_STEP_NUM_TASKS python3 -m paceline selftest"
-    assert len(train) == (1 if status == 0 else 0)

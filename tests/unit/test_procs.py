@@ -13,8 +13,11 @@ import paceline as pl
 from paceline.cli.ranks import add_process_options, choose_procs, enter_rank, needs_agent, world_size
 from paceline.config.batch import layouts, procs_per_node
 from paceline.config.io import load_recipe
+from paceline.distributed.world import World
+from paceline.engine.resume import how_to_resume
 from paceline.system import gpus
 from paceline.system.gpus import Gpu
+from paceline.track.records import RunFolder
 
 
 @pytest.fixture
@@ -56,6 +59,25 @@ def test_one_process_per_visible_gpu(monkeypatch) -> None:
 )
 def test_other_devices_use_one_process(overrides: tuple[str, ...], expected: int) -> None:
     assert procs_per_node(load_recipe("digits", list(overrides))) == expected
+
+
+@pytest.mark.usefixtures("eight")
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "option"),
+    [
+        ((), 1, " --procs 1"),  # otherwise eight would resume it
+        ((), 4, " --procs 4"),
+        (("--strategy", "single"), 1, ""),
+        (("--device", "cpu"), 1, ""),
+    ],
+)
+def test_a_run_is_resumed_in_as_many_processes(
+    monkeypatch, tmp_path: Path, overrides: tuple[str, ...], ranks: int, option: str
+) -> None:
+    monkeypatch.delenv("PACELINE_JOB", raising=False)
+    world = World(0, ranks, local_size=ranks)
+    hint = how_to_resume(RunFolder(tmp_path), load_recipe("digits", list(overrides)), world)
+    assert hint == f"resume with: paceline train --resume {tmp_path}{option}"
 
 
 def test_without_gpus_there_is_one_process(monkeypatch) -> None:

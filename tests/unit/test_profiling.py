@@ -49,6 +49,10 @@ def test_more_steps_than_the_run_has_are_refused_before_it_starts(here, tmp_path
     answer = here("train", "digits", *words, "--profile", "8ba")
     assert answer.returncode != 0
     assert "[profile-too-long]" in answer.stderr
+    assert "at most 7ba" in answer.stderr
+    shorter = here("train", "digits", *words, "--train.duration", "5ba", "--profile", "1ba")
+    assert "[profile-too-long]" in shorter.stderr
+    assert "at most" not in shorter.stderr  # no profile fits
     assert not (tmp_path / "runs" / "digits").exists()
 
 

@@ -134,5 +134,5 @@ def _profile(run: LoggedRun) -> str:
         for top in last["operators"]
     ]
     head = f"Profile of {last['steps']} steps up to step {last['step']}"
-    table = _table("figures", ["of the time", "ms per step", "calls"], lines)
+    table = _table("figures", ["time", "ms per step", "calls"], lines)
     return f'<h4>{head}</h4><div class="scroll">{table}</div>'

@@ -122,4 +122,5 @@ def _python_path(inherited: Mapping[str, str]) -> dict[str, str]:
 def _error(found: dict[str, Any], status: int) -> UserError:
     if error := found.get("error"):
         return UserError.from_json(error)
-    return UserError("command-failed", f"the command ended with exit status {status}.", status=status)
+    message = f"the command ended with exit status {status}. The lines above say why."
+    return UserError("command-failed", message, status=status)

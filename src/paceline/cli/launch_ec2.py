@@ -50,7 +50,10 @@ def add_ec2_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--efa", action="store_true", help="connect the instances with Elastic Fabric Adapters")
     group.add_argument(
-        "--instance-profile", default="", metavar="NAME", help="IAM role of the instances, in place of AWS keys"
+        "--instance-profile",
+        default="",
+        metavar="NAME",
+        help="IAM instance profile (name or ARN) whose role replaces AWS keys",
     )
     group.add_argument("--keep", action="store_true", help="do not terminate instances; they cost money until you do")
 

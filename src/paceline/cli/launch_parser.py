@@ -92,7 +92,7 @@ def _add_node_options(parser: argparse.ArgumentParser, backend: str) -> None:
         type=count_or_auto,
         default="auto",
         metavar="N|auto",
-        help="processes per node (default: auto, one per GPU, or one on a CPU)",
+        help="processes per node (default: auto, one per GPU, one on CPUs)",
     )
     is_elastic = backend in ("local", "ssh", "ec2")
     if is_elastic:
@@ -167,7 +167,7 @@ def _add_manifest_options(parser: argparse.ArgumentParser) -> None:
     add("--for", dest="for_", default="", metavar="ENGINE", help="skypilot, kubeflow or kubernetes")
     add("--gpu-type", default="", metavar="NAME", help="skypilot: GPU type, e.g. A100 or L4")
     add("--image", default="", metavar="IMAGE", help="container image with paceline")
-    add("--rdma", default="", metavar="RESOURCE=N", help="RDMA devices of a node, e.g. vpc.amazonaws.com/efa=4")
+    add("--rdma", default="", metavar="RESOURCE=N", help="RDMA devices per node, e.g. vpc.amazonaws.com/efa=4")
 
 
 def _refuse_options_of_others(backend: str, words: Iterable[str], backends: dict[str, argparse.ArgumentParser]) -> None:

@@ -36,6 +36,16 @@ def procs_per_node(recipe: Recipe, procs: int | str = "auto") -> int:
     return 1 if recipe.strategy == "single" else default_procs(recipe.device)
 
 
+def check_strategy(recipe: Recipe, ranks: int) -> None:
+    """UserError if the strategy of a recipe does not support this many ranks."""
+    if recipe.strategy == "single" and ranks > 1:
+        raise UserError(
+            "strategy-needs-one-rank",
+            f"strategy=single does not support {ranks} ranks. Use --strategy ddp or fsdp, or one process on one node.",
+            ranks=ranks,
+        )
+
+
 def layouts(recipe: Recipe, ranks: int) -> dict[int, BatchLayout]:
     """The layout of every global batch of a recipe; UserError if ranks x accumulation does not divide one of them."""
     accumulation = recipe.train.grad_accumulation
@@ -70,7 +80,7 @@ def layouts(recipe: Recipe, ranks: int) -> dict[int, BatchLayout]:
 def _fewer_ranks(batch: int, ranks: int, accumulation: int) -> str:
     """A number of ranks that fits as well, if there is one."""
     fitting = next((fewer for fewer in range(ranks - 1, 0, -1) if batch % (fewer * accumulation) == 0), 0)
-    return f", or {fitting} rank{'s' * (fitting > 1)} (--procs)" if fitting else ""
+    return f", or use {fitting} rank{'s' * (fitting > 1)} (--procs x --nodes)" if fitting else ""
 
 
 def memory_key(recipe: Recipe, ranks: int) -> dict[str, Any]:

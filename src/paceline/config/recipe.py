@@ -35,7 +35,7 @@ class Model:
     """Compute batch norm statistics over all ranks instead of per rank."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     """Save memory by recomputing activations of repeated blocks in the backward pass. full: all of them; selective: all
-    but the results of matrix products, convolutions and attention, which costs less time."""
+    but the results of matrix multiplications, convolutions and attention, which costs less time."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,8 @@ class Recipe:
     channels_last: bool = True
     """Keep images and convolutions in channels-last (NHWC) memory format, which is usually faster."""
     tf32: bool = True
-    """GPUs: compute fp32 matrix products and convolutions in TF32, which is several times faster; false: exact fp32."""
+    """GPUs: compute fp32 matrix multiplications and convolutions in TF32, which is several times faster; false: full
+    fp32."""
     compile: bool = False
     """Compile the repeated blocks of the model with torch.compile, once per image size and batch size."""
 

@@ -12,6 +12,7 @@ from paceline.system.gpus import Gpu, are_gpus_hidden, installed_gpus, visible_g
 from paceline.system.host import host_name, machine_id
 
 _KINDS = {"cuda": "a CUDA GPU", "rocm": "a ROCm GPU", "cpu": "the CPU", "mps": "the GPU of a Mac"}
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 class RankDevice(NamedTuple):
@@ -44,7 +45,7 @@ def choose_device(requested: str, local_rank: int, size: int = 1) -> torch.devic
     if local_rank >= available:
         raise UserError(
             "too-few-gpus",
-            f"this node has {available} GPUs, but at least {local_rank + 1} ranks. Start at most {available} per node.",
+            f"this node has {available} GPUs, but at least {local_rank + 1} ranks. Use --procs {available} or fewer.",
             gpus=available,
         )
     return torch.device("cuda", local_rank)
@@ -78,7 +79,10 @@ def _reason(gpus: list[Gpu]) -> str:
     if not built:
         return f"PyTorch {torch.__version__} is built without {platform}. Install a build with it (pytorch.org)."
     if not visible_gpus():
-        return "CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES selects none of them. Correct or unset it."
+        given = [(name, os.environ[name]) for name in _VISIBLE if name in os.environ]
+        # ROCm has several variables, of which perhaps only one is wrong
+        name, value = next((each for each in given if not visible_gpus(dict([each]))), given[-1])
+        return f"{name}={value!r} selects none of them. Correct or unset it."
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
@@ -117,8 +121,8 @@ def check_devices(found: Sequence[RankDevice]) -> None:
         gpus = len({one.gpu for one in found if one.host == host})
         raise UserError(
             "too-few-gpus",
-            f"ranks {' and '.join(map(str, shared[:2]))} on {host} use the same GPU ({found[shared[0]].gpu}). Start at "
-            f"most {gpus} per node, or give each its own GPU (SLURM: --gpus-per-task=1).",
+            f"ranks {' and '.join(map(str, shared[:2]))} on {host} use the same GPU ({found[shared[0]].gpu}). Use "
+            f"--procs {gpus} or fewer, or give each rank its own GPU (SLURM: --gpus-per-task=1).",
             gpus=gpus,
             ranks=shared,
         )

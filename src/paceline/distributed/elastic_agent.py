@@ -22,8 +22,9 @@ from paceline.distributed.env import AGENT, STORE
 from paceline.distributed.failures import is_own_error
 from paceline.distributed.plan import AgentPlan
 from paceline.distributed.rendezvous import MultiNode, SingleNode
-from paceline.distributed.reports import STOP_FILE, leaving_file
+from paceline.distributed.reports import STOP_FILE, leaving_file, reported_progress
 from paceline.errors import UserError
+from paceline.system.logs import log
 from paceline.system.torch_internals.elastic import ElasticAgentBase
 
 RankEntry = Callable[[list[str]], int]
@@ -39,7 +40,8 @@ _RANK_NAME = "paceline-rank-"  # as top and ps show it
 class Agent(ElasticAgentBase):
     """If the job is elastic, restarts its ranks in a new rendezvous round when a rank fails or a node leaves or joins.
 
-    It does not restart after an error that the user has to fix, nor after many failures within a minute.
+    It does not restart after an error that the user has to fix, nor after many failures within a minute or without a
+    new step, because a crash that repeats itself would keep the nodes busy forever.
     """
 
     def __init__(self, handler: SingleNode | MultiNode, plan: AgentPlan, entry: RankEntry, scratch: Path):
@@ -56,6 +58,7 @@ class Agent(ElasticAgentBase):
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._ranks: list[psutil.Process] = []  # the same processes, for signals from another thread
         self._failed_at: list[float] = []
+        self._furthest_step, self._failures_there = 0, 0
         self._starts = 0
 
     def start_ranks(self, workers: list[Worker]) -> list[int]:
@@ -122,7 +125,16 @@ class Agent(ElasticAgentBase):
             return 0  # an error that the user has to fix would occur again
         now = time.monotonic()
         self._failed_at = [then for then in self._failed_at if now - then < _FAILURE_WINDOW] + [now]
-        return 1 if self._is_elastic and not self.received and len(self._failed_at) < _MAX_FAILURES else 0
+        if (step := reported_progress(self._scratch)) > self._furthest_step:
+            self._furthest_step, self._failures_there = step, 0
+        self._failures_there += 1
+        if not self._is_elastic or self.received:
+            return 0
+        if len(self._failed_at) < _MAX_FAILURES and self._failures_there < _MAX_FAILURES:
+            return 1
+        why = "without a new step" if self._failures_there == _MAX_FAILURES else f"within {_FAILURE_WINDOW:.0f} s"
+        log.error("the ranks failed %d times %s, so they are not restarted", _MAX_FAILURES, why)
+        return 0
 
     def stop_ranks(self) -> None:
         """Ask ranks to checkpoint and exit, and kill those that do not."""

@@ -11,13 +11,28 @@ from paceline.system.files import write_json
 
 LOST_RANK = "rank-lost"
 """Code of the error of a rank that cannot communicate with another one, so that the other's failure is the cause."""
-RUN_FILE, STOP_FILE = "run", "stopped"
+RUN_FILE, STOP_FILE, _PROGRESS_FILE = "run", "stopped", "progress"
 
 
 def report_run(path: Path) -> None:
     """Called in rank 0: name the run folder to the agent, whose error then has it as the field `run`."""
     if AGENT in os.environ:
         (Path(os.environ[AGENT]) / RUN_FILE).write_text(str(path), encoding="utf-8")
+
+
+def report_progress(step: int) -> None:
+    """Called in a rank: let the agent know which step is done, so that it can tell a crash that repeats itself."""
+    if AGENT in os.environ and os.environ["LOCAL_RANK"] == "0":
+        with suppress(OSError):
+            (Path(os.environ[AGENT]) / _PROGRESS_FILE).write_text(str(step))
+
+
+def reported_progress(folder: Path) -> int:
+    """Return the last step that ranks reported to the agent with this folder; 0 if there is none."""
+    try:
+        return int((folder / _PROGRESS_FILE).read_text())
+    except (OSError, ValueError):  # none yet, or a rank was killed while it wrote
+        return 0
 
 
 def report_stop(signum: int) -> None:

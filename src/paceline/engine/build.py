@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from paceline import extensions
 from paceline.checkpoint.tensors import materialize, read_like
-from paceline.config.batch import BatchLayout
+from paceline.config.batch import BatchLayout, check_strategy
 from paceline.config.io import to_tree
 from paceline.config.recipe import Model, Recipe
 from paceline.config.timeline import Timeline
@@ -228,12 +228,7 @@ def _sharded(
 
 
 def _strategy(recipe: Recipe, world: World) -> str:
-    if recipe.strategy == "single" and world.size > 1:
-        raise UserError(
-            "strategy-needs-one-rank",
-            f"strategy=single does not support {world.size} ranks. Use ddp or fsdp, or start one process.",
-            ranks=world.size,
-        )
+    check_strategy(recipe, world.size)
     if recipe.strategy == "fsdp" and world.size == 1:
         log.warning("strategy=fsdp has nothing to shard on one rank; training with strategy=single")
         return "single"
@@ -257,7 +252,8 @@ def build_sharded_model(
     FSDP needs contiguous weights; images are channels_last in any case.
     """
     if not world.is_rank_zero and extensions.find("model", recipe.model.name) is None:
-        with suppress(Exception), torch.device("meta"):  # models that compute with their values cannot be created so
+        # models that compute with their weights cannot be built on the meta device
+        with suppress(Exception), torch.device("meta"):
             model = _created(recipe, factory.untrained(recipe.model), source, num_classes, timeline, world)
             if not any(
                 isinstance(value, torch.Tensor) for module in model.modules() for value in vars(module).values()

@@ -137,11 +137,6 @@ class Callbacks:
         """What rank 0 asks for after this step."""
         return FAILED if self.failure else STOP if self.run._stop else 0
 
-    @property
-    def reason(self) -> str:
-        """Why a callback asked to stop."""
-        return self.run._stop
-
     def start(self, sink: Sink) -> None:
         self.run._sink = sink
         self._call("on_start", self.run)
@@ -167,6 +162,14 @@ class Callbacks:
         path, self._pending = self._pending, None
         if path and (path / "COMMIT").exists():
             self._call("on_checkpoint", self.run, path)
+
+    def early_stop(self, step: int) -> dict[str, Any]:
+        """Return what the summary says about a run that a callback stopped before its last step."""
+        reason, planned = self.run._stop, self.run.total_steps
+        if not reason or step == planned:
+            return {}
+        log.info("stopped early by %s after step %d of %d: %s", self.stopped_by, step, planned, reason)
+        return {"stopped_by": self.stopped_by, "stop_reason": reason, "total_steps": step}
 
     def end(self, summary: dict[str, Any]) -> None:
         self._call("on_end", self.run, dict(summary), final=True)

@@ -87,10 +87,11 @@ def _check_compiler(device: torch.device) -> None:
     variable, usual = ("CXX", ("g++", "clang++")) if device.type == "cpu" else ("CC", ("gcc", "clang", "cc"))
     given = os.environ.get(variable)
     if not any(map(shutil.which, [given] if given else usual)):
-        tried = given or ", ".join(usual)
+        language, tried = "C++" if variable == "CXX" else "C", given or ", ".join(usual)
+        found = f"{variable}={given} does not exist" if given else f"none of {tried} is on the PATH"
         raise UserError(
             "compiler-not-found",
-            f"compile=true needs a compiler, but {tried} is not installed. Install g++, set {variable} to a compiler, "
-            "or use --compile false.",
+            f"compile=true needs a {language} compiler, but {found}. Install one, set {variable}, or use --compile "
+            "false.",
             compiler=tried,
         )

@@ -11,9 +11,9 @@ from paceline.errors import USER_CODE_ERRORS
 def input_dtype(model: nn.Module, resolved: str, channels: int, size: tuple[int, int], world: World) -> torch.dtype:
     """Return autocast's data type if the model casts its input to it anyway, else float32.
 
-    Most models begin with a convolution or a matrix product, which autocast runs in the lower precision. The logits of
-    one image then do not depend on the data type. They do for a model that first computes in float32, such as one that
-    normalizes its input. Rank 0 decides, because the model of other ranks may be without memory.
+    Most models begin with a convolution or a matrix multiplication, which autocast runs in the lower precision. The
+    logits of one image then do not depend on the data type. They do for a model that first computes in float32, such as
+    one that normalizes its input. Rank 0 decides, because the model of other ranks may be without memory.
     """
     if resolved == "fp32":
         return torch.float32

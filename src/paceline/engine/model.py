@@ -11,6 +11,7 @@ from torch.distributed import DistError
 from paceline import extensions
 from paceline.config.recipe import Model
 from paceline.distributed.process_group import is_lost_connection
+from paceline.engine.memory import lacking_memory
 from paceline.errors import USER_CODE_ERRORS, UserError, raised
 from paceline.models import factory
 
@@ -60,9 +61,9 @@ def naming_model(name: str, when: str = "") -> Iterator[None]:
     registered = extensions.find("model", name)
     try:
         yield
-    except (UserError, bdb.BdbQuit, torch.OutOfMemoryError, DistError):
+    except (UserError, bdb.BdbQuit, DistError):
         raise
     except USER_CODE_ERRORS as error:
-        if registered is None or is_lost_connection(error):
+        if registered is None or is_lost_connection(error) or lacking_memory(error):
             raise
         raise registered.error(f"creates a model that {raised(error, 'its forward pass')} {when}".rstrip()) from error

@@ -34,7 +34,8 @@ def resolve(wanted: str, world: World) -> str:
             host, name, _ = found[without[0]]
             raise UserError(
                 "precision-unsupported",
-                f"precision=bf16: {name} (rank {without[0]}, {host}) does not support bf16. Use fp16 or auto.",
+                f"precision=bf16: {name} (rank {without[0]}, {host}) does not support bf16. Use --precision "
+                "fp16 or fp32.",
                 precision=wanted,
                 device=name,
                 ranks=without,

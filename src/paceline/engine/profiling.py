@@ -57,7 +57,7 @@ class Profiler(NoProfiler):
         top = top_operators(finished.key_averages(), self._device.type == "cuda")
         record = {"kind": "profile", "step": self._done, "steps": self._steps, "operators": top}
         self._sink.write(record)
-        log.info("profiled %d steps: %s (open it on https://ui.perfetto.dev)", self._steps, self._folder)
+        log.info("profiled %d steps: %s (open trace.json.gz at https://ui.perfetto.dev)", self._steps, self._folder)
 
 
 def top_operators(events: Any, kernels: bool) -> list[dict[str, Any]]:
@@ -81,13 +81,14 @@ def profiled_steps(text: str, timeline: Timeline, first_step: int) -> int:
     """Return the number of steps to profile for a duration such as "10ba", 0 for ""."""
     if not text:
         return 0
-    steps, left = max(1, timeline.steps(text)), timeline.total - first_step
-    if steps + _SKIPPED + _WARM_UP > left:
-        most = max(0, left - _SKIPPED - _WARM_UP)
+    steps, left, before = max(1, timeline.steps(text)), timeline.total - first_step, _SKIPPED + _WARM_UP
+    if steps + before > left:
+        most = left - before
+        fix = f"Use at most {most}ba, or increase --train.duration." if most > 0 else "Increase --train.duration."
         raise UserError(
             "profile-too-long",
-            f"--profile {text} is {steps} steps after {_SKIPPED + _WARM_UP} others, but the run has only {left} steps "
-            f"left. Profile at most {most}ba, or increase --train.duration.",
+            f"--profile {text} needs {steps + before} steps ({before} before the profile), but the run has only {left} "
+            f"left. {fix}",
             steps=steps,
             left=left,
         )

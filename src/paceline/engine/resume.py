@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.checkpoint import store
 from paceline.checkpoint.verified import CheckpointInfo, CorruptCheckpoint, describe
+from paceline.config.batch import procs_per_node
 from paceline.config.import_files import changed_files
 from paceline.config.io import fingerprint, leaves, load_recipe, recipe_from_tree, to_tree
 from paceline.config.recipe import PLACE_FIELDS, Recipe
@@ -55,13 +56,13 @@ def saved_recipe(folder: RunFolder) -> tuple[Recipe, Path] | None:
     return None
 
 
-def how_to_resume(folder: RunFolder, world: World) -> str:
-    """Return the command that resumes an interrupted run."""
+def how_to_resume(folder: RunFolder, recipe: Recipe, world: World) -> str:
+    """Return the command that resumes an interrupted run, in as many processes as it had."""
     if job := os.environ.get("PACELINE_JOB"):
         return f"resume with: paceline resume {job}"
     if world.local_size < world.size:
         return "to resume, run the same command again on every node"
-    procs = f" --procs {world.local_size}" if world.local_size > 1 else ""
+    procs = "" if world.size == procs_per_node(recipe) == 1 else f" --procs {world.size}"
     return f"resume with: paceline train --resume {folder.path}{procs}"
 
 

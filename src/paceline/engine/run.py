@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from paceline.checkpoint import store
+from paceline.distributed.reports import report_progress
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.engine.callbacks import Callbacks, callback_error
@@ -115,6 +116,7 @@ class TrainingRun:
         record["memory_per_rank"] = [rank.peak_memory for rank in ranks]
         self.sink.write(record)
         self.display.train(record)
+        report_progress(step)
         self.checkpoints.poll(ranks[0].newest_checkpoint)
 
     def _fail_not_finite(self, code: str, what: str, weights_of: int) -> None:
@@ -219,10 +221,8 @@ class TrainingRun:
     def stopped(self, step: int) -> None:
         """Finish the last checkpoint and log how to resume, after a signal."""
         self._wait_for_checkpoint(step)
-        self.callbacks.end(self._summarize("interrupted", step))
-        self.close()
-        self.replicas.complete()
-        log.info("stopped after step %d; %s", step, how_to_resume(self.folder, self._world))
+        self._end("interrupted", step)
+        log.info("stopped after step %d; %s", step, how_to_resume(self.folder, self.setup.recipe, self._world))
 
     def failed(self, error: UserError) -> None:
         """Record why the run failed, unless its end is recorded already, and the traceback of user code."""
@@ -241,19 +241,17 @@ class TrainingRun:
             self._summarize("failed", step, message=failure)
             self.close()
             raise callback_error(failure) from self.callbacks.cause
-        summary = self._summarize("finished", step, **self._early_stop(step))
-        self.callbacks.end(summary)
-        self.close()
-        self.replicas.complete()
-        return summary
+        return self._end("finished", step, **self.callbacks.early_stop(step))
 
-    def _early_stop(self, step: int) -> dict[str, Any]:
-        """Return what the summary says about a run that a callback stopped before its last step."""
-        callbacks, planned = self.callbacks, self.setup.total_steps
-        if not callbacks.reason or step == planned:
-            return {}
-        log.info("stopped early by %s after step %d of %d: %s", callbacks.stopped_by, step, planned, callbacks.reason)
-        return {"stopped_by": callbacks.stopped_by, "stop_reason": callbacks.reason, "total_steps": step}
+    def _end(self, status: str, step: int, **more: Any) -> dict[str, Any]:
+        """Close all outputs, and return the summary. On rank 0 trackers and callbacks may exceed the rank timeout."""
+        with self._world.long_timeout():
+            summary = self._summarize(status, step, **more)
+            self.callbacks.end(summary)
+            self.close()
+            self.replicas.complete()
+            self._world.barrier()
+        return summary
 
     def _wait_for_checkpoint(self, step: int) -> None:
         """Wait for the last checkpoint. A run whose last checkpoint cannot be written has failed."""

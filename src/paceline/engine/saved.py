@@ -25,6 +25,7 @@ from paceline.engine import precision
 from paceline.engine.build import build_model
 from paceline.engine.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.kernels import any_shape, choose_kernels
+from paceline.engine.memory import memory_of_evaluation
 from paceline.engine.resume import saved_recipe
 from paceline.engine.session import display_of
 from paceline.engine.weights import load_weights
@@ -96,7 +97,12 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
         resolved = precision.resolve(recipe.precision, world)
         choose_kernels(world.device, recipe.tf32)
         batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device)
-        with closing(display_of(world)) as display, display.evaluating(batches) as advance, any_shape():
+        with (
+            memory_of_evaluation(recipe, world),
+            closing(display_of(world)) as display,
+            display.evaluating(batches) as advance,
+            any_shape(),
+        ):
             metrics = evaluate(
                 model,
                 _relabeled(batches, numbers),

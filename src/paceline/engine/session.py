@@ -29,6 +29,7 @@ from paceline.engine.callbacks import Callbacks
 from paceline.engine.checkpoints import Checkpoints
 from paceline.engine.covered import agree_on_checkpoint
 from paceline.engine.examples import examples
+from paceline.engine.memory import memory_of_training
 from paceline.engine.parts import check_parts
 from paceline.engine.profiling import Profiler, profiled_steps
 from paceline.engine.rank_checks import check_same_data, check_same_imports, check_same_recipe
@@ -101,25 +102,31 @@ def train_recipe(
             log.info("%s is not finished; resuming it", path)
         with world.long_timeout():
             saved = agree_on_checkpoint(world, replicas, folder, recipe, overrides if resume else None)
-        setup = build(recipe, world)
-        check_same_data(setup.source, world)
-        announce(setup, path, saved)
-        profiled = profiled_steps(profile, setup.timeline, store.step_of(saved) if saved else 0)
-        run = _open_run(folder, setup, saved, replicas, profiled)
+        with memory_of_training(recipe, world, folder):
+            setup = build(recipe, world)
+            check_same_data(setup.source, world)
+            announce(setup, path, saved)
+            profiled = profiled_steps(profile, setup.timeline, store.step_of(saved) if saved else 0)
+            run = _open_run(folder, setup, saved, replicas, profiled)
         if results and world.local_rank == 0:
             only = "" if world.is_rank_zero else "telemetry"
             after_disconnect.callback(Results(path, results, recipe.checkpoint.best, only).close)
         _sample_host(folder, world, cleanup)
         cleanup.callback(run.display.close)
-        try:
-            summary = train(setup, run)
-        except UserError as error:
-            run.failed(error)
-            raise
+        summary = _train(setup, run)
         if world.is_rank_zero:
             _log_verdict(path)
             _log_results(folder, setup, summary)
         return path
+
+
+def _train(setup: Setup, run: TrainingRun) -> dict[str, Any]:
+    try:
+        with memory_of_training(setup.recipe, setup.world, run.folder):
+            return train(setup, run)
+    except UserError as error:
+        run.failed(error)
+        raise
 
 
 def _sample_host(folder: RunFolder, world: World, cleanup: ExitStack) -> None:

@@ -31,6 +31,7 @@ from paceline.engine.build import Setup
 from paceline.engine.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.interval import IntervalTrigger
 from paceline.engine.kernels import any_shape
+from paceline.engine.memory import memory_of_evaluation
 from paceline.engine.model import check_logits, naming_model
 from paceline.engine.run import TrainingRun
 from paceline.engine.stop import Agreement, Signals
@@ -135,7 +136,8 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
 def measure(setup: Setup, step: int, on_batch: Callable[[int], object], stop: Callable[[], int]) -> dict[str, float]:
     """Return the validation metrics after a step."""
     model, tta = setup.evaluated_model, setup.recipe.evaluate.tta
-    with setup.replica.unsharded(model), any_shape(setup.recipe.compile):
+    memory = memory_of_evaluation(setup.recipe, setup.world)
+    with memory, setup.replica.unsharded(model), any_shape(setup.recipe.compile):
         classes = len(setup.source.classes)
         batches = setup.evaluator(step)
         metrics = evaluate(model, batches, classes, setup.world, setup.autocast, tta, on_batch, stop)

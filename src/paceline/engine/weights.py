@@ -9,7 +9,10 @@ from paceline.optim.template import local
 
 
 def load_weights(model: nn.Module, weights: dict[str, SavedTensor], origin: str) -> None:
-    """Load the weights of a checkpoint, which may be untrusted. Names, shapes and types are checked before any is."""
+    """Load the weights of a checkpoint, which may be untrusted.
+
+    Names, shapes and types are checked before any is loaded.
+    """
     expected: dict[str, torch.Tensor] = model.state_dict()
     wrong = sorted(expected.keys() ^ weights.keys())
     wrong += [name for name in weights if name in expected and _kind(expected[name]) != _kind(weights[name])]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import paceline
 from paceline.config import import_files
-from paceline.config.batch import layouts
+from paceline.config.batch import check_strategy, layouts
 from paceline.config.data import BUILT_IN, FROM_FILES, IN_MEMORY, Data
 from paceline.config.io import dump_recipe
 from paceline.config.recipe import Recipe
@@ -77,8 +77,10 @@ def new_spec(kind: type[SpecT], recipe: Recipe, options: Mapping[str, Any]) -> S
         given["python"] = options.get("python") or ("" if issubclass(kind, RemoteSpec) else sys.executable)
     spec = kind(**given)
     check_spec(spec)
-    spec = with_procs(spec, recipe.device)
-    layouts(recipe, total(spec) or len(spec.hosts))  # refuses a batch that the ranks cannot share
+    spec = with_procs(spec, recipe)
+    ranks = total(spec) or len(spec.hosts)
+    check_strategy(recipe, ranks)
+    layouts(recipe, ranks)  # refuses a batch that the ranks cannot share
     return spec
 
 

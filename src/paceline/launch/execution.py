@@ -95,7 +95,10 @@ def _run_selftest(step: HostStep, host: Host) -> None:
     for line in (*result.text.splitlines(), *result.err.splitlines()):
         say(f"{host.name} | {line}")
     if result.status:
-        message = "the selftest failed, as shown above, so the job does not train. Fix it, or omit --selftest."
+        message = (
+            "the selftest failed (see above), so the job is not started. Fix the checks that failed, or omit "
+            "--selftest."
+        )
         raise host.error("selftest-failed", message)
 
 

@@ -164,8 +164,9 @@ def rdma(found: Mapping[str, Any]) -> Iterator[Finding]:
     for problem in rdma_problems(found):
         yield Finding("problem", "RDMA", problem.message)
     if found["verbs"] and not list(rdma_problems(found)):
-        interfaces = found["efa_interfaces"]
-        yield Finding("ok", "RDMA", f"{interfaces} EFA interfaces, NCCL has its plugin" if interfaces else "InfiniBand")
+        count = found["efa_interfaces"]
+        efa = f"{count} EFA interface{'s' * (count > 1)}, with NCCL's EFA plugin"
+        yield Finding("ok", "RDMA", efa if count else "InfiniBand")
 
 
 def summarized(findings: list[Finding]) -> tuple[str, int]:

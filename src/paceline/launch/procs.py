@@ -1,4 +1,4 @@
-"""How many processes each node of a job starts. `--procs auto` is one per GPU that the node has, or one on a CPU."""
+"""How many processes each node of a job starts. `--procs auto` is one per GPU, and one on CPUs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.launch.host_output import shown
 from paceline.launch.hosts import Host, HostError, SshHost
@@ -25,20 +26,20 @@ echo "$gpus"
 _NOT_ASKED = ("aws-credentials-missing", "aws-region-missing", "aws-unreachable", "missing-package")
 
 
-def with_procs(spec: AnySpec, device: str) -> AnySpec:
+def with_procs(spec: AnySpec, recipe: Recipe) -> AnySpec:
     """Return the spec with the number of processes of each node, and where it comes from."""
-    return replace(spec, **_fields(spec, device))
+    return replace(spec, **_fields(spec, recipe))
 
 
-def _fields(spec: JobSpec, device: str) -> _Fields:
+def _fields(spec: JobSpec, recipe: Recipe) -> _Fields:
     if isinstance(spec, LocalSpec):
-        return _on_this_machine(spec, device)
+        return _on_this_machine(spec, recipe)
     if isinstance(spec, SlurmSpec):
-        return _in_allocation(spec, device)
+        return _in_allocation(spec, recipe)
     if spec.procs != "auto":
         return _same(spec, spec.procs, "--procs")
-    if device not in ("auto", "cuda"):
-        return _same(spec, 1, f"device={device}")
+    if why := _one_process(recipe):
+        return _same(spec, 1, why)
     if isinstance(spec, Ec2Spec):
         return _of_instance_type(spec)
     if isinstance(spec, ManifestSpec):
@@ -47,6 +48,13 @@ def _fields(spec: JobSpec, device: str) -> _Fields:
     assert isinstance(spec, RemoteSpec)
     options = ("-F", spec.ssh_config) if spec.ssh_config else ()
     return _asked([SshHost(name, "$HOME", options) for name in spec.hosts])
+
+
+def _one_process(recipe: Recipe) -> str:
+    """Return the setting that makes `auto` one process on any machine, as in `paceline train`; "" without one."""
+    if recipe.strategy == "single":
+        return "strategy=single"
+    return "" if recipe.device in ("auto", "cuda") else f"device={recipe.device}"
 
 
 def _same(spec: JobSpec, count: int, source: str) -> _Fields:
@@ -73,14 +81,14 @@ def described(spec: JobSpec) -> str:
     return f"processes per node: {next(iter(counts.values()))} ({spec.procs_source})"
 
 
-def _on_this_machine(spec: LocalSpec, device: str) -> _Fields:
+def _on_this_machine(spec: LocalSpec, recipe: Recipe) -> _Fields:
     """Divide the GPUs between the simulated nodes: two ranks cannot share one."""
-    nodes = len(spec.hosts)
-    gpus = visible_gpus() if device in ("auto", "cuda") else []
+    nodes, one = len(spec.hosts), _one_process(recipe)
+    gpus = visible_gpus() if recipe.device in ("auto", "cuda") else []
     if not gpus:
-        source = f"device={device}" if device not in ("auto", "cuda") else "no GPU is visible"
-        return _same(spec, 1, source) if spec.procs == "auto" else _same(spec, spec.procs, "--procs")
-    each = len(gpus) // nodes if spec.procs == "auto" else spec.procs
+        found = (1, one or "no GPU is visible") if spec.procs == "auto" else (spec.procs, "--procs")
+        return _same(spec, *found)
+    each = (1 if one else len(gpus) // nodes) if spec.procs == "auto" else spec.procs
     if not each or each * nodes > len(gpus):
         message = (
             f"{nodes} nodes with {each or 1} process{'es' * (each > 1)} each need {nodes * (each or 1)} GPUs, but "
@@ -88,7 +96,7 @@ def _on_this_machine(spec: LocalSpec, device: str) -> _Fields:
             "--procs."
         )
         raise UserError("too-few-gpus", message, gpus=len(gpus), needed=nodes * (each or 1))
-    source = f"{len(gpus)} visible GPUs on this machine" if spec.procs == "auto" else "--procs"
+    source = (one or f"{len(gpus)} visible GPUs on this machine") if spec.procs == "auto" else "--procs"
     variables = {host: _visible(gpus[number * each :][:each]) for number, host in enumerate(spec.hosts)}
     return _same(spec, each, source) | {"node_variables": variables if nodes > 1 else {}}
 
@@ -110,7 +118,10 @@ def _asked(hosts: Sequence[Host]) -> _Fields:
     if len(set(counts.values())) > 1:  # a batch is divided between equal nodes
         each = ", ".join(f"{host} {count}" for host, count in counts.items())
         fewest = max(1, min(counts.values()))
-        message = f"the hosts have different numbers of GPUs: {each}. Pass --procs {fewest}, or choose equal hosts."
+        message = (
+            f"the hosts have different numbers of GPUs: {each}. Pass --procs {fewest}, or choose hosts with the same "
+            "number of GPUs."
+        )
         raise UserError("gpus-differ", message, gpus=counts)
     unknown = [f"{host} {answer}" for host, answer in answers.items() if isinstance(answer, str)]
     source = "; ".join(["GPUs that the hosts report", *unknown]) if len(unknown) < len(hosts) else "; ".join(unknown)
@@ -122,10 +133,10 @@ def _gpus_of(host: Host) -> int | str:
     try:
         answer = host.call("sh -s", _COUNT.encode(), _TIMEOUT).text
     except HostError as error:
-        return f"counts its own: {error.code}"
+        return f"counts its own GPUs ({error.code})"
     if answer == "restricted":
-        return "counts its own: a variable restricts its GPUs"
-    return int(answer) if re.fullmatch("[0-9]{1,3}", answer) else f"counts its own: it answered {shown(answer)!r}"
+        return "counts its own GPUs (a variable restricts them)"
+    return int(answer) if re.fullmatch("[0-9]{1,3}", answer) else f"counts its own GPUs (it answered {shown(answer)!r})"
 
 
 def _of_instance_type(spec: Ec2Spec) -> _Fields:
@@ -141,7 +152,7 @@ def _of_instance_type(spec: Ec2Spec) -> _Fields:
     return _same(spec, max(1, gpus), source)
 
 
-def _in_allocation(spec: SlurmSpec, device: str) -> _Fields:
+def _in_allocation(spec: SlurmSpec, recipe: Recipe) -> _Fields:
     """Take the number from the options of the job; without one that says it, the job counts on its first node."""
     options = spec.sbatch_options
     tasks = options.get("ntasks-per-node")
@@ -152,8 +163,8 @@ def _in_allocation(spec: SlurmSpec, device: str) -> _Fields:
         return _same(spec, spec.procs, "--procs")
     if tasks:
         return _same(spec, _number(tasks), "--sbatch ntasks-per-node")
-    if device not in ("auto", "cuda"):
-        return _same(spec, 1, f"device={device}")
+    if why := _one_process(recipe):
+        return _same(spec, 1, why)
     if options.get("gpus-per-task"):
         message = (
             "with --sbatch gpus-per-task the number of GPUs per node is unknown. Add --procs N, the tasks per node."

@@ -42,8 +42,8 @@ def sbatch_file(spec: SlurmSpec) -> str:
         lines += [f'export PYTHONPATH={found}"${{PYTHONPATH:+:$PYTHONPATH}}"']
     lines += ["", f"export PACELINE_RANK_TIMEOUT={spec.rank_timeout}"]
     steps = [_SELFTEST.format(command=_selftest(spec))] if spec.selftest else []
-    steps += [] if tasks else [_COUNT_GPUS]
-    srun = ["srun", _TASKS if tasks else _COUNTED_TASKS, *_in_srun(spec)]
+    steps += [_CPUS_OF_TASKS.format(tasks=tasks) if tasks else _COUNT_GPUS]
+    srun = ["srun", _TASKS if tasks else _COUNTED_TASKS, *_in_srun(spec, _UPLOAD_WAIT if spec.results else _WAIT)]
     body = _BODY.format(before="".join(steps), command=" ".join([*srun, *train]))
     return "#!/bin/bash\n" + "\n".join(lines) + body
 
@@ -56,7 +56,8 @@ def _selftest(spec: SlurmSpec) -> str:
     """Return the command that tests every node, with one task that starts its own processes."""
     words = [*_program(spec), *selftest_words(spec)]
     alone = ["env", "--unset=SLURM_STEP_NUM_TASKS"]  # otherwise it would take itself for a rank
-    step = ["srun", '--ntasks="$SLURM_NNODES"', "--ntasks-per-node=1", *_in_srun(spec)]
+    tasks = ['--ntasks="$SLURM_NNODES"', "--ntasks-per-node=1", '--cpus-per-task="$SLURM_CPUS_ON_NODE"']
+    step = ["srun", *tasks, *_in_srun(spec, _NO_LIMIT)]  # nodes may differ in speed, and do not wait for each other
     return " ".join([*step, *alone, *map(shlex.quote, words)])
 
 
@@ -118,9 +119,14 @@ exit $status
 """
 
 
-# since SLURM 22.05 srun does not inherit --cpus-per-task, and a task without it gets one core
-_TASKS = '${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}'
-_COUNTED_TASKS = '--ntasks=$((procs * SLURM_NNODES)) --ntasks-per-node="$procs" --cpus-per-task="$cpus"'
+_TASKS = '--cpus-per-task="$cpus"'
+_COUNTED_TASKS = f'--ntasks=$((procs * SLURM_NNODES)) --ntasks-per-node="$procs" {_TASKS}'
+
+_CPUS_OF_TASKS = """# a task gets one core, unless srun has --cpus-per-task, which it does not inherit since SLURM 22.05
+cpus=${{SLURM_CPUS_PER_TASK:-$((SLURM_CPUS_ON_NODE / {tasks}))}}
+[ "$cpus" -gt 0 ] || cpus=1
+
+"""
 
 _COUNT_GPUS = """# one process per GPU of a node, or one without GPUs; they divide its cores
 procs=${SLURM_GPUS_ON_NODE:-0}
@@ -135,17 +141,22 @@ echo "processes per node: $procs"
 
 _SELFTEST = """{command} || {{
     status=$?
-    echo "the selftest failed, so the job does not train" >&2
+    echo "the selftest failed (see above), so the job does not train." >&2
+    echo "Fix the checks that failed, or omit --selftest." >&2
     exit $status
 }}
 
 """
 
 
-def _in_srun(spec: SlurmSpec) -> list[str]:
+# seconds until srun kills the other tasks when one has ended, so that a hanging rank does not block the nodes
+_WAIT, _NO_LIMIT = 60, 0
+_UPLOAD_WAIT = 660  # rank 0 may upload results for ten minutes after the others have ended
+
+
+def _in_srun(spec: SlurmSpec, wait: int) -> list[str]:
     """Return the options of srun, and the container if the job has one."""
-    # --wait: a hanging rank does not block the nodes; --export=ALL: --sbatch export=... does not hide the token
-    step = ["--wait=60", "--export=ALL"]
+    step = [f"--wait={wait}", "--export=ALL"]  # --sbatch export=... does not hide the token from the ranks
     if not spec.container:
         return step
     here = '"$PWD"'

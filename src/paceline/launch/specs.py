@@ -26,7 +26,7 @@ class JobSpec:
     name: str = ""
     """Name of the run and of its folder; empty: the id of the job."""
     procs: int | Literal["auto"] = "auto"
-    """Processes per node; auto: one per GPU, or one on a CPU."""
+    """Processes per node; auto: one per GPU, one on CPUs."""
     procs_by_host: dict[str, int] = field(default_factory=dict)
     """What `procs` comes to; a host that is missing counts its own GPUs."""
     procs_source: str = ""

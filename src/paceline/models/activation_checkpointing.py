@@ -87,8 +87,8 @@ def _reusing(kept: AbstractContextManager[Any], norms: list[Any], name: str) -> 
             raise
         raise UserError(
             "selective-checkpointing-unsupported",
-            f"model.activation_checkpointing=selective: model.name={name} overwrites results that it would keep. Use "
-            "full.",
+            f"model.name={name} changes in place what selective checkpointing keeps. Use "
+            "model.activation_checkpointing=full.",
             model=name,
         ) from None
 
