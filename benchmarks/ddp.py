@@ -56,7 +56,7 @@ def compete(contestant: Contestant, options: argparse.Namespace) -> None:
 def lockstep(setup: Setup) -> Step:
     """Return a step of the engine that waits for the other rank, but synchronizes no gradients."""
     alone = replace(setup, replica=Replica(setup.replica.module, World(), setup.recipe))
-    barrier = LocalBarrier(setup.world)
+    barrier = LocalBarrier(setup.world, "/tmp")
 
     def step(batches: list[Batch]) -> None:
         train_step(alone, batches, 0, 0.01)

@@ -47,6 +47,8 @@ def test_ranks_that_the_agent_kills_are_not_the_cause(tmp_path: Path) -> None:
 class _Process:
     """Ends after some seconds of a simulated clock, or when it is killed."""
 
+    pid = 0
+
     def __init__(self, clock: list[float], ends: float, exitcode: int | None = None):
         self._clock, self._ends, self.exitcode = clock, ends, exitcode
         self.killed_at: float | None = None
@@ -80,6 +82,15 @@ def test_stuck_ranks_are_killed_soon(monkeypatch, tmp_path, rank_lost, received,
         leaving_file(tmp_path, 1).touch()
     assert agent._stop(rank_lost) == {1}
     assert agent._processes[1].killed_at == killed_at
+
+
+def test_a_suspended_rank_is_not_reported_as_killed(monkeypatch, tmp_path) -> None:
+    """The rank that noticed it names it."""
+    agent = object.__new__(elastic_agent.Agent)
+    agent._processes = agent._ranks = [_Process([0.0], 0.0, exitcode=1), _Process([0.0], 0.0, exitcode=-9)]
+    agent._processes[1].pid, agent.received, agent._scratch = 77, [], tmp_path
+    monkeypatch.setattr(elastic_agent.forkserver, "end_stopped_children", lambda: {77})
+    assert agent._stop(rank_lost=True) == {1}
 
 
 def test_a_rank_that_exits_in_time_is_not_killed(monkeypatch, tmp_path) -> None:

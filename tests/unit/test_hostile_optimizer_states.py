@@ -10,8 +10,9 @@ import torch
 from small_net import config, net, train
 from torch import nn
 
-from paceline.checkpoint.state import snapshot
+from paceline.checkpoint.state import HostCopies
 from paceline.config.recipe import Optim
+from paceline.distributed.mesh import ShardId
 from paceline.errors import UserError
 from paceline.optim.factory import construct
 from paceline.optim.groups import groups
@@ -92,7 +93,7 @@ def test_hostile_states_are_refused_or_harmless(name: str) -> None:
     optimizer = _new(settings)
     _step(optimizer, 7)
     codes = []
-    for state in _hostile(snapshot(state_dict(optimizer))):
+    for state in _hostile(HostCopies().take(state_dict(optimizer), ShardId())):
         victim = _new(settings)
         try:
             load_state(victim, settings, state, 7, "checkpoint")
@@ -110,7 +111,7 @@ def test_parameters_without_state_start_anew(name: str, caplog) -> None:
     settings, model = config(name), net()
     optimizer = construct(groups(model, settings), settings)
     train(model, optimizer, 0)
-    state = snapshot(state_dict(optimizer))
+    state = HostCopies().take(state_dict(optimizer), ShardId())
     del state["state"][0]
     state["state"][1] = {}
     new = construct(groups(model, settings), settings)

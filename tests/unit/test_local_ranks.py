@@ -14,6 +14,7 @@ import torch
 from conftest import HANG
 from torch import nn
 from torch.distributed import FileStore
+from torch.utils.checkpoint import checkpoint
 
 from paceline.distributed import grad_sync, process_group
 from paceline.distributed.grad_sync import SharedMemory
@@ -57,9 +58,12 @@ class _Net(nn.Module):
         self.last = nn.Linear(64, 32)
         self.unused = nn.Linear(64, 32)
         self.of_rank_one = nn.Linear(64, 32)
+        self.recurrent = nn.Linear(64, 64)
 
     def loss(self, images: torch.Tensor, rank: int) -> torch.Tensor:
         hidden = self.large(self.small(self.first(images)).flatten(1)).relu()
+        for _ in range(2):  # every segment has its own backward pass
+            hidden = checkpoint(self.recurrent, hidden, use_reentrant=True)
         output = self.last(hidden) + (self.of_rank_one(hidden) if rank == 1 else 0)
         return output.square().mean()
 
@@ -110,8 +114,31 @@ def test_gradients_are_averaged_over_ranks(size: int, tmp_path: Path) -> None:
             assert all((other[number][name] == gradient).all() for other in answers), name
 
 
+def _fork_and_die_or_wait(world: World) -> str:
+    barrier = LocalBarrier(world, "/tmp")
+    if world.rank == 1:
+        if os.fork() == 0:  # a worker of the user's code, which outlives its rank
+            while not Path(os.environ["RANK_0_ENDS"]).exists():
+                time.sleep(0.1)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    process_group.set_timeout(timedelta(seconds=60))
+    try:
+        barrier.wait()
+    except RuntimeError as error:
+        return "closed" if "closed" in str(error) else str(error)
+    finally:
+        Path(os.environ["RANK_0_ENDS"]).touch()
+    return "passed"
+
+
+def test_children_of_a_rank_do_not_hide_its_end(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("RANK_0_ENDS", str(tmp_path / "ends"))
+    assert _on_ranks(2, _fork_and_die_or_wait, tmp_path, 1) == [(0, "closed")]
+
+
 def _die_or_wait(world: World) -> str:
-    barrier = LocalBarrier(world)
+    barrier = LocalBarrier(world, "/tmp")
     barrier.wait()
     if world.rank == world.size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -128,7 +155,7 @@ def test_a_rank_that_is_killed_is_noticed_at_once(size: int, tmp_path: Path) -> 
 
 
 def _wait_or_sleep(world: World) -> str:
-    barrier = LocalBarrier(world)
+    barrier = LocalBarrier(world, "/tmp")
     if world.rank == 1:
         time.sleep(3)
         return "slept"

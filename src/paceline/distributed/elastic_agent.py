@@ -146,13 +146,17 @@ class Agent(ElasticAgentBase):
         A rank behind a NCCL kernel that waits for a lost rank never returns to Python, so it cannot handle SIGTERM.
         It is killed soon; ranks that have noticed the loss, or that a user signal stops, have time to finish.
         """
-        forkserver.end_stopped_children()
+        suspended = forkserver.end_stopped_children()
         self.signal(signal.SIGTERM)
         begin = time.monotonic()
         soon = rank_lost and not self.received
         self._join(range(len(self._processes)), begin + (_STUCK_TIMEOUT if soon else _SHUTDOWN_TIMEOUT))
         self._join(filter(self._is_leaving, range(len(self._processes))), begin + _SHUTDOWN_TIMEOUT)
-        killed = {number for number, process in enumerate(self._processes) if process.exitcode is None}
+        killed = {
+            number
+            for number, process in enumerate(self._processes)
+            if process.exitcode is None or process.pid in suspended
+        }
         self.signal(signal.SIGKILL)
         for process in self._processes:
             process.join()

@@ -49,9 +49,12 @@ def enter_child() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
-def end_stopped_children() -> None:
-    """Kill children that SIGSTOP has suspended, which respond to no other signal."""
+def end_stopped_children() -> set[int]:
+    """Kill children that SIGSTOP has suspended, which respond to no other signal. Returns their process IDs."""
+    killed = set()
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if child.status() == psutil.STATUS_STOPPED:
                 child.kill()
+                killed.add(child.pid)
+    return killed

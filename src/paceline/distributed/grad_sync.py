@@ -62,7 +62,7 @@ class SharedMemory:
         self._world = world
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         *self._offsets, numel = accumulate((each.numel() for each in self._parameters), initial=0)
-        self._barrier = LocalBarrier(world)
+        self._barrier = LocalBarrier(world, _SHM)
         self._rows = self._allocate(dtype, numel + len(self._parameters))
         length, own = self._rows.shape[1], self._rows[world.rank]
         self._begin, self._end = (length * rank // world.size for rank in (world.rank, world.rank + 1))
@@ -111,12 +111,18 @@ class SharedMemory:
         if gradient is None:
             view.zero_()
             return
+        # a gradient comes in parts if weights are shared by segments of reentrant activation checkpointing
+        is_in_row = self._has_gradient[number] and number not in self._kept
         self._has_gradient[number] = True
-        if self._is_own(number) and _same_layout(gradient, view):
+        if self._is_own(number) and not is_in_row and _same_layout(gradient, view):
             self._kept[number] = gradient.as_strided((gradient.numel(),), (1,))
+            return
+        if is_in_row:
+            view.add_(gradient)
         else:
             view.copy_(gradient)
-            parameter.grad = None
+            self._kept.pop(number, None)
+        parameter.grad = None
 
     def _is_own(self, number: int) -> bool:
         """Whether this rank averages all of the parameter's gradient, and it is large enough for a block of its own."""
@@ -151,10 +157,12 @@ class SharedMemory:
     def _allocate(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         count = self._world.size * numel
         path = self._world.on_rank_zero(lambda: _reserve(count * dtype.itemsize))
-        rows = torch.from_file(path, shared=True, size=count, dtype=dtype)
-        self._world.barrier()
-        if self._world.is_rank_zero:
-            os.unlink(path)  # unlink at once, so that no file stays behind however the run ends
+        try:
+            rows = torch.from_file(path, shared=True, size=count, dtype=dtype)
+            self._world.barrier()
+        finally:
+            if self._world.is_rank_zero:
+                os.unlink(path)  # at once, so that no file stays behind however the run ends
         return rows.view(self._world.size, numel)
 
 

@@ -13,14 +13,17 @@ from contextlib import contextmanager
 
 from paceline.distributed import flight_recorder
 from paceline.distributed.world import World
+from paceline.errors import UserError
 
 
 class LocalBarrier:
-    def __init__(self, world: World):
+    def __init__(self, world: World, folder: str):
+        """Connect the ranks, through a temporary socket in a folder whose path is short."""
         self._is_rank_zero = world.is_rank_zero
         self._entered = self._passed = 0
         with _lost_ranks_named():
-            self._peers = _connect(world)
+            self._peers = _connect(world, folder)
+        os.register_at_fork(after_in_child=self._close)  # otherwise a child of a dead rank keeps its sockets open
         flight_recorder.watch_also("local", "barrier", lambda: (self._entered, self._passed))
 
     def wait(self) -> None:
@@ -35,6 +38,10 @@ class LocalBarrier:
                 self._receive()
         self._passed += 1
 
+    def _close(self) -> None:
+        for peer in self._peers:
+            peer.close()
+
     def _send(self) -> None:
         for peer in self._peers:
             peer.sendall(b"\0")
@@ -46,27 +53,38 @@ class LocalBarrier:
                 raise ConnectionError
 
 
-def _connect(world: World) -> list[socket.socket]:
+def _connect(world: World, folder: str) -> list[socket.socket]:
     """Connect rank 0 with each other rank."""
     if world.size == 1:
         return []
     with socket.socket(socket.AF_UNIX) as listener:
-        path = world.on_rank_zero(lambda: _listen(listener, world.size))
-        if world.is_rank_zero:
-            peers = [listener.accept()[0] for _ in range(world.size - 1)]
-            shutil.rmtree(os.path.dirname(path))
-        else:
-            peers = [socket.socket(socket.AF_UNIX)]
-            peers[0].connect(path)
+        path = world.on_rank_zero(lambda: _listen(listener, folder, world.size))
+        try:
+            peers = []
+            if not world.is_rank_zero:
+                peers.append(socket.socket(socket.AF_UNIX))
+                peers[0].connect(path)
+            world.barrier()  # notices a rank that ended before it connected
+            if world.is_rank_zero:
+                peers = [listener.accept()[0] for _ in range(world.size - 1)]
+        finally:
+            if world.is_rank_zero:
+                shutil.rmtree(os.path.dirname(path))
     return peers
 
 
-def _listen(listener: socket.socket, size: int) -> str:
+def _listen(listener: socket.socket, folder: str, size: int) -> str:
     """Listen in a new folder that other users have no access to, and return the path."""
-    path = os.path.join(tempfile.mkdtemp(prefix="paceline-"), "ranks")
-    listener.bind(path)
+    place = ""
+    try:
+        place = tempfile.mkdtemp(prefix="paceline-", dir=folder)
+        path = os.path.join(place, "ranks")
+        listener.bind(path)
+    except OSError as error:
+        shutil.rmtree(place, ignore_errors=True)
+        message = f"{folder} cannot hold a socket ({error.strerror or error}). Use grad_sync.transport=network."
+        raise UserError("shm-unavailable", message, path=folder) from None
     listener.listen(size)
-    listener.settimeout(flight_recorder.timeout().total_seconds())
     return path
 
 

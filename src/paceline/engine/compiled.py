@@ -37,6 +37,8 @@ class Compilation:
     _steps: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def start(self, _: Any) -> None:
+        if not self.count and not self._begin:
+            log.info("compiling the model, which can take minutes; its blocks are compiled one after another")
         self._begin = time.perf_counter()
 
     def end(self, _: Any) -> None:

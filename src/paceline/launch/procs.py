@@ -86,6 +86,9 @@ def _on_this_machine(spec: LocalSpec, recipe: Recipe) -> _Fields:
     nodes, one = len(spec.hosts), _one_process(recipe)
     gpus = visible_gpus() if recipe.device in ("auto", "cuda") else []
     if not gpus:
+        if recipe.device == "cuda":
+            message = "device=cuda: this machine has no visible GPU. Check CUDA_VISIBLE_DEVICES, or use --device cpu."
+            raise UserError("no-gpu", message)
         found = (1, one or "no GPU is visible") if spec.procs == "auto" else (spec.procs, "--procs")
         return _same(spec, *found)
     each = (1 if one else len(gpus) // nodes) if spec.procs == "auto" else spec.procs

@@ -24,7 +24,7 @@ def interrupts_end() -> Iterator[None]:
 
 
 @contextmanager
-def handling_signals(handle: Callable[[int], None], overdue: Callable[[], None], seconds: float) -> Iterator[None]:
+def handling_signals(handle: Callable[[int], None], overdue: Callable[[], object], seconds: float) -> Iterator[None]:
     """Call `handle` with every signal, and after the first one `overdue` every time `seconds` pass without another.
 
     Both run in a thread, because Python runs no signal handler while the main thread is inside a C call.
@@ -45,7 +45,7 @@ def handling_signals(handle: Callable[[int], None], overdue: Callable[[], None],
         os.close(writer)  # ends the thread
 
 
-def _listen(reader: int, handle: Callable[[int], None], overdue: Callable[[], None], seconds: float) -> None:
+def _listen(reader: int, handle: Callable[[int], None], overdue: Callable[[], object], seconds: float) -> None:
     poll, timeout = select.poll(), None
     poll.register(reader, select.POLLIN)
     while True:
