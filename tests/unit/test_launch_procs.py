@@ -71,6 +71,7 @@ def test_machine_without_gpus_and_cpu_recipes_start_one_process(here, monkeypatc
     plan = _plan(here, "local", "--nodes", 2)
     assert "# processes per node: 1 (no GPU is visible)" in plan
     assert plan.count("--procs 1 ") == 2
+    assert "[no-gpu]" in complaint(here("launch", "local", "--nodes", 2, "--device", "cuda", "digits"))
     assert "# processes per node: 3 (--procs)" in _plan(here, "local", "--nodes", 2, "--procs", 3)
 
 
