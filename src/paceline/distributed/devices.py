@@ -8,11 +8,10 @@ import torch
 
 from paceline.errors import UserError
 from paceline.system.device import pci_address
-from paceline.system.gpus import Gpu, are_gpus_hidden, installed_gpus, visible_gpus
+from paceline.system.gpus import VARIABLES, Gpu, are_gpus_hidden, installed_gpus, no_gpu, visible_gpus
 from paceline.system.host import host_name, machine_id
 
 _KINDS = {"cuda": "a CUDA GPU", "rocm": "a ROCm GPU", "cpu": "the CPU", "mps": "the GPU of a Mac"}
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 class RankDevice(NamedTuple):
@@ -37,8 +36,7 @@ def choose_device(requested: str, local_rank: int, size: int = 1) -> torch.devic
     if not available:
         _refuse_unused_gpus()
         if requested == "cuda":
-            message = "device=cuda: this machine has no visible GPU. Check CUDA_VISIBLE_DEVICES, or use --device cpu."
-            raise UserError("no-gpu", message)
+            raise no_gpu()
         return torch.device("cpu")
     if available == 1:  # srun --gpus-per-task=1 shows each task its own GPU; check_devices finds shared ones
         return torch.device("cuda", 0)
@@ -79,7 +77,7 @@ def _reason(gpus: list[Gpu]) -> str:
     if not built:
         return f"PyTorch {torch.__version__} is built without {platform}. Install a build with it (pytorch.org)."
     if not visible_gpus():
-        given = [(name, os.environ[name]) for name in _VISIBLE if name in os.environ]
+        given = [(name, os.environ[name]) for name in VARIABLES if name in os.environ]
         # ROCm has several variables, of which perhaps only one is wrong
         name, value = next((each for each in given if not visible_gpus(dict([each]))), given[-1])
         return f"{name}={value!r} selects none of them. Correct or unset it."

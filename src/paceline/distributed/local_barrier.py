@@ -21,7 +21,7 @@ class LocalBarrier:
         """Connect the ranks, through a temporary socket in a folder whose path is short."""
         self._is_rank_zero = world.is_rank_zero
         self._entered = self._passed = 0
-        with _lost_ranks_named():
+        with _as_lost_connection():
             self._peers = _connect(world, folder)
         os.register_at_fork(after_in_child=self._close)  # otherwise a child of a dead rank keeps its sockets open
         flight_recorder.watch_also("local", "barrier", lambda: (self._entered, self._passed))
@@ -29,7 +29,7 @@ class LocalBarrier:
     def wait(self) -> None:
         """Wait for all ranks."""
         self._entered += 1
-        with _lost_ranks_named():
+        with _as_lost_connection():
             if self._is_rank_zero:
                 self._receive()
                 self._send()
@@ -89,7 +89,7 @@ def _listen(listener: socket.socket, folder: str, size: int) -> str:
 
 
 @contextmanager
-def _lost_ranks_named() -> Iterator[None]:
+def _as_lost_connection() -> Iterator[None]:
     """Raise what torch's collectives raise, which connected() in distributed/world.py explains."""
     try:
         yield

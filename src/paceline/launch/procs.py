@@ -11,7 +11,7 @@ from paceline.errors import UserError
 from paceline.launch.host_output import shown
 from paceline.launch.hosts import Host, HostError, SshHost
 from paceline.launch.specs import Ec2Spec, JobSpec, LocalSpec, ManifestSpec, RemoteSpec, SlurmSpec
-from paceline.system.gpus import Gpu, visible_gpus
+from paceline.system.gpus import Gpu, no_gpu, visible_gpus
 
 AnySpec = TypeVar("AnySpec", bound=JobSpec)
 _Fields = dict[str, Any]
@@ -87,8 +87,7 @@ def _on_this_machine(spec: LocalSpec, recipe: Recipe) -> _Fields:
     gpus = visible_gpus() if recipe.device in ("auto", "cuda") else []
     if not gpus:
         if recipe.device == "cuda":
-            message = "device=cuda: this machine has no visible GPU. Check CUDA_VISIBLE_DEVICES, or use --device cpu."
-            raise UserError("no-gpu", message)
+            raise no_gpu()
         found = (1, one or "no GPU is visible") if spec.procs == "auto" else (spec.procs, "--procs")
         return _same(spec, *found)
     each = (1 if one else len(gpus) // nodes) if spec.procs == "auto" else spec.procs

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.errors import UserError
+
 _KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 _RENDER_NODES = Path("/dev/dri")
-_VARIABLES = {
-    "nvidia": ("CUDA_VISIBLE_DEVICES",),
-    "amd": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-}
+VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""What restricts the GPUs of a process, all of them on AMD."""
+_VARIABLES_OF = {"nvidia": ("CUDA_VISIBLE_DEVICES",), "amd": VARIABLES}
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def installed_gpus() -> list[Gpu]:
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
     """Return the installed GPUs that CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES leave to processes."""
     installed = installed_gpus()
-    for name in _VARIABLES[installed[0].vendor] if installed else ():
+    for name in _VARIABLES_OF[installed[0].vendor] if installed else ():
         if name in environ:
             installed = _selected(installed, environ[name])
     return installed
@@ -43,8 +44,13 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
 
 def are_gpus_hidden(environ: Mapping[str, str]) -> bool:
     """Return whether a variable hides all GPUs on purpose; SLURM sets NoDevFiles in jobs without GPUs."""
-    names = {name for names in _VARIABLES.values() for name in names}
-    return any(environ[name].strip() in ("", "-1", "NoDevFiles") for name in names if name in environ)
+    return any(environ[name].strip() in ("", "-1", "NoDevFiles") for name in VARIABLES if name in environ)
+
+
+def no_gpu() -> UserError:
+    """Return the error of device=cuda on a machine without a visible GPU."""
+    message = "device=cuda: this machine has no visible GPU. Check CUDA_VISIBLE_DEVICES, or use --device cpu."
+    return UserError("no-gpu", message)
 
 
 def default_procs(device: str, environ: Mapping[str, str] = os.environ) -> int:
