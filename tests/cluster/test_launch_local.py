@@ -16,7 +16,7 @@ from object_store import ObjectStore, object_store
 from paceline.track.records import RunFolder
 
 STEPS = 300
-INTERVALS = ("--train.duration", f"{STEPS}ba", "--evaluate.every", f"{STEPS}ba", "--checkpoint.every", "30ba")
+INTERVALS = ("--train.duration", f"{STEPS}ba", "--evaluate.every", f"{STEPS}ba", "--checkpoint.every", "15ba")
 WORDS = ("digits", *TINY, *INTERVALS, "--import", "slow")
 SLOW = """
 import time
@@ -29,7 +29,7 @@ class Slow(pl.Callback):
         self.until = Path(until)
 
     def on_step(self, *_):
-        time.sleep(0 if self.until.exists() else 0.1)
+        time.sleep(0 if self.until.exists() else 0.3)
 """
 Ask = Callable[..., subprocess.CompletedProcess[str]]
 
