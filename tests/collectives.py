@@ -77,7 +77,10 @@ class HasPart(Protocol):
 
 
 def mark_parts(patch: pytest.MonkeyPatch, record: HasPart) -> None:
-    """Keep `record.part` up to date: "start", "step N", "log", "evaluation", "checkpoint"; "loop" is between steps."""
+    """Keep `record.part` up to date: "start", "step N", "log", "evaluation", "checkpoint"; "loop" is between steps.
+
+    Start-up ends after the first step, when the timeout of the ranks changes.
+    """
 
     def marking(owner: Any, name: str, part: Callable[..., str]) -> None:
         function = getattr(owner, name)
@@ -97,6 +100,7 @@ def mark_parts(patch: pytest.MonkeyPatch, record: HasPart) -> None:
 
     marking(session, "train", lambda *_: "loop")
     marking(train, "train_step", step)
+    marking(World, "shorten_timeout", lambda *_: "start")
     marking(train, "pause", lambda *_: "pause")
     marking(train, "measure", lambda *_: "evaluation")
     marking(TrainingRun, "log", lambda *_: "log")
@@ -118,4 +122,6 @@ def pretend_in_sessions(world: World, patch: pytest.MonkeyPatch) -> None:
     """Let `train_recipe` be rank 0 of a fake process group, or a single process."""
     patch.setattr(World, "from_env", lambda _device: world)
     patch.setattr(World, "connected", pretended if world.size > 1 else nullcontext)
-    patch.setattr("paceline.distributed.process_group.set_timeout", lambda _: None)  # the fake process group has none
+    # the fake process group has no timeout
+    patch.setattr("paceline.distributed.process_group.set_timeout", lambda _: None)
+    patch.setattr("paceline.distributed.mesh.add_subgroup", lambda _: None)

@@ -39,6 +39,7 @@ class SimulatedDevice:
         replace(torch, "Stream", lambda _: _Stream(self, COPY))
         replace(torch, "Event", lambda _=None, enable_timing=False: _Event(self, enable_timing))
         replace(torch.accelerator, "current_stream", lambda _=None: self.current)
+        replace(torch.accelerator, "synchronize", lambda _=None: self.wait())
         replace(torch.Tensor, "record_stream", lambda tensor, stream: self.calls.append(("record_stream", stream.name)))
         replace(device, "pinned", self._pinned)
         replace(decode, "host_buffer", self._host_buffer)

@@ -116,7 +116,8 @@ def test_a_device_that_waits_for_gradients_is_communication_bound(tmp_path: Path
     run = _run(tmp_path, 2, _slow_network)
     assert verdict(run)[0].cause == "communication-bound"
     assert run.seconds["sync"] == pytest.approx(STEPS * 0.1)
-    assert run.train_seconds == pytest.approx(STEPS * 0.2 + 4 * 0.01)
+    # the device waits for data at the start of each of four windows, and after the first step: start-up ends there
+    assert run.train_seconds == pytest.approx(STEPS * 0.2 + 5 * 0.01)
 
 
 def test_a_slow_optimizer_is_measured_on_the_device(tmp_path: Path) -> None:

@@ -62,11 +62,16 @@ def _bytes(calls: list[Collective]) -> int:
 
 
 def _check_loop(recorder: Recorder) -> None:
-    """After every step ranks agree on five votes and gather their figures; an evaluation sums three tensors."""
+    """After every step ranks agree on five votes and gather their figures; an evaluation sums three tensors.
+
+    No weight is sent for a checkpoint: rank 0 of DDP has all, ranks of FSDP write their own shards. Ranks only ask each
+    other whether they are done, as often as the disk needs.
+    """
     votes = recorder.of("loop", "allreduce")
     assert [(call.shape, call.dtype) for call in votes] == [((5,), torch.int64)] * STEPS
     assert sum(call.dtype == torch.float64 for call in recorder.of("log", "allgather")) == STEPS
     assert len(recorder.of("evaluation", "allreduce")) == 2 * 3
+    assert all(call.num_bytes < 100 for call in recorder.of("checkpoint"))
 
 
 def test_the_recorder_tells_order_shape_and_type_apart() -> None:
@@ -99,7 +104,6 @@ def test_ddp_sends_every_gradient_once(train: Train, ranks: int, dtype: str, ite
         (sent,) = recorder.of(f"step {step}")
         assert (sent.name, sent.num_bytes) == ("allreduce", expected)
     _check_loop(recorder)
-    assert _bytes(recorder.of("checkpoint")) < 100  # rank 0 has everything
 
 
 def test_ddp_sends_buckets_of_the_chosen_size(train: Train) -> None:
@@ -163,4 +167,3 @@ def test_fsdp_gathers_and_scatters_every_block(
         assert _bytes(scattered) == _padded(_trained(recorder), shards)
         assert not reduced or _bytes(reduced) == _padded(_trained(recorder), shards) // shards  # across nodes
     _check_loop(recorder)
-    assert _bytes(recorder.of("checkpoint")) < 100  # every rank writes its own shards
