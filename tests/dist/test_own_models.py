@@ -63,6 +63,7 @@ def test_buffers_of_any_kind_are_the_same_on_all_ranks_and_after_a_resume(
         ("tuple", "extension-failed", ("a tuple",)),
         ("exit", "extension-failed", ("SystemExit", "models.py:")),
         ("complex", "complex-model-unsupported", ("phase",)),
+        ("sparse", "sparse-gradients-unsupported", ("positions", "sparse=False")),
     ],
 )
 def test_errors_of_a_model_name_it(here, monkeypatch, problem: str, code: str, parts: tuple[str, ...]) -> None:

@@ -134,7 +134,10 @@ def test_one_rank_out_of_memory_ends_a_trial_for_all(tmp_path: Path) -> None:
 
 def test_ema_of_sharded_weights_and_of_batch_norm_statistics(tmp_path: Path) -> None:
     """The weights are sharded, the statistics are not."""
-    run_ranks(tmp_path, 2, *_words("batch", "--strategy", "fsdp", "--ema.decay", 0.9, "--train.duration", "6ba"))
+    words = ("--strategy", "fsdp", "--fsdp.mesh", "hybrid", "--ema.decay", 0.9, "--train.duration", "6ba")
+    log = run_ranks(tmp_path, 2, *_words("batch", *words)).stderr
+    assert " strategy: fsdp, sharded over 2 ranks\n" in log
+    assert "fsdp.mesh=hybrid has no effect on one node" in log
     assert RunFolder(tmp_path / "runs" / "digits").read_summary()["status"] == "finished"
 
 

@@ -85,7 +85,8 @@ def _two_nodes_of_two(rank: int) -> None:
 
 def test_hybrid_sharding_over_two_nodes_computes_the_same_losses(stayed: list[float], tmp_path: Path) -> None:
     """fsdp.mesh=auto. Each node holds a whole model, so that one of them writes it."""
-    run_ranks(tmp_path, 4, *_train("hybrid", 8, *FSDP), before=_two_nodes_of_two)
+    log = run_ranks(tmp_path, 4, *_train("hybrid", 8, *FSDP), before=_two_nodes_of_two).stderr
+    assert " strategy: fsdp, sharded over 2 ranks of each node, 2 replicas\n" in log
     assert _distance(stayed, _losses(tmp_path / "runs" / "hybrid")) < DISTANCE
     assert _files(tmp_path / "runs" / "hybrid") == {f"model-{number:05d}-of-00002.safetensors" for number in (1, 2)}
 

@@ -58,6 +58,15 @@ def test_first_log_lines_describe_the_training(here) -> None:
     assert "an epoch has only 2 steps (1,437 images, global batch 480)" in answer.stderr
 
 
+def test_settings_without_effect_and_slow_ones_are_warned_about(here) -> None:
+    words = ("--train.duration", "2ba", "--fsdp.mesh", "flat", "--device", "cpu", "--precision", "fp16")
+    answer = here("train", "digits", *TINY, *words, "--model.activation_checkpointing", "full")
+    assert answer.returncode == 0, answer.stderr
+    assert " strategy: full activation checkpointing\n" in answer.stderr
+    assert "the settings of `fsdp` have no effect: the model is not sharded" in answer.stderr
+    assert "precision=fp16: most CPUs emulate fp16" in answer.stderr
+
+
 def test_last_log_line_names_the_last_and_the_best_checkpoint(here, tmp_path: Path) -> None:
     """A learning rate that is too high at the end makes an earlier checkpoint the best."""
     points = "[{at: 0ba, factor: 1.0}, {at: 40ba, factor: 1.0}, {at: 40ba, factor: 300.0}]"

@@ -10,6 +10,9 @@ from paceline.config.data import FROM_FILES, IN_MEMORY
 _STRAGGLER = 0.1
 """Fraction of a step that a slow rank must cost to be reported."""
 
+_STRAGGLER_STEPS = 20
+"""Steps before a slow rank is reported: the first steps are slower, by a different amount on each rank."""
+
 _SMALL_BATCH = 8
 """Images per rank and step that cannot keep a device busy."""
 
@@ -79,7 +82,7 @@ def _step_seconds(run: LoggedRun) -> float:
 def _straggler(run: LoggedRun, part: str) -> Bottleneck | None:
     """Return the rank that the others wait for in gradient synchronization, if there is one."""
     ranks = run.seconds_per_rank.get(part, [])
-    if len(ranks) < 2:
+    if len(ranks) < 2 or _steps(run) < _STRAGGLER_STEPS:
         return None
     slowest = max(range(len(ranks)), key=ranks.__getitem__)
     others = statistics.median(ranks[:slowest] + ranks[slowest + 1 :])

@@ -81,7 +81,11 @@ def _parser() -> argparse.ArgumentParser:
         help="processes per host (default auto: one per GPU; on CPUs two, with --hosts one)",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("selftest"), metavar="DIR", help="folder for results (default: selftest)"
+        "--out",
+        type=Path,
+        default=Path("selftest"),
+        metavar="DIR",
+        help="folder for results, which replace earlier ones (default: selftest)",
     )
     parser.add_argument(
         "--only",

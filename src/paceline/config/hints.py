@@ -44,6 +44,8 @@ def describe(item: Any, rows: Sequence[FieldRow], given: Given) -> Iterator[Prob
             yield Problem(
                 "invalid-value", _sentences(f"{path}={value!r}: not a mapping ({{key: value}})", _help(path, rows))
             )
+        case "bool_parsing" | "bool_type":
+            yield Problem("invalid-value", _sentences(f"{path}={value!r}: should be true or false", _help(path, rows)))
         case _:
             message = item["msg"].replace("Input should be", "should be").split(", unable to parse")[0]
             yield Problem("invalid-value", _sentences(f"{path}={value!r}: {message}", _help(path, rows)))
@@ -75,7 +77,8 @@ def _unknown(shown: str, hint: str) -> Problem:
 
 def _sentences(problem: str, fix: str) -> str:
     end = "" if fix.endswith((".", "?")) else "."
-    return f"{problem}. {fix[:1].upper()}{fix[1:]}{end}"
+    is_value = fix.partition(" ")[0].endswith((":", ","))  # the help of many fields begins with one of their values
+    return f"{problem}. {fix if is_value else fix[:1].upper() + fix[1:]}{end}"
 
 
 def _in_misspelled_group(path: str, rows: Sequence[FieldRow], given: Given) -> str:

@@ -29,7 +29,7 @@ from paceline.system.torch_internals.elastic import ElasticAgentBase
 
 RankEntry = Callable[[list[str]], int]
 _context = multiprocessing.get_context("forkserver")
-_MAX_FAILURES, _FAILURE_WINDOW = 5, 60.0
+_MAX_FAILURES = 5
 _SHUTDOWN_TIMEOUT = 30.0  # seconds that ranks have to checkpoint and exit
 _STUCK_TIMEOUT = 3.0  # seconds until a rank has noticed that it lost another one, unless a GPU kernel blocks it
 _RANK_NAME = "paceline-rank-"  # as top and ps show it
@@ -40,8 +40,8 @@ _RANK_NAME = "paceline-rank-"  # as top and ps show it
 class Agent(ElasticAgentBase):
     """If the job is elastic, restarts its ranks in a new rendezvous round when a rank fails or a node leaves or joins.
 
-    It does not restart after an error that the user has to fix, nor after many failures within a minute or without a
-    new step, because a crash that repeats itself would keep the nodes busy forever.
+    It does not restart after an error that the user has to fix, nor after many failures without a new step, because a
+    crash that repeats itself would keep the nodes busy forever.
     """
 
     def __init__(self, handler: SingleNode | MultiNode, plan: AgentPlan, entry: RankEntry, scratch: Path):
@@ -57,7 +57,6 @@ class Agent(ElasticAgentBase):
         self._entry, self._command, self._scratch = entry, plan.command, scratch
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._ranks: list[psutil.Process] = []  # the same processes, for signals from another thread
-        self._failed_at: list[float] = []
         self._furthest_step, self._failures_there = 0, 0
         self._starts = 0
 
@@ -123,17 +122,14 @@ class Agent(ElasticAgentBase):
     def _restarts_after(self, failures: dict[int, ProcessFailure]) -> int:
         if any(map(is_own_error, failures.values())):
             return 0  # an error that the user has to fix would occur again
-        now = time.monotonic()
-        self._failed_at = [then for then in self._failed_at if now - then < _FAILURE_WINDOW] + [now]
         if (step := reported_progress(self._scratch)) > self._furthest_step:
             self._furthest_step, self._failures_there = step, 0
         self._failures_there += 1
         if not self._is_elastic or self.received:
             return 0
-        if len(self._failed_at) < _MAX_FAILURES and self._failures_there < _MAX_FAILURES:
+        if self._failures_there < _MAX_FAILURES:
             return 1
-        why = "without a new step" if self._failures_there == _MAX_FAILURES else f"within {_FAILURE_WINDOW:.0f} s"
-        log.error("the ranks failed %d times %s, so they are not restarted", _MAX_FAILURES, why)
+        log.error("the ranks failed %d times without a new step, so they are not restarted", _MAX_FAILURES)
         return 0
 
     def stop_ranks(self) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from paceline import extensions
+from paceline.config.recipe import Fsdp
 from paceline.config.timeline import phase_table
 from paceline.data.load.source import DataSource
 from paceline.distributed.world import World
@@ -35,7 +36,10 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
     yield f"data: {_data(setup.source)}"
     parameters = sum(parameter.numel() for parameter in setup.replica.module.parameters())
     yield f"model: {recipe.model.name}, {parameters:,} parameters, {weights}"
-    yield f"device: {where}, {setup.precision}"
+    tf32 = ", TF32" if recipe.tf32 and setup.world.device.type == "cuda" else ""
+    yield f"device: {where}, {setup.precision}{tf32}"
+    if strategy := ", ".join(_strategy(setup)):
+        yield f"strategy: {strategy}"
     if len(phases) == 1:
         size = "x".join(map(str, setup.source.preprocessing(phases[0])["size"]))
         steps = f"{phases[0].steps_per_epoch:,} steps per epoch, {timeline.total:,} in total ({recipe.train.duration})"
@@ -47,6 +51,20 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
         lr = lambda step: lr_at(step, setup.lr_plan)  # noqa: E731
         heads, *rows = phase_table(timeline, setup.world.size, recipe.train.grad_accumulation, lr)
         yield from lines_of(new_table(heads, rows))
+
+
+def _strategy(setup: Setup) -> Iterator[str]:
+    recipe, ranks, shards = setup.recipe, setup.world.size, setup.replica.shard.count
+    if shards > 1:
+        yield "fsdp, sharded over " + (
+            f"{ranks} ranks" if shards == ranks else f"{shards} ranks of each node, {ranks // shards} replicas"
+        )
+    elif ranks > 1:
+        yield "ddp"
+    if recipe.model.activation_checkpointing != "none":
+        yield f"{recipe.model.activation_checkpointing} activation checkpointing"
+    if recipe.compile:
+        yield "compiled"
 
 
 def _data(source: DataSource) -> str:
@@ -87,6 +105,13 @@ def _empty_classes(setup: Setup) -> list[str]:
 
 def _warnings(setup: Setup) -> Iterator[str]:
     """Settings that are valid but rarely intended."""
+    recipe, world = setup.recipe, setup.world
+    if recipe.fsdp != Fsdp() and setup.replica.shard.count == 1:
+        yield "the settings of `fsdp` have no effect: the model is not sharded. Use strategy=fsdp on several ranks."
+    elif recipe.fsdp.mesh == "hybrid" and setup.replica.shard.count == world.size:
+        yield "fsdp.mesh=hybrid has no effect on one node: the model is sharded over all of its ranks"
+    if setup.precision == "fp16" and world.device.type == "cpu":
+        yield "precision=fp16: most CPUs emulate fp16, several times slower than fp32. Use precision=bf16 or fp32."
     fewest = min(setup.timeline.phases, key=lambda phase: phase.steps_per_epoch)
     if fewest.steps_per_epoch < _FEW_STEPS:
         yield (
@@ -97,9 +122,9 @@ def _warnings(setup: Setup) -> Iterator[str]:
     if empty := _empty_classes(setup):
         some = ", ".join(empty[:5]) + (", ..." if empty[5:] else "")
         yield f"{len(empty)} of {len(setup.source.classes)} classes have no training images: {some}"
-    schedule, plan = setup.recipe.optim.schedule, setup.lr_plan
+    schedule, plan = recipe.optim.schedule, setup.lr_plan
     if plan.warmup >= setup.timeline.total and not plan.phases:
         yield (
             f"optim.schedule.warmup={schedule.warmup} is not shorter than "
-            f"train.duration={setup.recipe.train.duration}, so the learning rate only rises. Use a shorter warmup."
+            f"train.duration={recipe.train.duration}, so the learning rate only rises. Use a shorter warmup."
         )

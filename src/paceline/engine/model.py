@@ -41,6 +41,9 @@ def probe(model: nn.Module, name: str, num_classes: int, channels: int, size: tu
     if found := [key for key, tensor in model.state_dict().items() if tensor.is_complex()]:
         message = f"model.name={name}: {found[0]} is complex. Store it as real numbers (torch.view_as_real)."
         raise UserError("complex-model-unsupported", message, model=name, tensors=found)
+    if found := [key for key, module in model.named_modules() if getattr(module, "sparse", False) is True]:
+        message = f"model.name={name}: {found[0]} has sparse gradients, which ranks cannot average. Use sparse=False."
+        raise UserError("sparse-gradients-unsupported", message, model=name, modules=found)
 
 
 def check_logits(logits: object, name: str, expected: tuple[int, int]) -> None:

@@ -23,7 +23,12 @@ gpus=$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2> /dev/null | grep -c 
     grep -c '^simd_count [1-9]')
 echo "$gpus"
 """
-_NOT_ASKED = ("aws-credentials-missing", "aws-region-missing", "aws-unreachable", "missing-package")
+_NOT_ASKED = {
+    "aws-credentials-missing": "no AWS credentials",
+    "aws-region-missing": "no AWS region",
+    "aws-unreachable": "AWS is not reachable",
+    "missing-package": "boto3 is not installed",
+}
 
 
 def with_procs(spec: AnySpec, recipe: Recipe) -> AnySpec:
@@ -135,7 +140,7 @@ def _gpus_of(host: Host) -> int | str:
     try:
         answer = host.call("sh -s", _COUNT.encode(), _TIMEOUT).text
     except HostError as error:
-        return f"counts its own GPUs ({error.code})"
+        return f"counts its own GPUs ({error.code.replace('-', ' ')})"
     if answer == "restricted":
         return "counts its own GPUs (a variable restricts them)"
     return int(answer) if re.fullmatch("[0-9]{1,3}", answer) else f"counts its own GPUs (it answered {shown(answer)!r})"
@@ -149,7 +154,7 @@ def _of_instance_type(spec: Ec2Spec) -> _Fields:
     except UserError as error:
         if error.code not in _NOT_ASKED:
             raise
-        return {"procs_source": f"each instance counts its GPUs; EC2 was not asked: {error.code}"}
+        return {"procs_source": f"each instance counts its GPUs; EC2 was not asked: {_NOT_ASKED[error.code]}"}
     source = f"GPUs of a {spec.instance_type}" if gpus else f"a {spec.instance_type} has no GPU"
     return _same(spec, max(1, gpus), source)
 

@@ -41,6 +41,8 @@ class FailingNet(nn.Module):
         self.problem, self.head = problem, nn.Linear(64, num_classes)
         if problem == "complex":
             self.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+        if problem == "sparse":
+            self.positions = nn.Embedding(64, 8, sparse=True)
 
     def forward(self, images: torch.Tensor) -> object:
         logits = self.head(images.flatten(1))

@@ -53,8 +53,9 @@ def plan(spec: Ec2Spec) -> list[object]:
 def launch(spec: Ec2Spec) -> Job:
     """Launch the instances and start a new job; if a step fails, terminate everything."""
     plan(spec)  # refuses values that no script can hold, before anything costs money
+    client = Ec2Client(spec.region)
+    client.subnet(spec.subnet, spec.zone)  # fails without valid keys, while there is nothing to release
     with jobs.new_job(spec) as job:
-        client = _client(job)
         jobs.save(job)
         with exit_on_signals():
             try:
