@@ -26,7 +26,7 @@ attack: $(READY)  ## run the fault and security tests: kills, full disks, corrup
 docs: $(READY)  ## build the documentation site in build/site; broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-examples: $(READY)  ## run the commands, Python blocks and recipes of the documentation, and benchmarks of training
+examples: $(READY)  ## run the commands, Python blocks, recipes and notebook of the documentation, and benchmarks of training
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/docs
 
 lint: $(READY)  ## check style, types and the direction of imports

@@ -25,6 +25,12 @@ settings.load_profile("any machine")
 # tests run on the CPU even where there are GPUs; tests about GPUs use stubs
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 
+# no test finds keys for AWS, or asks for some over the network
+for name in [name for name in os.environ if name.startswith("AWS_")]:
+    del os.environ[name]
+os.environ |= dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), os.devnull)
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+
 # a shell makes background jobs ignore SIGINT, which the processes of tests would inherit
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

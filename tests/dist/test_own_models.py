@@ -15,7 +15,7 @@ from paceline.engine.saved import evaluate_path
 from paceline.track.records import RunFolder
 
 PACKAGE = Path(__file__).parents[1] / "extension"
-MODEL = ("--import", "shapes.models", "--model.name", "odd-net", "--model.options", "{}", "--log.tensorboard", "false")
+MODEL = ("--import", "shapes.models", "--model.name", "odd-net", "--model.options", "{}", "--precision", "fp32")
 Paceline = Callable[..., subprocess.CompletedProcess[str]]
 FAILING = ("--import", "shapes.models", "--model.name", "failing-net", "--log.tensorboard", "false")
 

@@ -68,9 +68,6 @@ def test_resources_in_use_are_a_table(here, client: Ec2Client, monkeypatch) -> N
 
 def test_without_keys_nothing_is_launched_and_no_job_stays(here, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
     words = ("--instance-type", "g4dn.xlarge", "--region", "eu-west-1", "--procs", "1")
     answer = here("launch", "ec2", "digits", *words)
     assert answer.returncode == 1

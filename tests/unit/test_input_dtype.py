@@ -32,6 +32,13 @@ class _OwnStatistics(nn.Module):
         return self.inner((images - 0.1234567) * 3.1415926)
 
 
+class _Rounds(_OwnStatistics):
+    """Computes in float32 first, although its logits do not show it."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.inner(images.round()).round()
+
+
 class _Float32Only(_OwnStatistics):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if images.dtype != torch.float32:
@@ -54,7 +61,7 @@ def test_a_model_that_starts_with_a_convolution_is_given_the_dtype_of_autocast(p
 
 
 @LOWER
-@pytest.mark.parametrize("kind", [_OwnStatistics, _Float32Only])
+@pytest.mark.parametrize("kind", [_OwnStatistics, _Float32Only, _Rounds])
 def test_a_model_that_computes_in_float32_first_keeps_float32(kind, precision: str, dtype) -> None:
     assert _chosen(kind(), precision) == torch.float32
 

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import HANG
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_changes import changed
@@ -28,7 +30,7 @@ from paceline.system.torch_internals import (
     restart_group_names,
     write_memory_snapshot,
 )
-from paceline.system.torch_internals.waits import HostReads
+from paceline.system.torch_internals.operators import HostReads, OnlyCasts
 from paceline.system.torchvision_compat import allow_torchvision
 
 SOURCE = Path(__file__).parents[2] / "src" / "paceline"
@@ -53,6 +55,25 @@ def test_reads_of_the_host_are_observed() -> None:
     assert values == (3.0, True, 2, 2)
     assert read[:3] == ["item", "equal", "nonzero"], changed("the operator of Tensor.item")
     assert read[3:] == ["masked_select"]
+
+
+@pytest.mark.parametrize(
+    ("use", "holds"),
+    [
+        (lambda tensor: tensor.bfloat16() + 1, True),
+        (lambda tensor: tensor[:, 1:].T.bfloat16(), True),
+        (lambda tensor: torch.ones(3) + 1, True),
+        (lambda tensor: tensor + 1, False),
+        (lambda tensor: tensor[:, 1:].T * 2, False),
+        (lambda tensor: tensor.half(), False),
+        (lambda tensor: torch.stack([torch.ones(3, 3), tensor]), False),
+    ],
+)
+def test_casts_of_a_tensor_are_told_from_other_uses(use: Callable[[torch.Tensor], object], holds: bool) -> None:
+    tensor = torch.ones(3, 3)
+    with OnlyCasts(tensor, torch.bfloat16) as casts:
+        use(tensor)
+    assert casts.holds == holds, changed("TorchDispatchMode, OpOverload.is_view or aten._to_copy")
 
 
 # ---- process groups ----
@@ -110,8 +131,16 @@ def test_the_flight_recorder_counts_collectives() -> None:
     for _ in range(2):
         dist.all_reduce(torch.ones(2))
     last = flight_records(collectives=True)["gloo"]["entries"][-1]
-    status = flight_records(collectives=False)["gloo"]["pg_status"][str(last["pg_id"])]
-    assert status["last_enqueued_collective"] == status["last_completed_collective"] == "2", changed("flight recorder")
+
+    def done() -> str:
+        status = flight_records(collectives=False)["gloo"]["pg_status"][str(last["pg_id"])]
+        assert status["last_enqueued_collective"] == "2", changed("flight recorder")
+        return status["last_completed_collective"]
+
+    deadline = time.monotonic() + HANG  # gloo's thread records the end after the collective has returned
+    while done() != "2":
+        assert time.monotonic() < deadline, changed("flight recorder")
+        time.sleep(0.01)
     found = {name: last[name] for name in ("profiling_name", "collective_seq_id", "is_p2p")}
     expected = {"profiling_name": "gloo:all_reduce", "collective_seq_id": 2, "is_p2p": False}
     assert found == expected, changed("the flight recorder")

@@ -14,7 +14,7 @@ from paceline.engine.train import train_step
 from paceline.optim.schedules import lr_at
 from paceline.selftest.probes import Probing
 from paceline.selftest.settings import exact_recipe
-from paceline.system.torch_internals import waits
+from paceline.system.torch_internals import operators
 
 _WARM_UP, _STEPS = 3, 2
 _TORCH = str(Path(torch.__file__).parent)
@@ -52,7 +52,7 @@ def finding_waits(device: torch.device, places: set[str]) -> Iterator[None]:
         if _CUDA_WARNING in str(message):  # CUDA waits, whoever asked for it: autograd and optimizers too
             places.add(f"synchronization in {_line(_stack())}")
 
-    with waits.HostReads(on_read), warnings.catch_warnings():
+    with operators.HostReads(on_read), warnings.catch_warnings():
         if device.type == "cuda":
             warnings.simplefilter("always")
             warnings.showwarning = on_warning
@@ -71,7 +71,7 @@ def _stack() -> list[traceback.FrameSummary]:
 
 def _observes(frame: traceback.FrameSummary) -> bool:
     """Return whether a frame belongs to the observation itself."""
-    return frame.filename.startswith((__file__, waits.__file__, warnings.__file__, _COMPILE, _DYNAMO))
+    return frame.filename.startswith((__file__, operators.__file__, warnings.__file__, _COMPILE, _DYNAMO))
 
 
 def _reads_own_numbers(stack: Sequence[traceback.FrameSummary]) -> bool:
