@@ -1,13 +1,12 @@
 """All ways to start ranks, and all precisions."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import HANG, PRECISIONS, TINY, command, environment
-from processes import free_port, run_ranks
+from conftest import TINY, environment
+from processes import run_ranks
 
 from paceline.track.records import RunFolder
 
@@ -28,52 +27,6 @@ def test_torchrun(tmp_path: Path) -> None:
     assert wrong.returncode != 0
     assert "--procs 3" in wrong.stderr
     assert "[procs-mismatch]" in wrong.stderr
-
-
-@PRECISIONS
-def test_two_nodes_started_by_hand(tmp_path: Path, precision: str, distance: float) -> None:
-    """Two commands that share only the rendezvous address; gradients are all-reduced over TCP."""
-    # rounding differences grow with the learning rate
-    slow = ("--optim.lr", "0.01", "--precision", precision, "--model.options.widths", "[32, 64]")
-    words = ("train", "digits", "--train.duration", "1ep", *slow, "--nodes", 2)
-    for dtype in ("fp32", "bf16"):
-        place = ("--rendezvous", f"127.0.0.1:{free_port()}")
-        nodes = [
-            subprocess.Popen(
-                command(*words, *place, "--node-rank", rank, "--grad_sync.dtype", dtype, "--name", dtype),
-                cwd=tmp_path,
-                env=environment(),
-            )
-            for rank in range(2)
-        ]
-        assert [node.wait(timeout=HANG) for node in nodes] == [0, 0]
-        assert _final(tmp_path / "runs" / dtype)["ranks"] == 2
-    starts = json.loads((tmp_path / "runs" / "fp32" / "environment.json").read_text())["starts"]
-    assert sum(starts[0]["hosts"].values()) == 2
-    run_ranks(tmp_path, 1, "train", "digits", "--train.duration", "1ep", *slow)
-    losses = {name: _final(tmp_path / "runs" / name)["final"]["loss"] for name in ("digits", "fp32", "bf16")}
-    assert abs(losses["fp32"] - losses["digits"]) < distance
-    assert abs(losses["bf16"] - losses["digits"]) < 1e-2
-
-
-def test_nodes_with_different_options_are_refused(tmp_path: Path) -> None:
-    place = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{free_port()}")
-    nodes = [
-        subprocess.Popen(
-            command("train", "digits", *TINY, *place, "--node-rank", rank, "--seed", rank),
-            cwd=tmp_path,
-            env=environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for node in nodes:
-        _, errors = node.communicate(timeout=HANG)
-        assert node.returncode == 1
-        assert "rank 1 was started with a different recipe than rank 0: seed is 0 on rank 0, 1 on rank 1" in errors
-        assert "[rank-recipe-mismatch]" in errors
-    assert not list(tmp_path.glob("runs/*"))
 
 
 def test_weights_of_a_checkpoint_start_another_run(here, tmp_path: Path) -> None:
@@ -130,17 +83,3 @@ def test_finished_run_is_not_changed_and_the_next_one_gets_a_number(here, tmp_pa
     assert answer.returncode == 1
     assert "is finished at step 5" in answer.stderr
     assert "[run-finished]" in answer.stderr
-
-
-def test_demo(paceline, tmp_path: Path) -> None:
-    answer = paceline("demo")
-    assert answer.returncode == 0, answer.stderr
-    runs = sorted((tmp_path / "runs").glob("demo-*"))
-    accuracies = [_final(run)["final"]["top1"] for run in runs]
-    assert [_final(run)["ranks"] for run in runs] == [1, 2]
-    assert min(accuracies) > 0.97
-    assert "no speed-up is expected here" in answer.stdout.replace("\n", " ")
-    assert "the same experiment" in answer.stdout
-    assert (tmp_path / "runs" / "report.html").exists()
-    assert (tmp_path / "runs" / "logbook" / runs[0].name / "README.md").exists()
-    assert all(str(run.name) in answer.stdout.replace("\n", "") for run in runs)

@@ -27,9 +27,9 @@ NOT_RUN = {
     r"ec2 .*": "needs an AWS account",
     r"(doctor|selftest) --hosts .*": "needs other hosts",
     r"selftest --import .*": "needs a module of the user; tests/gpu/test_selftest.py imports one",
-    r"train .*--rendezvous .*": "needs a second node at the same time; tests/dist/test_starts.py starts both",
+    r"train .*--rendezvous .*": "needs a second node at the same time; tests/cluster/test_two_nodes.py starts both",
     r"rendezvous .*": "serves until it is stopped",
-    r"train .* --name demo-.*": "printed by `paceline demo`, which tests/dist/test_starts.py runs",
+    r"train .* --name demo-.*": "printed by `paceline demo`, which tests/docs/test_demo.py runs",
     r"find-batch cifar10-vit-b32-fsdp .*": "trains a ViT-B",
     r"train .*--profile .*": "profiles more steps than are trained here; tests/unit/test_profiling.py runs it",
     **dict.fromkeys(
