@@ -24,10 +24,11 @@ def prepare(source: Path, work: Path, wanted: set[str]) -> int:
     files = sorted(tree.rglob("*.jpg"))
     from paceline.data.prepare import pack, sources
     from paceline.data.prepare.convert import Variant
+    from paceline.data.splits import Division
 
     variants = [Variant(), Variant(max_side=500), Variant(max_side=400)]
     pack.prepare(
-        sources.tree(tree, "benchmark", val_fraction=0.01),
+        sources.tree(tree, "benchmark", Division(val_fraction=0.01)),
         work / "shards",
         variants,
         os.cpu_count() or 1,

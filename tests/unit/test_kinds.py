@@ -12,6 +12,7 @@ from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.data.kinds import kind_of, resolve
 from paceline.data.listing import list_images, listing_fingerprint
+from paceline.data.splits import Division
 from paceline.errors import ConfigError, UserError
 from paceline.track.records import RunFolder
 
@@ -110,7 +111,7 @@ def _list(tmp_path: Path, *lines: str, name: str = "list.csv") -> Path:
 def test_a_list_can_name_the_splits(tmp_path: Path) -> None:
     path = _list(tmp_path, "path,label,split", "dog/0.jpg,dog,train", "cat/0.jpg,cat,train", "cat/1.jpg,cat,val")
     found = list_images(path)
-    assert (found.ids, [label for label, _ in found.train], [label for label, _ in found.val]) == (
+    assert (found.ids, [label for label, _ in found.splits["train"]], [label for label, _ in found.splits["val"]]) == (
         ["cat", "dog"],
         [1, 0],
         [0],
@@ -131,8 +132,8 @@ def test_a_list_without_splits_needs_a_val_fraction(tmp_path: Path) -> None:
     path = _list(tmp_path, "file\tclass", *rows, name="list.tsv")
     with raises("no-val-split"):
         list_images(path)
-    found = list_images(path, val_fraction=0.25)
-    assert (len(found.train), len(found.val)) == (6, 2)
+    found = list_images(path, Division(0.25))
+    assert (len(found.splits["train"]), len(found.splits["val"])) == (6, 2)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_a_list_without_splits_needs_a_val_fraction(tmp_path: Path) -> None:
         (["path,label,split", "cat/0.jpg,cat,later"], "list-split-invalid", "'later'"),
         (["path,label,split", "cat/0.jpg,cat,train", "cat/1.jpg,cat,val"], "too-few-classes", "1 class"),
         (["path,label,split", "cat/0.jpg,cat,train", "dog/0.jpg,dog,val"], "empty-classes", "dog"),
-        (["path,label,split", "cat/0.jpg,cat,train", "dog/0.jpg,dog,train"], "empty-split", "val"),
+        (["path,label,split", "cat/0.jpg,cat,train", "dog/0.jpg,dog,train"], "no-val-split", "val"),
     ],
 )
 def test_an_invalid_list_is_refused(tmp_path: Path, lines: list[str], codes: str, names: str) -> None:

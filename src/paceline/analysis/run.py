@@ -60,6 +60,11 @@ class LoggedRun:
         return [record for record in self.records if record["kind"] == "eval"]
 
     @property
+    def tested(self) -> dict[str, Any]:
+        """The last record of kind `test`: the best checkpoint on the test split; empty if there is none."""
+        return next((record for record in reversed(self.records) if record["kind"] == "test"), {})
+
+    @property
     def final(self) -> dict[str, Any]:
         return self.evaluated[-1] if self.evaluated else {}
 

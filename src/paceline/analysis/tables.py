@@ -26,6 +26,7 @@ def table(comparison: ComparedRuns) -> list[list[str]]:
     lines = [
         ("top-1", [_accuracy(row) for row in rows]),
         ("best top-1", [best(run) for run in runs]),
+        ("test top-1 (of the best checkpoint)", [_form(run.tested.get("top1"), ".2%") for run in runs]),
         ("training time", [duration(row["train_seconds"]) for row in rows]),
         (
             _ratio_name(comparison, of),

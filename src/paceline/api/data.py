@@ -24,6 +24,8 @@ def prepare_folder(
     original: bool = False,
     quality: int = 90,
     val_fraction: float = 0.0,
+    test_fraction: float = 0.0,
+    group_by: str = "",
     limit_per_class: int = 0,
     allow_empty_classes: bool = False,
     workers: int = 0,
@@ -33,12 +35,12 @@ def prepare_folder(
     Each size makes a variant; without a size, images keep theirs. `workers` processes decode; 0: one per core.
     """
     from paceline.data.prepare.sources import tree
+    from paceline.data.splits import Division
 
     _check_place(Path(source), Path(out))
     variants = _variants(max_side, short_side, original, quality)
-    return _write(
-        tree(Path(source), "folder", val_fraction, limit_per_class), out, variants, workers, allow_empty_classes
-    )
+    division = Division(val_fraction, test_fraction, group_by)
+    return _write(tree(Path(source), "folder", division, limit_per_class), out, variants, workers, allow_empty_classes)
 
 
 def prepare_imagenet(
@@ -53,20 +55,24 @@ def prepare_imagenet(
     original: bool = False,
     quality: int = 90,
     val_fraction: float = 0.0,
+    test_fraction: float = 0.0,
+    group_by: str = "",
     limit_per_class: int = 0,
     allow_empty_classes: bool = False,
     workers: int = 0,
 ) -> Path:
     """Convert ImageNet to shards, from its archives (train, val, devkit) or an unpacked tree (source)."""
     from paceline.data.prepare import imagenet
+    from paceline.data.splits import Division
 
+    division = Division(val_fraction, test_fraction, group_by)
     variants = _variants(max_side, short_side, original, quality)
     if source:
         _check_place(Path(source), Path(out))
-        found = imagenet.from_tree(Path(source), devkit, limit_per_class, val_fraction)
+        found = imagenet.from_tree(Path(source), devkit, limit_per_class, division)
     else:
-        if val_fraction:
-            message = "--val-fraction does not apply to ImageNet archives, which have a validation split. Leave it out."
+        if division != Division():
+            message = "--val-fraction, --test-fraction and --group-by do not apply to ImageNet archives. Omit them."
             raise UserError("option-not-applicable", message, option="--val-fraction")
         given = {"train": train, "val": val, "devkit": devkit}
         if missing := [f"--{name}" for name, place in given.items() if not place]:
@@ -180,9 +186,10 @@ class PreparedData:
         describe.write_contact_sheet(self._dataset("show"), path, self._variant, split, seed)
         return path
 
-    def export_images(self, out: str | Path, splits: Sequence[str] = ("train", "val")) -> Path:
-        """Write JPEG files with identical coefficients, one folder per split and class."""
+    def export_images(self, out: str | Path, splits: Sequence[str] = ()) -> Path:
+        """Write JPEG files with identical coefficients, one folder per split and class; by default all splits."""
         from paceline.data import describe
 
-        describe.export(self._dataset("export"), Path(out), self._variant, list(splits))
+        dataset = self._dataset("export")
+        describe.export(dataset, Path(out), self._variant, list(splits or dataset.description["splits"]))
         return Path(out)

@@ -162,7 +162,7 @@ def _known_samples(recipe: Recipe) -> int:
         return len(open_registered(data)[0]["train"])
     place = Path(data.path or default_folder(data.name))
     if data.name in ("folder", "list") and place.exists():
-        return len(list_images(place).train)
+        return len(list_images(place).splits["train"])
     if data.name not in IN_MEMORY and place.exists():
         return int(Dataset.open(place).description["splits"]["train"]["samples"])
     if data.name not in _SAMPLES:

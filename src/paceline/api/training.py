@@ -102,11 +102,13 @@ def evaluate(
     overrides: Overrides | None = None,
     *,
     which: str = "best",
+    split: str = "",
     procs: Procs = "auto",
     in_process: bool = False,
 ) -> dict[str, float]:
     """Evaluate the best or the last checkpoint of a run, or a checkpoint folder, and return its metrics.
 
+    `split`: train, val or test; by default the validation images.
     Fields of data and evaluate can be overridden, e.g. {"data.path": "other-photos"}.
     """
     check_which(which)
@@ -116,8 +118,8 @@ def evaluate(
 
         _check_one_rank(procs)
         with in_this_process():
-            return evaluate_path(path_of(run), which, words)[1]
-    options = ["--last"] if which == "last" else []
+            return evaluate_path(path_of(run), which, words, split)[1]
+    options = (["--last"] if which == "last" else []) + (["--split", split] if split else [])
     command = ["evaluate", str(path_of(run))]
     metrics: dict[str, float] = run_in_processes(command, None, [*options, *words], procs)["metrics"]
     return metrics

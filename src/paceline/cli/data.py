@@ -12,8 +12,8 @@ _PREPARE = """Convert a dataset to the format that training reads fastest.
   paceline prepare imagenet --train ILSVRC2012_img_train.tar --val ILSVRC2012_img_val.tar
                             --devkit ILSVRC2012_devkit_t12.tar.gz --out DIR      reads the archives without unpacking
   paceline prepare imagenet --from TREE --out DIR               TREE/train/n01440764/*.JPEG, TREE/val/n01440764/*.JPEG
-  paceline prepare folder TREE --out DIR [--val-fraction 0.1]   any tree with one folder per class
-  paceline prepare folder LIST.csv --out DIR                    a list: path,label and optionally split (train, val)
+  paceline prepare folder TREE --out DIR [--val-fraction 0.1] [--test-fraction 0.1]    one folder per class
+  paceline prepare folder LIST.csv --out DIR                    a list: path,label and optionally split
 
 Archives may also be https:// or s3:// URLs. The same command resumes an interrupted preparation."""
 
@@ -28,6 +28,8 @@ _SHARD_OPTIONS = (
     "original",
     "quality",
     "val_fraction",
+    "test_fraction",
+    "group_by",
     "limit_per_class",
     "allow_empty_classes",
     "workers",
@@ -110,6 +112,19 @@ def _prepare_parser() -> argparse.ArgumentParser:
         help="fraction of each class to use for validation",
     )
     parser.add_argument(
+        "--test-fraction",
+        type=float,
+        default=0.0,
+        metavar="FRACTION",
+        help="fraction of each class that is only used to test the finished model",
+    )
+    parser.add_argument(
+        "--group-by",
+        default="",
+        metavar="REGEX",
+        help="keep images in the same split for which REGEX finds the same text in the path",
+    )
+    parser.add_argument(
         "--limit-per-class",
         type=count,
         default=0,
@@ -139,7 +154,7 @@ def data(arguments: list[str]) -> int:
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="output folder of --export")
     parser.add_argument("--variant", default="", metavar="NAME", help="which variant to check, show or export")
-    parser.add_argument("--split", default="", choices=["train", "val"], help="which split to show or export")
+    parser.add_argument("--split", default="", choices=["train", "val", "test"], help="which split to show or export")
     parser.add_argument("--seed", type=count, default=1, metavar="N", help="seed of the samples to show")
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
@@ -157,5 +172,5 @@ def data(arguments: list[str]) -> int:
     if options.show:
         prepared.write_contact_sheet(options.show, options.split or "train", options.seed)
     if options.export:
-        prepared.export_images(options.out, [options.split] if options.split else ["train", "val"])
+        prepared.export_images(options.out, [options.split] if options.split else [])
     return 0

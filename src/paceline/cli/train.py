@@ -207,6 +207,7 @@ def evaluate(arguments: list[str]) -> int:
 
     parser = make_parser("evaluate", "RUN|CHECKPOINT [--last] [--procs N] [--dotted.field VALUE ...]", _EVALUATE)
     parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of the best one")
+    parser.add_argument("--split", choices=("train", "val", "test"), default="", help="which images (default: val)")
     add_process_options(parser)
     complete_source(parser, "RUN|CHECKPOINT")
     source, rest = split_source(arguments)
@@ -232,7 +233,7 @@ def evaluate(arguments: list[str]) -> int:
     with interrupts_end():
         from paceline.engine.saved import evaluate_path
 
-    label, metrics = evaluate_path(Path(source), "last" if options.last else "best", overrides)
+    label, metrics = evaluate_path(Path(source), "last" if options.last else "best", overrides, options.split)
     if metrics:
         report_outcome(metrics=metrics)
         counts = f"{metrics['correct']} of {metrics['samples']}"

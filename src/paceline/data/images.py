@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from paceline.data.listing import LabeledFile
 from paceline.data.pillow import FORMATS, check_size, open_image
+from paceline.data.splits import LabeledFile
 from paceline.system.untrusted import Unreadable
 
 Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]

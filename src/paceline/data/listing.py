@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.data.lists import read_list
+from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, LabeledFile, divide
 from paceline.errors import UserError
 from paceline.system.logs import log
 
 _ENDINGS = "jpg jpeg jpe jfif png bmp gif webp avif tif tiff ppm pgm"
 EXTENSIONS = frozenset(f".{ending}" for ending in _ENDINGS.split())
 
-LabeledFile = tuple[int, Path]
+_FOLDERS = {TRAIN: ("train",), VAL: ("val", "validation"), TEST: ("test",)}
 
 
 @dataclass(frozen=True)
@@ -23,107 +24,133 @@ class Listing:
     """The files of an image folder by split, with their labels."""
 
     ids: list[str]
-    train: list[LabeledFile]
-    val: list[LabeledFile]
-
-    @property
-    def splits(self) -> dict[str, list[LabeledFile]]:
-        return {"train": self.train, "val": self.val}
+    splits: dict[str, list[LabeledFile]]
+    """Train and val; test, if there is one."""
 
 
-def list_validation_images(root: Path) -> Listing:
-    """Return images for evaluation only: the validation split if there is one, else all images."""
+def list_one_split(root: Path, split: str = "") -> Listing:
+    """Return images for evaluation only: those of a split, by default val, else test, else train, else all images."""
     if root.is_file():
-        rows = [row for row in read_list(root) if row[0] != "train"] or read_list(root)
+        rows = read_list(root)
+        present = [name for name in (VAL, TEST, TRAIN) if any(row[0] == name for row in rows)]
+        wanted = split or (present[0] if present else "")
+        rows = [row for row in rows if row[0] == wanted]
         ids = sorted({label for _, label, _ in rows})
-        return Listing(ids, [], [(ids.index(label), file) for _, label, file in rows])
-    parts = (root / name for name in ("val", "validation", "test", "train"))
-    folder = next((path for path in parts if path.is_dir()), root)
-    ids = _class_names(folder)
-    if not (files := _files(folder, ids, 0)):
-        raise UserError("no-images", f"{folder} contains no images. It must contain one folder per class.", path=folder)
-    return Listing(ids, [], files)
+        files = [(ids.index(label), file) for _, label, file in rows]
+    else:
+        folders = _split_folders(root)
+        first = next((folders[name] for name in (VAL, TEST, TRAIN) if name in folders), root)
+        folder = folders.get(split) if split else first
+        ids = _class_names(folder) if folder else []
+        files = _files(folder, ids, 0) if folder else []
+    if not files:
+        raise _empty(root, split or VAL)
+    return Listing(ids, {TRAIN: [], VAL: []} | {split or VAL: files})
 
 
-def list_images(root: Path, val_fraction: float = 0.0, limit_per_class: int = 0) -> Listing:
-    """Return the files of DIR/train/CLASS and DIR/val/CLASS, of DIR/CLASS split by `val_fraction`, or of a list."""
+def list_images(root: Path, division: Division = AS_GIVEN, limit_per_class: int = 0) -> Listing:
+    """Return the files of DIR/SPLIT/CLASS, or of a list; those without a split are divided."""
+    division.check()
     if root.is_file():
-        return _listed(root, val_fraction, limit_per_class)
-    if not root.is_dir():
+        ids, given, rest = _listed(root, limit_per_class)
+    elif root.is_dir():
+        ids, given, rest = _in_folders(root, limit_per_class)
+    else:
         raise UserError("source-not-found", f"{root} does not exist on this machine.", path=root)
-    has_splits = (root / "train").is_dir()
-    train_root = root / "train" if has_splits else root
-    candidates = (root / part for part in ("val", "validation", "test"))
-    val_root = next((path for path in candidates if has_splits and path.is_dir()), None)
+    splits = _completed(given, rest, division, root)
+    _check_classes(ids, splits, root)
+    return Listing(ids, {split: splits[split] for split in SPLITS if splits[split] or split != TEST})
+
+
+def _in_folders(root: Path, limit: int) -> tuple[list[str], dict[str, list[LabeledFile]], list[LabeledFile]]:
+    """Return classes, the files of each split that has a folder, and all files if there are no splits."""
+    folders = _split_folders(root) if (root / TRAIN).is_dir() else {}
+    train_root = folders.get(TRAIN, root)
     ids = _class_names(train_root)
     if len(ids) < 2:
         message = f"{train_root} contains {len(ids)} class folders. It must contain one folder per class, at least two."
         raise UserError("too-few-classes", message, path=train_root)
-    train = _files(train_root, ids, limit_per_class)
-    if empty := [id_ for label, id_ in enumerate(ids) if label not in {label for label, _ in train}]:
-        endings = ", ".join(sorted(EXTENSIONS))
-        raise UserError(
-            "empty-classes",
-            f"{train_root}: {len(empty)} class folders contain no images ({', '.join(empty[:5])}). Remove them. "
-            f"Images are files that end in {endings}.",
-            path=train_root,
-            classes=empty,
-        )
-    if val_root:
-        if val_fraction:
-            raise _has_validation(root)
-        if unknown := sorted(set(_class_names(val_root)) - set(ids)):
-            names = ", ".join(unknown[:5])
-            message = f"{val_root} has classes that {train_root} does not have: {names}. Remove or rename them."
-            raise UserError("unknown-classes", message, path=val_root, classes=unknown)
-        if missing := sorted(set(ids) - set(_class_names(val_root))):
-            log.warning("%s has no folder for %s: these classes are not validated", val_root, ", ".join(missing[:5]))
-        val = _files(val_root, [id_ for id_ in ids if id_ not in missing], limit_per_class)
-        val = [(ids.index(path.relative_to(val_root).parts[0]), path) for _, path in val]
-    else:
-        train, val = _divided(train, val_fraction, root)
-    for split, files in (("train", train), ("val", val)):
-        if not files:
-            fix = (
-                "Use another --val-fraction, or more images."
-                if val_fraction
-                else f"Add images to one folder per class in {val_root}."
-            )
-            raise UserError("empty-split", f"{root} has no images for {split}. {fix}", path=root, split=split)
-    return Listing(ids, train, val)
+    if not folders:
+        return ids, {}, _files(root, ids, limit)
+    splits = {}
+    for split, folder in folders.items():
+        names = _class_names(folder)
+        if unknown := sorted(set(names) - set(ids)):
+            shown = ", ".join(unknown[:5])
+            message = f"{folder} has classes that {train_root} does not have: {shown}. Remove or rename them."
+            raise UserError("unknown-classes", message, path=folder, classes=unknown)
+        numbers = [ids.index(name) for name in names]
+        splits[split] = [(numbers[number], path) for number, path in _files(folder, names, limit)]
+    return ids, splits, []
 
 
-def _listed(path: Path, val_fraction: float, limit_per_class: int) -> Listing:
+def _listed(path: Path, limit: int) -> tuple[list[str], dict[str, list[LabeledFile]], list[LabeledFile]]:
     rows = read_list(path)
     ids = sorted({label for _, label, _ in rows})
     if len(ids) < 2:
         message = f"{path} has {len(ids)} class{'es' * (len(ids) != 1)}. A classifier needs at least two."
         raise UserError("too-few-classes", message, path=path)
     numbers = {id_: number for number, id_ in enumerate(ids)}
-    splits: dict[str, list[LabeledFile]] = {"": [], "train": [], "val": []}
+    splits: dict[str, list[LabeledFile]] = {}
     seen: Counter[tuple[str, str]] = Counter()
     for split, label, file in rows:
         seen[split, label] += 1
-        if not limit_per_class or seen[split, label] <= limit_per_class:
-            splits[split].append((numbers[label], file))
-    train, val = splits["train"], splits["val"]
-    if splits[""]:
-        train, val = _divided(sorted(splits[""]), val_fraction, path)
-    elif val_fraction:
-        raise _has_validation(path)
-    if empty := [id_ for number, id_ in enumerate(ids) if number not in {number for number, _ in train}]:
-        names = ", ".join(empty[:5])
-        message = f"{path} has no training images of {names}. Add some, or remove these classes."
-        raise UserError("empty-classes", message, path=path, classes=empty)
-    if not val:
-        message = f"{path} has no images for val. Set some rows of the split column to val."
-        raise UserError("empty-split", message, path=path, split="val")
-    return Listing(ids, train, val)
+        if not limit or seen[split, label] <= limit:
+            splits.setdefault(split, []).append((numbers[label], file))
+    return ids, splits, sorted(splits.pop("", []))
 
 
-def _has_validation(place: Path) -> UserError:
-    message = f"--val-fraction does not apply: {place} already has a validation split. Omit the option."
-    return UserError("val-split-exists", message, path=place)
+def _completed(
+    given: dict[str, list[LabeledFile]], rest: list[LabeledFile], division: Division, root: Path
+) -> dict[str, list[LabeledFile]]:
+    """Return all splits: those that exist, and those that are divided from the rest or from the training images."""
+    wanted = {VAL: division.val_fraction, TEST: division.test_fraction}
+    for split, fraction in wanted.items():
+        if fraction and split in given:
+            message = f"--{split}-fraction does not apply: {root} already has a {split} split. Omit the option."
+            raise UserError("split-exists", message, path=root, split=split)
+    if VAL not in given and not division.val_fraction:
+        raise UserError(
+            "no-val-split",
+            f"{root} has no validation split, by which the best checkpoint is chosen. Use a fraction of the images: "
+            f'run "paceline prepare folder {root} --val-fraction 0.1 --out DIR".',
+            path=root,
+        )
+    if any(wanted.values()):
+        folder = root if root.is_dir() else root.parent
+        divided = divide(rest or given[TRAIN], division, folder)
+        given = given | {split: divided[split] for split in SPLITS if split == TRAIN or wanted[split]}
+    return {split: given.get(split, []) for split in SPLITS}
+
+
+def _check_classes(ids: list[str], splits: dict[str, list[LabeledFile]], root: Path) -> None:
+    """Refuse empty splits and classes without training images; warn about classes that are not evaluated."""
+    for split, files in splits.items():
+        present = {label for label, _ in files}
+        absent = [id_ for label, id_ in enumerate(ids) if label not in present]
+        names = ", ".join(absent[:5]) + (", ..." if absent[5:] else "")
+        if not files and split != TEST:
+            raise _empty(root, split)
+        if absent and split == TRAIN:
+            raise UserError(
+                "empty-classes",
+                f"{root}: {len(absent)} classes have no training images ({names}). Add some, or remove these classes. "
+                f"Images are files that end in {', '.join(sorted(EXTENSIONS))}.",
+                path=root,
+                classes=absent,
+            )
+        if absent and files:
+            log.warning("%s: %d classes have no images in the %s split: %s", root, len(absent), split, names)
+
+
+def _empty(root: Path, split: str) -> UserError:
+    fix = "Use another fraction, add images, or fix the split column of a list."
+    return UserError("empty-split", f"{root} has no images for {split}. {fix}", path=root, split=split)
+
+
+def _split_folders(root: Path) -> dict[str, Path]:
+    """Return the folder of each split that has one."""
+    return {split: root / name for split, names in _FOLDERS.items() for name in names[::-1] if (root / name).is_dir()}
 
 
 def _class_names(root: Path) -> list[str]:
@@ -167,24 +194,3 @@ def listing_fingerprint(files: Listing, root: Path) -> str:
 def relative_name(path: Path, root: Path) -> str:
     """Return the path of a file relative to its folder or list."""
     return os.path.relpath(path, root if root.is_dir() else root.parent)
-
-
-def _divided(files: list[LabeledFile], fraction: float, place: Path) -> tuple[list[LabeledFile], list[LabeledFile]]:
-    """Return (train, val), with the same fraction of every class in val, spread evenly over its files."""
-    if not fraction:
-        raise UserError(
-            "no-val-split",
-            f"{place} has no validation split. Use a fraction of the images: run "
-            f'"paceline prepare folder {place} --val-fraction 0.1 --out DIR".',
-            path=place,
-        )
-    if not 0 < fraction < 1:
-        raise UserError("invalid-val-fraction", f"--val-fraction {fraction:g} is not between 0 and 1. Use e.g. 0.1.")
-    train: list[LabeledFile] = []
-    val: list[LabeledFile] = []
-    seen: dict[int, int] = {}
-    for label, path in files:
-        number = seen[label] = seen.get(label, -1) + 1
-        chosen = int((number + 1) * fraction + 1e-9) > int(number * fraction + 1e-9)
-        (val if chosen else train).append((label, path))
-    return train, val

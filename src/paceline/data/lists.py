@@ -1,4 +1,4 @@
-"""Lists of images: CSV or TSV files with a header and the columns path, label and optionally split (train or val)."""
+"""Lists of images: CSV or TSV files with the columns path, label and optionally split (train, val or test)."""
 
 import csv
 import unicodedata
@@ -10,7 +10,7 @@ from paceline.errors import UserError
 
 SUFFIXES = (".csv", ".tsv")
 _COLUMNS = {"path": ("path", "image", "file", "filename"), "label": ("label", "class"), "split": ("split",)}
-_SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
+_SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 ListRow = tuple[str, str, Path]
 """Split (empty if not given), label and file."""
@@ -50,7 +50,7 @@ def _rows(reader: Any, path: Path) -> Iterator[ListRow]:
             message = f"{line}: a quoted value spans several lines. Close the quote."
             raise UserError("list-quote-open", message, path=path, line=number)
         if places["split"] >= 0 and split.lower() not in _SPLITS:
-            message = f"{line} has the split {split!r}. Use train or val, and remove other rows."
+            message = f"{line} has the split {split!r}. Use train, val or test."
             raise UserError("list-split-invalid", message, path=path, line=number)
         place = path.parent / file
         if not place.is_file():

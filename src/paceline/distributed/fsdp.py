@@ -111,17 +111,22 @@ def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(), *model.named_buffers(remove_duplicate=False)]
 
 
-@torch.no_grad()
 def initialize(model: nn.Module, source: nn.Module | None, world: World, recipe: Recipe) -> None:
-    """Allocate the shards of a model without memory, and fill them with the weights of `source`, on rank 0.
-
-    One tensor at a time is whole on the ranks' devices. Buffers, including those that checkpoints do not hold, are not
-    sharded.
-    """
+    """Allocate the shards of a model without memory, and fill them with the weights of `source`, on rank 0."""
     model.to_empty(device="cpu" if _offloads(recipe, world) else world.device)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty_like(buffer, device=world.device))
+    copy_weights(model, source, world)
+
+
+@torch.no_grad()
+def copy_weights(model: nn.Module, source: nn.Module | None, world: World) -> None:
+    """Fill the shards of a model with the weights of `source`, on rank 0. A collective.
+
+    One tensor at a time is whole on the ranks' devices. Buffers, including those that checkpoints do not hold, are not
+    sharded.
+    """
     weights = dict(_tensors(source)) if source else {}
     for name, target in _tensors(model):
         whole = torch.empty(target.shape, dtype=target.dtype, device=world.device)

@@ -72,7 +72,9 @@ def _data(source: DataSource) -> str:
     extension = extensions.find("dataset", source.name)
     by = f"registered by {extension.where}" if extension else "built in"
     where = f"{source.place} ({source.name}{variants})" if source.place else f"{source.name} ({by})"
-    images = f"{source.num_train:,} training and {source.num_val:,} validation images"
+    test = f" and {source.num_test:,} test" if source.num_test else ""
+    joint = "," if test else " and"
+    images = f"{source.num_train:,} training{joint} {source.num_val:,} validation{test} images"
     return f"{where}, {images}, {len(source.classes):,} classes, fingerprint {source.fingerprint}"
 
 

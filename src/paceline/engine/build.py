@@ -17,6 +17,7 @@ from paceline.config.recipe import Model, Recipe
 from paceline.config.timeline import Timeline
 from paceline.data.load.order import Plan
 from paceline.data.load.source import DataSource, Evaluator, Loader, open_source
+from paceline.data.splits import VAL
 from paceline.distributed.ddp import Replica, average_buffers, broadcast_model
 from paceline.distributed.sync_batchnorm import synchronize
 from paceline.distributed.world import World
@@ -62,7 +63,7 @@ class Setup:
     precision: str
     lr_plan: LrPlan
     compilation: Compilation = field(default_factory=Compilation)
-    _evaluators: dict[tuple[int, bool, str], Evaluator] = field(default_factory=dict)
+    _evaluators: dict[tuple[int, bool, str, str], Evaluator] = field(default_factory=dict)
 
     @property
     def total_steps(self) -> int:
@@ -73,13 +74,13 @@ class Setup:
         """The batch layout of the last phase."""
         return self.layouts[self.timeline.phases[-1].global_batch]
 
-    def evaluator(self, step: int) -> Evaluator:
-        """Validation batches for the phase that ends with, or contains, this step."""
+    def evaluator(self, step: int, split: str = VAL) -> Evaluator:
+        """Batches of a split for the phase that ends with, or contains, this step."""
         phase = self.timeline.phase_at(max(0, step - 1))
-        key = (phase.evaluate_size, phase.rectangular, phase.variant)
+        key = (phase.evaluate_size, phase.rectangular, phase.variant, split)
         if key not in self._evaluators:
             place = (self.world.rank, self.world.size, self.world.device)
-            self._evaluators = {key: self.source.evaluator(phase, *place, self.loader.normalize.dtype)}
+            self._evaluators = {key: self.source.evaluator(phase, *place, self.loader.normalize.dtype, split)}
         return self._evaluators[key]
 
     @property

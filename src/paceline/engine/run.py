@@ -156,6 +156,12 @@ class TrainingRun:
         self.best = value if improved else self.best
         return improved
 
+    def tested(self, step: int, metrics: dict[str, float]) -> None:
+        """Write the record of the best checkpoint, that of this step, on the test split."""
+        record = {"kind": "test", **self._place(step), **metrics}
+        self.sink.write(record)
+        self.display.tested(record)
+
     def _compare_with_curve(self, record: dict[str, Any]) -> None:
         """Warn if the run falls below the expected curve of its recipe, or end it if curve.stop is set."""
         curve = self.setup.recipe.curve
@@ -181,7 +187,7 @@ class TrainingRun:
 
     def give_up(self, step: int) -> None:
         """End a run that fell below its curve. Its checkpoint can be resumed with curve.stop=false."""
-        self._wait_for_checkpoint(step)
+        self.wait_for_checkpoint(step)
         self._summarize("failed", step, message=self.below_curve)
         self.close()
         raise UserError(
@@ -220,7 +226,7 @@ class TrainingRun:
 
     def stopped(self, step: int) -> None:
         """Finish the last checkpoint and log how to resume, after a signal."""
-        self._wait_for_checkpoint(step)
+        self.wait_for_checkpoint(step)
         self._end("interrupted", step)
         log.info("stopped after step %d; %s", step, how_to_resume(self.folder, self.setup.recipe, self._world))
 
@@ -236,7 +242,7 @@ class TrainingRun:
 
     def finish(self, step: int) -> dict[str, Any]:
         """Complete the run after its last step and return its summary."""
-        self._wait_for_checkpoint(step)
+        self.wait_for_checkpoint(step)
         if failure := self._world.broadcast_object(self.callbacks.failure):
             self._summarize("failed", step, message=failure)
             self.close()
@@ -253,7 +259,7 @@ class TrainingRun:
             self._world.barrier()
         return summary
 
-    def _wait_for_checkpoint(self, step: int) -> None:
+    def wait_for_checkpoint(self, step: int) -> None:
         """Wait for the last checkpoint. A run whose last checkpoint cannot be written has failed."""
         self.checkpoints.complete()
         self.callbacks.checkpoint_written()

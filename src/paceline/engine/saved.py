@@ -19,6 +19,7 @@ from paceline.data import kinds
 from paceline.data.classes import Class, match
 from paceline.data.load.batch import Batch
 from paceline.data.load.source import open_source
+from paceline.data.splits import VAL
 from paceline.distributed.ddp import broadcast_model
 from paceline.distributed.world import World
 from paceline.engine import precision
@@ -27,11 +28,11 @@ from paceline.engine.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.kernels import any_shape, choose_kernels
 from paceline.engine.memory import memory_of_evaluation
 from paceline.engine.resume import saved_recipe
-from paceline.engine.session import display_of
 from paceline.engine.weights import load_weights
 from paceline.errors import UserError
 from paceline.models import factory
 from paceline.system import logs
+from paceline.track.progress import display
 from paceline.track.records import RunFolder
 
 
@@ -62,8 +63,11 @@ def find_checkpoint(path: Path, which: str) -> Path:
     return best.folder if best else newest
 
 
-def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str, dict[str, float]]:
-    """Evaluate a checkpoint with its recipe and some overrides. Returns a label, and the metrics on rank 0."""
+def evaluate_path(path: Path, which: str, overrides: Sequence[str], split: str = "") -> tuple[str, dict[str, float]]:
+    """Evaluate a checkpoint with its recipe and some overrides. Returns a label, and the metrics on rank 0.
+
+    `split`: by default that of validation, or what image files have instead of it.
+    """
     # only rank 0 needs the folder, so the device cannot come from the recipe in it
     world = World.from_env("".join(dict(split_overrides(overrides)).get("device", [])) or "auto")
     with world.connected():
@@ -75,7 +79,7 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
         recipe = _saved_recipe(progress, place, overrides)
         load_imports(recipe)
         recipe = kinds.resolve(recipe)
-        source = open_source(recipe, only_evaluate=True)
+        source = open_source(recipe, only_evaluate=True, split=split)
         if (channels := len(progress["preprocessing"]["mean"])) != source.channels:
             raise UserError(
                 "channels-mismatch",
@@ -96,11 +100,11 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str]) -> tuple[str
             broadcast_model(model, world)
         resolved = precision.resolve(recipe.precision, world)
         choose_kernels(world.device, recipe.tf32)
-        batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device)
+        batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device, split=split or VAL)
         with (
             memory_of_evaluation(recipe, world),
-            closing(display_of(world)) as display,
-            display.evaluating(batches) as advance,
+            closing(display(world.is_rank_zero)) as shown,
+            shown.evaluating(batches) as advance,
             any_shape(),
         ):
             metrics = evaluate(

@@ -40,11 +40,11 @@ from paceline.engine.train import train
 from paceline.errors import UserError
 from paceline.system import logs
 from paceline.system.files import LOCK_NAME, FolderLock, disk_error, make_folder, suppress_os_errors, write_text
-from paceline.system.logs import console, log
+from paceline.system.logs import log
 from paceline.system.outcome import report_outcome
 from paceline.track import environment
 from paceline.track.json_lines import JsonLines
-from paceline.track.progress import Bar, Display, Lines
+from paceline.track.progress import display
 from paceline.track.records import RunFolder, largest_batch
 from paceline.track.sinks import (
     DiskWarning,
@@ -148,6 +148,8 @@ def _log_results(folder: RunFolder, setup: Setup, summary: dict[str, Any]) -> No
         value = f"{best.metrics['top1']:.2%}" if metric == "top1" else f"{best.metrics['loss']:.4f}"
         epoch = setup.timeline.epoch_at(best.step)
         results += f"; best {'top-1' if metric == 'top1' else metric} {value} (epoch {epoch:g}, {best.folder.name})"
+    if tested := summary.get("test"):
+        results += f"; test top-1 {tested['top1']:.2%}"
     speed = f"{summary['train_seconds']:.1f} s of training, {summary['images_per_second']:,.0f} images/s"
     log.info("finished: %s; %s; %s", results, speed, folder.path)
 
@@ -238,7 +240,7 @@ def _open_run(folder: RunFolder, setup: Setup, saved: Path | None, replicas: Rep
         setup,
         MultiSink(_sinks(folder, setup, first_step, disk) if world.is_rank_zero else []),
         Checkpoints(world, _writer(folder, setup), replicas),
-        display_of(world, setup.total_steps, first_step),
+        display(world.is_rank_zero, setup.total_steps, first_step),
         replicas,
         callbacks,
         first_step,
@@ -286,9 +288,3 @@ def _sinks(folder: RunFolder, setup: Setup, first_step: int, disk: DiskWarning) 
     if settings.mlflow:
         sinks.append(InBackground(lambda: MLflow(*there), "MLflow"))
     return sinks
-
-
-def display_of(world: World, total_steps: int = 0, first_step: int = 0) -> Display:
-    if not world.is_rank_zero:
-        return Display()
-    return Bar(total_steps, first_step) if console.is_terminal else Lines()

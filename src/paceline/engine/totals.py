@@ -17,6 +17,7 @@ def _described(source: DataSource) -> dict[str, Any]:
         "classes": len(source.classes),
         "train_images": source.num_train,
         "val_images": source.num_val,
+        "test_images": source.num_test,
     }
 
 
@@ -52,5 +53,6 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
         "seconds": seconds,
         "images_per_second": images / train_seconds if train_seconds else None,
         "final": evaluated[-1] if evaluated else None,
+        "test": next((record for record in reversed(records) if record["kind"] == "test"), None),
         "best": choose(evaluated, key=lambda record: record[metric]) if evaluated else None,
     }

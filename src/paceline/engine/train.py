@@ -16,7 +16,6 @@ engine/build.py assembles them; engine/run.py writes the run folder.
 """
 
 import time
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -28,10 +27,8 @@ from paceline.config.timeline import Timeline
 from paceline.data.load.batch import Batch
 from paceline.data.load.order import step_seed
 from paceline.engine.build import Setup
-from paceline.engine.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.interval import IntervalTrigger
-from paceline.engine.kernels import any_shape
-from paceline.engine.memory import memory_of_evaluation
+from paceline.engine.measure import measure, test_best
 from paceline.engine.model import check_logits, naming_model
 from paceline.engine.run import TrainingRun
 from paceline.engine.stop import Agreement, Signals
@@ -85,6 +82,12 @@ def train(setup: Setup, run: TrainingRun) -> dict[str, Any]:
                 pause(setup, run, done, evaluating, checkpointing, stop, signals)
         # the last step is always evaluated and checkpointed; a run that is stopped here resumes here
         pause(setup, run, done, evaluating=True, checkpointing=True, stop=0, signals=signals)
+        if setup.source.num_test:
+            try:
+                test_best(setup, run, done, stop=lambda: signals.received)
+            except Stopped:
+                run.stopped(done)
+                raise
         return run.finish(done)
 
 
@@ -131,18 +134,6 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
         scaler.update()
     setup.optimizer.zero_grad()
     return StepResult(loss_sum, correct, sync_seconds, between(begin, now(setup.world.device)))
-
-
-def measure(setup: Setup, step: int, on_batch: Callable[[int], object], stop: Callable[[], int]) -> dict[str, float]:
-    """Return the validation metrics after a step."""
-    model, tta = setup.evaluated_model, setup.recipe.evaluate.tta
-    memory = memory_of_evaluation(setup.recipe, setup.world)
-    with memory, setup.replica.unsharded(model), any_shape(setup.recipe.compile):
-        classes = len(setup.source.classes)
-        batches = setup.evaluator(step)
-        metrics = evaluate(model, batches, classes, setup.world, setup.autocast, tta, on_batch, stop)
-    check_corrupt_fraction(metrics, batches.num_samples, setup.recipe.data.max_corrupt)
-    return metrics
 
 
 def intervals(recipe: Recipe, timeline: Timeline) -> tuple[IntervalTrigger, IntervalTrigger, IntervalTrigger]:

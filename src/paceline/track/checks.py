@@ -172,6 +172,7 @@ class ImportedRecord(TypedDict, total=False):
 _RECORDS: dict[str, type] = {
     "train": _TrainRecord,
     "eval": _EvalRecord,
+    "test": _EvalRecord,
     "checkpoint": _CheckpointRecord,
     "callback": _CallbackRecord,
     "profile": _ProfileRecord,

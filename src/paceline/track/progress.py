@@ -30,6 +30,8 @@ class Display:
 
     def evaluated(self, record: dict[str, Any]) -> None: ...
 
+    def tested(self, record: dict[str, Any]) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -64,6 +66,10 @@ class Lines(Display):
         train, speed = _training(self._pending) if self._pending else ("", "")
         self._log(f"{_place(record)}{train}  val loss {record['loss']:.4f}  val top-1 {record['top1']:.2%}{speed}")
         self._pending = {}
+
+    def tested(self, record: dict[str, Any]) -> None:
+        counts = f"{record['correct']:,.0f} of {record['samples']:,.0f} images"
+        self._log(f"test of step {record['step']}: top-1 {record['top1']:.2%} ({counts}), loss {record['loss']:.4f}")
 
     def _log(self, line: str) -> None:
         log.info("%s", line)
@@ -117,3 +123,10 @@ def _training(record: dict[str, Any]) -> tuple[str, str]:
     total = sum(seconds.values()) or 1.0
     split = ", ".join(f"{name} {seconds[name] / total:.0%}" for name in ("data", "compute", "sync") if name in seconds)
     return f"  loss {record['loss']:.4f}", f"  {record['images_per_second']:,.0f} images/s ({split})"
+
+
+def display(shown: bool, total_steps: int = 0, first_step: int = 0) -> Display:
+    """Return a progress bar on a terminal, else lines; nothing unless it is to be shown, on rank 0."""
+    if not shown:
+        return Display()
+    return Bar(total_steps, first_step) if console.is_terminal else Lines()

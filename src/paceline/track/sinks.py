@@ -40,11 +40,12 @@ def scalars(record: dict[str, Any]) -> list[tuple[str, float]]:
                 ("Throughput/images_per_second", record["images_per_second"]),
                 *times,
             ]
-        case "eval":
+        case "eval" | "test" as kind:
+            split = "val" if kind == "eval" else kind
             return [
-                ("Loss/val", record["loss"]),
-                ("Accuracy/val", record["top1"]),
-                ("Accuracy5/val", record["top5"]),
+                (f"Loss/{split}", record["loss"]),
+                (f"Accuracy/{split}", record["top1"]),
+                (f"Accuracy5/{split}", record["top5"]),
             ]
         case "callback":
             return [

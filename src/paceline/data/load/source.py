@@ -13,12 +13,14 @@ from paceline.config.timeline import ResolvedPhase, Timeline
 from paceline.data import cache, sets
 from paceline.data.classes import Class
 from paceline.data.images import ImageFiles, ImageSplit
-from paceline.data.listing import list_images, list_validation_images, listing_fingerprint
+from paceline.data.listing import list_images, list_one_split, listing_fingerprint
 from paceline.data.load.in_memory import ResidentEvaluator, ResidentLoader
 from paceline.data.load.loader import DEFAULT_SIZE, ImageEvaluator, ImageLoader
 from paceline.data.load.order import Plan
 from paceline.data.registered import open_registered
 from paceline.data.shards import Dataset, default_folder
+from paceline.data.splits import SPLITS, TEST, VAL
+from paceline.errors import UserError
 from paceline.system.logs import log
 
 _PREPARED = ("imagenet", "shards")
@@ -53,6 +55,10 @@ class DataSource(Protocol):
     @property
     def num_val(self) -> int: ...
 
+    @property
+    def num_test(self) -> int:
+        """0 if there is no test split."""
+
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
         """Return (height, width) of all images that the model will see."""
 
@@ -68,19 +74,28 @@ class DataSource(Protocol):
         ranks: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        split: str = VAL,
     ) -> Evaluator: ...
 
 
-def open_source(recipe: Recipe, only_evaluate: bool = False) -> DataSource:
-    """Return the data of a recipe that data/kinds.py has resolved. `only_evaluate`: image files need no train split."""
+def open_source(recipe: Recipe, only_evaluate: bool = False, split: str = "") -> DataSource:
+    """Return the data of a recipe that data/kinds.py has resolved.
+
+    `only_evaluate`: image files need no train split; `split` is then read, by default the first of val, test and train.
+    """
     data = recipe.data
     if data.name in _PREPARED:
         return _shards(recipe)
     if data.name in ("folder", "list"):
-        return _files(recipe, Path(data.path or default_folder(data.name)), only_evaluate)
+        return _files(recipe, Path(data.path or default_folder(data.name)), only_evaluate, split)
     if data.name not in (*IN_MEMORY, *FROM_FILES):
         return _registered(recipe)
     return _Resident(recipe, sets.load(recipe.data))
+
+
+def _no_split(place: str, split: str, known: list[str]) -> UserError:
+    message = f"{place} has no {split} split that can be evaluated. It has {' and '.join(known)}."
+    return UserError("unknown-split", message, split=split)
 
 
 def fetch(recipe: Recipe) -> None:
@@ -105,18 +120,22 @@ def _shards(recipe: Recipe) -> "_ImageData":
     variants = _variants(recipe)
     dataset = Dataset.open(_local(recipe))
     names = tuple(dataset.choose(variant) for variant in variants)
-    splits = {split: {variant: dataset.split(split, variant) for variant in variants} for split in ("train", "val")}
+    splits = {
+        split: {variant: dataset.split(split, variant) for variant in variants}
+        for split in SPLITS
+        if split != TEST or split in dataset.description["splits"]
+    }
     place, classes = recipe.data.path or str(default_folder(recipe.data.name)), tuple(dataset.classes)
     return _ImageData(recipe, dataset.name, place, classes, f"{dataset.fingerprint}-{'+'.join(names)}", splits, names)
 
 
-def _files(recipe: Recipe, root: Path, only_evaluate: bool) -> "_ImageData":
-    files = list_validation_images(root) if only_evaluate else list_images(root)
+def _files(recipe: Recipe, root: Path, only_evaluate: bool, split: str) -> "_ImageData":
+    files = list_one_split(root, split) if only_evaluate else list_images(root)
     if not only_evaluate:  # which reads every image once, as preparing them would
         log.info(
             "%s: %d image files, which Pillow decodes on every use. Prepared images load many times faster: run "
             '"paceline prepare folder %s --out DIR".',
-            *(root, len(files.train) + len(files.val), root),
+            *(root, sum(map(len, files.splits.values())), root),
         )
     digest = listing_fingerprint(files, root)
     splits = {
@@ -171,6 +190,10 @@ class _Resident:
     def num_val(self) -> int:
         return len(self.images.val)
 
+    @property
+    def num_test(self) -> int:
+        return 0
+
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
         sides = {side for phase in timeline.phases for side in (phase.size, phase.evaluate_size)}
         return {(side, side) if side else self.images.shape[:2] for side in sides}
@@ -189,7 +212,10 @@ class _Resident:
         ranks: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        split: str = VAL,
     ) -> ResidentEvaluator:
+        if split != VAL:
+            raise _no_split(self.name, split, [VAL])
         batch = self.recipe.evaluate.per_rank_batch
         return ResidentEvaluator(self.recipe.data, self.images, phase.evaluate_size, batch, rank, ranks, device, dtype)
 
@@ -214,6 +240,10 @@ class _ImageData:
     def num_val(self) -> int:
         return len(next(iter(self.splits["val"].values())))
 
+    @property
+    def num_test(self) -> int:
+        return len(next(iter(self.splits[TEST].values()))) if TEST in self.splits else 0
+
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
         sides = {side for phase in timeline.phases for side in (phase.size, phase.evaluate_size)}
         return {(side or DEFAULT_SIZE, side or DEFAULT_SIZE) for side in sides}
@@ -236,6 +266,9 @@ class _ImageData:
         ranks: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        split: str = VAL,
     ) -> ImageEvaluator:
-        data, evaluate, split = self.recipe.data, self.recipe.evaluate, self.splits["val"][phase.variant]
-        return ImageEvaluator(data, evaluate, phase, split, rank, ranks, device, self.threads, dtype)
+        if split not in self.splits:
+            raise _no_split(self.place or self.name, split, list(self.splits))
+        data, evaluate, images = self.recipe.data, self.recipe.evaluate, self.splits[split][phase.variant]
+        return ImageEvaluator(data, evaluate, phase, images, rank, ranks, device, self.threads, dtype)

@@ -12,6 +12,7 @@ from paceline.data.pillow import MAX_BYTES
 from paceline.data.prepare.isolated import Isolated
 from paceline.data.prepare.sources import RawDataset, Sample, opened, size_of, tree
 from paceline.data.prepare.tars import archive
+from paceline.data.splits import AS_GIVEN, Division
 from paceline.errors import UserError
 from paceline.system.remote import is_remote, redacted
 from paceline.system.untrusted import Unreadable
@@ -48,10 +49,10 @@ def from_archives(train: str, val: str, devkit: str, limit_per_class: int = 0) -
     )
 
 
-def from_tree(root: Path, devkit: str, limit_per_class: int = 0, val_fraction: float = 0.0) -> RawDataset:
+def from_tree(root: Path, devkit: str, limit_per_class: int = 0, division: Division = AS_GIVEN) -> RawDataset:
     """Return a source that reads an image folder, with class names from the devkit if there is one."""
     readable = {entry.id: entry.name for entry in _devkit(devkit)[0]} if devkit else {}
-    return tree(root, "imagenet", val_fraction, limit_per_class, readable)
+    return tree(root, "imagenet", division, limit_per_class, readable)
 
 
 def _identity(place: str) -> list[Any]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.data.classes import Class
-from paceline.data.listing import LabeledFile, list_images, listing_fingerprint, relative_name
+from paceline.data.listing import list_images, listing_fingerprint, relative_name
+from paceline.data.splits import AS_GIVEN, Division, LabeledFile
 from paceline.errors import UserError
 from paceline.system import remote
 
@@ -40,10 +41,14 @@ class RawDataset:
 
 
 def tree(
-    root: Path, name: str, val_fraction: float = 0.0, limit_per_class: int = 0, readable: dict[str, str] | None = None
+    root: Path,
+    name: str,
+    division: Division = AS_GIVEN,
+    limit_per_class: int = 0,
+    readable: dict[str, str] | None = None,
 ) -> RawDataset:
     """Return a source that reads an image folder or a list. `readable`: names of classes by id."""
-    files = list_images(root, val_fraction, limit_per_class)
+    files = list_images(root, division, limit_per_class)
     return RawDataset(
         name=name,
         classes=[Class(id_, (readable or {}).get(id_, id_)) for id_ in files.ids],
@@ -54,7 +59,7 @@ def tree(
             "folder": str(root.resolve()),
             "files": {split: len(entries) for split, entries in files.splits.items()},
             "names_and_sizes": listing_fingerprint(files, root),
-            "val_fraction": val_fraction,
+            **vars(division),
             "limit_per_class": limit_per_class,
         },
     )

@@ -1,0 +1,95 @@
+"""Divides images into train, val and test: the same fraction of every class, and groups of images kept together."""
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import UserError
+
+LabeledFile = tuple[int, Path]
+TRAIN, VAL, TEST = SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Division:
+    """How images that have no split are divided."""
+
+    val_fraction: float = 0.0
+    test_fraction: float = 0.0
+    group_by: str = ""
+    """Regular expression: images for which it finds the same text in their relative path stay together."""
+
+    def check(self) -> None:
+        """UserError if the options are invalid."""
+        for option, fraction in (("--val-fraction", self.val_fraction), ("--test-fraction", self.test_fraction)):
+            if fraction and not 0 < fraction < 1:
+                code = f"invalid-{option.removeprefix('--')}"
+                raise UserError(code, f"{option} {fraction:g} is not between 0 and 1. Use e.g. 0.1.", option=option)
+        if (both := self.val_fraction + self.test_fraction) >= 1:
+            message = f"--val-fraction and --test-fraction add up to {both:g}: no training images are left."
+            raise UserError("invalid-fractions", message)
+        if self.group_by and not (self.val_fraction or self.test_fraction):
+            message = "--group-by needs --val-fraction or --test-fraction. Add one of them, or omit --group-by."
+            raise UserError("missing-option", message, option="--val-fraction")
+        try:
+            re.compile(self.group_by)
+        except re.error as error:
+            message = f"--group-by {self.group_by!r} is not a regular expression: {error}. Use e.g. '([^/]+)_[0-9]+'."
+            raise UserError("invalid-group-by", message, option="--group-by") from None
+
+
+AS_GIVEN = Division()
+"""The splits that the images have already."""
+
+
+def divide(files: list[LabeledFile], division: Division, root: Path) -> dict[str, list[LabeledFile]]:
+    """Return the files of each split, in their order. `files` are sorted by label."""
+    if division.group_by:
+        return _by_group(files, division, root)
+    splits: dict[str, list[LabeledFile]] = {split: [] for split in SPLITS}
+    seen: Counter[tuple[str, int]] = Counter()
+    rest = division.val_fraction / (1 - division.test_fraction)
+    for label, path in files:
+        for split, fraction in ((TEST, division.test_fraction), (VAL, rest), (TRAIN, 1.0)):
+            number = seen[split, label]
+            seen[split, label] += 1
+            if int((number + 1) * fraction + 1e-9) > int(number * fraction + 1e-9):  # spread evenly over the files
+                splits[split].append((label, path))
+                break
+    return splits
+
+
+def _by_group(files: list[LabeledFile], division: Division, root: Path) -> dict[str, list[LabeledFile]]:
+    """Assign the groups, largest first, each to the split that misses most images of its classes."""
+    groups: dict[str, list[LabeledFile]] = defaultdict(list)
+    for label, path in files:
+        groups[_group_of(path, division.group_by, root)].append((label, path))
+    if len(groups) < 2:
+        message = f"--group-by {division.group_by!r} finds the same text in all paths, so that they cannot be divided."
+        raise UserError("one-group", f"{message} Choose another expression.", option="--group-by")
+    fractions = {TEST: division.test_fraction, VAL: division.val_fraction}
+    fractions[TRAIN] = 1 - sum(fractions.values())
+    total = Counter(label for label, _ in files)
+    missing = {(split, label): part * total[label] for split, part in fractions.items() for label in total}
+    chosen: dict[Path, str] = {}
+    for _, members in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
+        counts = Counter(label for label, _ in members)
+
+        def need(split: str, counts: Counter[int] = counts) -> float:
+            return sum(count * missing[split, label] / total[label] for label, count in counts.items())
+
+        split = max((split for split in fractions if fractions[split]), key=need)
+        for label, count in counts.items():
+            missing[split, label] -= count
+        chosen |= dict.fromkeys((path for _, path in members), split)
+    return {split: [(label, path) for label, path in files if chosen[path] == split] for split in SPLITS}
+
+
+def _group_of(path: Path, expression: str, root: Path) -> str:
+    name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
+    found = re.search(expression, name)
+    if not found:
+        message = f"--group-by {expression!r} finds nothing in {name}. It must match the path of every image."
+        raise UserError("group-not-found", message, path=path)
+    return "\0".join(part or "" for part in found.groups()) if found.groups() else found.group()

@@ -1,0 +1,114 @@
+"""Dividing images into train, val and test."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import raises
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_images import tree
+
+from paceline.data.listing import list_images, list_one_split
+from paceline.data.splits import SPLITS, Division, divide
+
+ROOT = Path("/images")
+
+
+def _files(counts: list[int]) -> list[tuple[int, Path]]:
+    return [
+        (label, ROOT / f"{label}/{number:04d}.jpg") for label, count in enumerate(counts) for number in range(count)
+    ]
+
+
+@given(st.lists(st.integers(1, 60), min_size=2, max_size=5), st.floats(0.01, 0.45), st.floats(0, 0.45))
+def test_every_class_has_the_same_fraction_in_each_split(counts: list[int], val: float, test: float) -> None:
+    files = _files(counts)
+    splits = divide(files, Division(val, test), ROOT)
+    assert sorted(file for part in splits.values() for file in part) == files
+    assert all(part == sorted(part) for part in splits.values())
+    found = {split: Counter(label for label, _ in part) for split, part in splits.items()}
+    for label, count in enumerate(counts):
+        assert abs(found["val"][label] - val * count) <= 2
+        assert abs(found["test"][label] - test * count) < 1
+
+
+def test_without_a_test_split_every_nth_file_is_for_validation() -> None:
+    val = divide(_files([10, 5]), Division(0.2), ROOT)["val"]
+    assert [path.stem for _, path in val] == ["0004", "0009", "0004"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=2, max_size=40))
+def test_groups_are_not_divided(groups: list[tuple[int, int]]) -> None:
+    """A group is (label, images); file names are GROUP_NUMBER.jpg."""
+    files = sorted(
+        (label, ROOT / f"{label}/object{number}_{image}.jpg")
+        for number, (label, count) in enumerate(groups)
+        for image in range(count)
+    )
+    splits = divide(files, Division(0.2, 0.1, r"(object[0-9]+)_"), ROOT)
+    assert sorted(file for part in splits.values() for file in part) == files
+    of_group = [{path.stem.partition("_")[0] for _, path in splits[split]} for split in SPLITS]
+    assert sum(map(len, of_group)) == len(groups)
+
+
+def test_groups_are_divided_by_class_as_asked() -> None:
+    files = [
+        (label, ROOT / f"{label}/{group:02d}_{image}.jpg")
+        for label in range(3)
+        for group in range(20)
+        for image in range(5)
+    ]
+    splits = divide(files, Division(0.2, 0.1, r"/([0-9]+)_"), ROOT)  # the same object in all three classes
+    assert {split: Counter(label for label, _ in part) for split, part in splits.items()} == {
+        "train": dict.fromkeys(range(3), 70),
+        "val": dict.fromkeys(range(3), 20),
+        "test": dict.fromkeys(range(3), 10),
+    }
+
+
+@pytest.mark.parametrize(
+    ("division", "code"),
+    [
+        (Division(1.0), "invalid-val-fraction"),
+        (Division(-0.1), "invalid-val-fraction"),
+        (Division(0.1, 1.5), "invalid-test-fraction"),
+        (Division(0.5, 0.5), "invalid-fractions"),
+        (Division(group_by="x"), "missing-option"),
+        (Division(0.1, group_by="("), "invalid-group-by"),
+        (Division(0.5, group_by="no such name"), "group-not-found"),
+        (Division(0.5, group_by="[.]"), "one-group"),
+        (Division(0.0, 0.1), "no-val-split"),
+        (Division(0.01, 0.01), "empty-split"),
+    ],
+)
+def test_divisions_that_cannot_be_meant_are_refused(tmp_path: Path, division: Division, code: str) -> None:
+    root = tree(tmp_path / "images", images=3, splits=("train",)) / "train"
+    with raises(code):
+        list_images(root, division)
+
+
+def test_folders_and_lists_have_a_test_split(tmp_path: Path) -> None:
+    root = tree(tmp_path / "images", images=2, splits=SPLITS)
+    found = list_images(root)
+    assert {split: len(part) for split, part in found.splits.items()} == dict.fromkeys(SPLITS, 6)
+    files = sorted(root.rglob("*.JPEG"))
+    rows = [f"{path.relative_to(root)},{path.parent.name},{path.parent.parent.name}\n" for path in files]
+    (root / "list.csv").write_text("path,label,split\n" + "".join(rows))
+    assert list_images(root / "list.csv") == found
+    for place in (root, root / "list.csv"):
+        assert list_one_split(place, "test").splits["test"] == found.splits["test"]
+        assert list_one_split(place).splits["val"] == found.splits["val"]
+        with raises("split-exists"):
+            list_images(place, Division(0.0, 0.1))
+
+
+def test_a_test_folder_is_not_used_for_validation(tmp_path: Path) -> None:
+    root = tree(tmp_path / "images", images=10, splits=("train", "test"))
+    with raises("no-val-split"):
+        list_images(root)
+    assert {split: len(part) for split, part in list_images(root, Division(0.1)).splits.items()} == {
+        "train": 27,
+        "val": 3,
+        "test": 30,
+    }
