@@ -102,6 +102,10 @@ class Optim:
     """Apply weight decay to normalization layers and biases too."""
     norm_bias_lr_factor: Positive = 1.0
     """Factor on the learning rate of the biases of normalization layers (airbench: 64)."""
+    layer_decay: PositiveFraction = 1.0
+    """Factor on the learning rate from each layer of a timm model to the one before it; fine-tuning: 0.65 to 0.9."""
+    head_lr_mult: Positive = 1.0
+    """Factor on the learning rate of the classifier."""
     clip_grad_norm: NotNegative = 0.0
     """Clip the gradient to this norm; 0: off."""
     options: dict[str, Any] = field(default_factory=dict)

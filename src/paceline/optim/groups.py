@@ -1,6 +1,7 @@
 """Creates optimizers with parameter groups."""
 
 from fnmatch import fnmatch
+from typing import Any
 
 import torch
 from torch import nn, optim
@@ -13,24 +14,55 @@ from paceline.system.norms import NORMS
 
 
 def groups(model: nn.Module, config: Optim) -> Groups:
-    """Return parameter groups: weights with weight decay, biases and norms without, norm biases with their own factor.
+    """Return parameter groups: weights with weight decay; biases, norms and what the model excludes without.
 
-    `scale` of a group is its factor on the scheduled learning rate.
+    `scale` of a group is its factor on the scheduled learning rate: of norm biases, of the head, and of each layer.
     """
     norm_biases = {
         id(module.bias) for module in model.modules() if isinstance(module, NORMS) and module.bias is not None
     }
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = [p for p in trained if p.ndim > 1]
-    plain = [p for p in trained if p.ndim <= 1 and id(p) not in norm_biases]
-    biases = [p for p in trained if id(p) in norm_biases]
-    small_decay = config.weight_decay if config.decay_norm_bias else 0.0
-    listed = [
-        {"params": decayed, "weight_decay": config.weight_decay, "scale": 1.0},
-        {"params": plain, "weight_decay": small_decay, "scale": 1.0},
-        {"params": biases, "weight_decay": small_decay, "scale": config.norm_bias_lr_factor},
-    ]
+    excluded = [str(item) for item in getattr(model, "no_weight_decay", list)()]
+    scales = _scales(model, config)
+    found: dict[tuple[int, float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        is_norm_bias, is_excluded = id(parameter) in norm_biases, any(fnmatch(name, item) for item in excluded)
+        decays = not is_excluded and (parameter.ndim > 1 or config.decay_norm_bias)
+        kind = 2 if is_norm_bias else 0 if parameter.ndim > 1 and not is_excluded else 1
+        scale = scales.get(name, 1.0) * (config.norm_bias_lr_factor if is_norm_bias else 1.0)
+        found.setdefault((kind, config.weight_decay if decays else 0.0, scale), []).append(parameter)
+    listed = [{"params": found[key], "weight_decay": key[1], "scale": key[2]} for key in sorted(found)]
     return [group for group in _with_fallback(listed, model, config) if group["params"]]
+
+
+def _scales(model: nn.Module, config: Optim) -> dict[str, float]:
+    """Return the factors of optim.layer_decay and optim.head_lr_mult on the learning rate, by name of the parameter."""
+    scales: dict[str, float] = {}
+    if config.layer_decay < 1:
+        matcher: Any = getattr(model, "group_matcher", None)
+        if matcher is None:
+            message = (
+                f"optim.layer_decay={config.layer_decay:g}: {type(model).__name__} does not say what its layers are"
+            )
+            raise UserError("layer-decay-unsupported", f"{message} (group_matcher). Use 1, or a model of timm.")
+        from timm.models import group_parameters
+
+        layers = group_parameters(model, matcher(coarse=False), reverse=True)
+        last = max(layers.values())
+        scales = {name: config.layer_decay ** (last - layer) for name, layer in layers.items()}
+    if config.head_lr_mult != 1:
+        classifier = getattr(model, "get_classifier", lambda: None)()
+        head = {id(parameter) for parameter in classifier.parameters()} if isinstance(classifier, nn.Module) else set()
+        if not head:
+            message = (
+                f"optim.head_lr_mult={config.head_lr_mult:g}: {type(model).__name__} has no classifier that it names"
+            )
+            raise UserError("no-classifier", f"{message} (get_classifier). Use 1, or a model of timm.")
+        for name, parameter in model.named_parameters():
+            if id(parameter) in head:
+                scales[name] = scales.get(name, 1.0) * config.head_lr_mult
+    return scales
 
 
 def _with_fallback(listed: Groups, model: nn.Module, config: Optim) -> Groups:

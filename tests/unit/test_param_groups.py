@@ -1,0 +1,53 @@
+"""Parameter groups for fine-tuning: those of timm, weight for weight."""
+
+import pytest
+import timm
+import torch
+from conftest import raises
+from timm.optim import param_groups_layer_decay
+from torch import nn
+
+from paceline.config.recipe import Optim
+from paceline.optim.groups import groups
+
+
+def _settings(listed, scale: str) -> dict[int, tuple[float, float]]:
+    return {id(parameter): (group["weight_decay"], group[scale]) for group in listed for parameter in group["params"]}
+
+
+@pytest.mark.parametrize("layer_decay", [1.0, 0.75])
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18", "swin_tiny_patch4_window7_224", "convnext_atto"])
+def test_groups_are_those_of_timm(name: str, layer_decay: float) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=10)
+    excluded = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+    theirs = param_groups_layer_decay(model, 0.05, excluded, layer_decay=layer_decay)
+    ours = groups(model, Optim(name="adamw", weight_decay=0.05, layer_decay=layer_decay))
+    assert _settings(ours, "scale") == _settings(theirs, "lr_scale")
+
+
+def test_position_embeddings_are_not_decayed() -> None:
+    with torch.device("meta"):
+        model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
+    for decay_norm_bias in (False, True):
+        found = _settings(groups(model, Optim(weight_decay=0.1, decay_norm_bias=decay_norm_bias)), "scale")
+        assert found[id(model.pos_embed)][0] == found[id(model.cls_token)][0] == 0
+        assert found[id(model.blocks[0].norm1.weight)][0] == (0.1 if decay_norm_bias else 0)
+        assert found[id(model.head.weight)][0] == 0.1
+
+
+def test_the_head_has_its_own_learning_rate() -> None:
+    with torch.device("meta"):
+        model = timm.create_model("resnet18", num_classes=10)
+    found = _settings(groups(model, Optim(weight_decay=0.1, head_lr_mult=10, layer_decay=0.5)), "scale")
+    assert found[id(model.fc.weight)] == (0.1, 10)
+    assert found[id(model.fc.bias)] == (0, 10)
+    assert found[id(model.layer4[1].conv2.weight)] == (0.1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"), [({"layer_decay": 0.5}, "layer-decay-unsupported"), ({"head_lr_mult": 2.0}, "no-classifier")]
+)
+def test_models_that_do_not_name_their_parts_are_refused(settings: dict[str, float], code: str) -> None:
+    with raises(code):
+        groups(nn.Sequential(nn.Linear(2, 2)), Optim(**settings))
