@@ -27,7 +27,9 @@ class Division:
                 code = f"invalid-{option.removeprefix('--')}"
                 raise UserError(code, f"{option} {fraction:g} is not between 0 and 1. Use e.g. 0.1.", option=option)
         if (both := self.val_fraction + self.test_fraction) >= 1:
-            message = f"--val-fraction and --test-fraction add up to {both:g}: no training images are left."
+            message = (
+                f"--val-fraction and --test-fraction add up to {both:g}. Use less, so that images to train on are left."
+            )
             raise UserError("invalid-fractions", message)
         if self.group_by and not (self.val_fraction or self.test_fraction):
             message = "--group-by needs --val-fraction or --test-fraction. Add one of them, or omit --group-by."

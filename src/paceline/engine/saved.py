@@ -120,7 +120,8 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str], split: str =
     lost = batches.num_samples - metrics["samples"]
     some = f", {lost:g} corrupt images left out" if lost else ""
     some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
-    label = f"{folder} (step {progress['step']}), {source.place or source.name}{some}, TTA {recipe.evaluate.tta}"
+    data = f"{source.place or source.name}{f' ({split} split)' if split else ''}"
+    label = f"{folder} (step {progress['step']}), {data}{some}, TTA {recipe.evaluate.tta}"
     return label, metrics if world.is_rank_zero else {}
 
 
