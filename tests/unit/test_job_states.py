@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import threading
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from conftest import raises
 from fake_backend import FINISHED, RUNNING, FakeBackend, Run, finished_run, nodes, runner, saved_job, use_backend
 
-from paceline.launch import backends
+from paceline.launch import backends, sessions
 from paceline.launch import job as jobs
 from paceline.launch.final_state import clear_final_state, record_final_state
 from paceline.launch.job import Job
@@ -155,3 +156,11 @@ def test_host_that_does_not_answer_does_not_delay_the_list(tmp_path: Path, run: 
 
     assert states_of(known, status, 1.0, quick=False) == {"a": NodeState.UNREACHABLE, "b": NodeState.RUNNING}
     never.set()
+
+
+def test_a_node_that_ends_while_it_is_asked_has_ended(tmp_path: Path) -> None:
+    ends = "alive() { echo 0 > node.exit; rm -f node.pid; return 1; }"
+    before, ended, after = sessions._STATUS.partition("ended()")
+    script = f"{before}{ends}\n{ended}{after}"
+    answer = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert answer.stdout == "ended 0\n"

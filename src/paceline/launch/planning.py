@@ -239,6 +239,7 @@ PACELINE_PARENT=$$ {_program(job, host, "node", shlex.join(words))}
 status=$?
 # ranks of a killed agent
 for pid in $(ps -s $$ -o pid=); do [ $pid = $$ ] || kill -KILL $pid 2> /dev/null; done
-echo $status > node.exit
+echo $status > node.exit.new  # renamed, so that nobody reads it before it is written
+mv node.exit.new node.exit
 rm -f node.pid
 """

@@ -95,10 +95,12 @@ def poll_all(hosts: Sequence[Host]) -> list[NodeMonitor]:
     return monitors
 
 
-# a full disk leaves node.exit empty
+# a full disk leaves node.exit empty; a node that is not alive may have ended since the first look
 _STATUS = f"""{_ALIVE}
-if [ -f node.exit ]; then echo "ended $(grep . node.exit || echo 1)"
+ended() {{ [ -f node.exit ] && echo "ended $(grep . node.exit || echo 1)"; }}
+if ended; then :
 elif alive node; then echo running
+elif ended; then :
 elif [ -s node.pid ]; then echo lost; else echo absent; fi"""
 
 _STOP = """{alive}
