@@ -40,7 +40,8 @@ def make(folder: Path) -> None:
     Path("other-program.log").write_text(_LOG)
     Path("recipe.yaml").write_text(_RECIPE)
     Image.new("L", (8, 8)).save("digit.png")
-    _run("prepare", "folder", images, "--out", "data/images", "--val-fraction", "0.1", "--max-side", "48")
+    fractions = ("--val-fraction", "0.1", "--test-fraction", "0.1")
+    _run("prepare", "folder", images, "--out", "data/images", *fractions, "--max-side", "48")
     for name in ("imagenet", "mine"):
         shutil.copytree("data/images", f"data/{name}")
     _write_cifar10(Path("data/cifar10"))

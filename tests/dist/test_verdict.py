@@ -28,7 +28,7 @@ def _simulate(**seconds: float) -> None:
 
     from paceline.checkpoint.writer import Writer
     from paceline.data.load import in_memory
-    from paceline.engine import train
+    from paceline.engine import measure, train
 
     now = 0.0
     time.perf_counter = lambda: now
@@ -51,7 +51,7 @@ def _simulate(**seconds: float) -> None:
 
     in_memory.ResidentLoader.steps = loaded
     train.train_step = taking("compute", train.train_step)
-    train.evaluate = taking("evaluate", train.evaluate)
+    measure.evaluate = taking("evaluate", measure.evaluate)
     SGD.step = taking("optimizer", SGD.step)
     Writer.snapshot = taking("checkpoint", Writer.snapshot)
 

@@ -48,7 +48,7 @@ def _completions(line: str, folder: Path) -> set[str]:
         ("pro", {""}),  # internal commands are not offered
         ("train dig", {"digits"}),
         ("train digits --optim.lr 0.1 --res", {"--resume", "--results"}),
-        ("train digits --optim.l", {"--optim.lr"}),
+        ("train digits --optim.l", {"--optim.lr", "--optim.layer_decay"}),
         ("train digits --strategy f", {"fsdp"}),
         ("launch local digits --evaluate.tta fl", {"flip", "flip-translate"}),
         ("compare --optim.l", {""}),

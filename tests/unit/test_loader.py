@@ -234,7 +234,7 @@ def test_image_files_have_the_same_crops_except_for_rounding(tmp_path: Path) -> 
     root = tree(tmp_path / "in")
     prepare(source(root, "folder"), tmp_path / "out", [Variant()], 2)
     prepared = loader(Dataset.open(tmp_path / "out"))
-    files = loader(ImageFiles(root, list_images(root).train))
+    files = loader(ImageFiles(root, list_images(root).splits["train"]))
     (ours,), (plain,) = next(prepared.steps()), next(files.steps())
     assert torch.equal(ours.ids, plain.ids)
     assert torch.equal(ours.labels, plain.labels)

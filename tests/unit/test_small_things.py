@@ -120,7 +120,7 @@ def test_classes_without_validation_or_training_images_cause_a_warning(here, tmp
     (root / "val" / "n00000002").rmdir()
     answer = here("train", "digits", *SMALL)
     assert answer.returncode == 0, answer.stderr
-    assert "val has no folder for n00000002: these classes are not validated" in answer.stderr
+    assert "photos: the val split has no images of n00000002" in answer.stderr
     for path in (root / "train" / "n00000001").iterdir():
         path.write_bytes(b"not an image")
     assert here("prepare", "folder", "photos", "--out", "out", "--allow-empty-classes").returncode == 0
@@ -135,5 +135,5 @@ def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
     elsewhere = tree(tmp_path / "more", classes=1, images=3) / "train" / "n00000000"
     (root / "train" / "n00000000" / "linked").symlink_to(elsewhere)
     (root / "train" / "n00000000" / "loop").symlink_to(root / "train" / "n00000000")
-    assert len(list_images(root).train) == 4 + 3
+    assert len(list_images(root).splits["train"]) == 4 + 3
     assert os.path.islink(root / "train" / "n00000000" / "loop")

@@ -104,26 +104,7 @@ def _prepare_parser() -> argparse.ArgumentParser:
     sizes.add_argument(
         "--quality", type=count, default=90, metavar="Q", help="JPEG quality of resized images (default 90)"
     )
-    parser.add_argument(
-        "--val-fraction",
-        type=float,
-        default=0.0,
-        metavar="FRACTION",
-        help="fraction of each class to use for validation",
-    )
-    parser.add_argument(
-        "--test-fraction",
-        type=float,
-        default=0.0,
-        metavar="FRACTION",
-        help="fraction of each class that is only used to test the finished model",
-    )
-    parser.add_argument(
-        "--group-by",
-        default="",
-        metavar="REGEX",
-        help="keep images in the same split for which REGEX finds the same text in the path",
-    )
+    _add_splits(parser)
     parser.add_argument(
         "--limit-per-class",
         type=count,
@@ -139,6 +120,30 @@ def _prepare_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-h", "--help", action="help", help="show this help")
     return parser
+
+
+def _add_splits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("splits of images that have none")
+    group.add_argument(
+        "--val-fraction",
+        type=float,
+        default=0.0,
+        metavar="FRACTION",
+        help="fraction of each class to use for validation",
+    )
+    group.add_argument(
+        "--test-fraction",
+        type=float,
+        default=0.0,
+        metavar="FRACTION",
+        help="fraction of each class that is only used to test the finished model",
+    )
+    group.add_argument(
+        "--group-by",
+        default="",
+        metavar="REGEX",
+        help="keep images in the same split for which REGEX finds the same text in the path",
+    )
 
 
 def data(arguments: list[str]) -> int:

@@ -140,7 +140,7 @@ def _check_classes(ids: list[str], splits: dict[str, list[LabeledFile]], root: P
                 classes=absent,
             )
         if absent and files:
-            log.warning("%s: %d classes have no images in the %s split: %s", root, len(absent), split, names)
+            log.warning("%s: the %s split has no images of %s", root, split, names)
 
 
 def _empty(root: Path, split: str) -> UserError:
