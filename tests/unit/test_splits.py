@@ -24,7 +24,7 @@ def _files(counts: list[int]) -> list[tuple[int, Path]]:
 @given(st.lists(st.integers(1, 60), min_size=2, max_size=5), st.floats(0.01, 0.45), st.floats(0, 0.45))
 def test_every_class_has_the_same_fraction_in_each_split(counts: list[int], val: float, test: float) -> None:
     files = _files(counts)
-    splits = divide(files, Division(val, test), ROOT)
+    splits = divide(files, Division(val, test), str)
     assert sorted(file for part in splits.values() for file in part) == files
     assert all(part == sorted(part) for part in splits.values())
     found = {split: Counter(label for label, _ in part) for split, part in splits.items()}
@@ -34,7 +34,7 @@ def test_every_class_has_the_same_fraction_in_each_split(counts: list[int], val:
 
 
 def test_without_a_test_split_every_nth_file_is_for_validation() -> None:
-    val = divide(_files([10, 5]), Division(0.2), ROOT)["val"]
+    val = divide(_files([10, 5]), Division(0.2), str)["val"]
     assert [path.stem for _, path in val] == ["0004", "0009", "0004"]
 
 
@@ -46,7 +46,7 @@ def test_groups_are_not_divided(groups: list[tuple[int, int]]) -> None:
         for number, (label, count) in enumerate(groups)
         for image in range(count)
     )
-    splits = divide(files, Division(0.2, 0.1, r"(object[0-9]+)_"), ROOT)
+    splits = divide(files, Division(0.2, 0.1, r"(object[0-9]+)_"), str)
     assert sorted(file for part in splits.values() for file in part) == files
     of_group = [{path.stem.partition("_")[0] for _, path in splits[split]} for split in SPLITS]
     assert sum(map(len, of_group)) == len(groups)
@@ -59,7 +59,7 @@ def test_groups_are_divided_by_class_as_asked() -> None:
         for group in range(20)
         for image in range(5)
     ]
-    splits = divide(files, Division(0.2, 0.1, r"/([0-9]+)_"), ROOT)  # the same object in all three classes
+    splits = divide(files, Division(0.2, 0.1, r"/([0-9]+)_"), str)  # the same object in all three classes
     assert {split: Counter(label for label, _ in part) for split, part in splits.items()} == {
         "train": dict.fromkeys(range(3), 70),
         "val": dict.fromkeys(range(3), 20),
@@ -112,3 +112,11 @@ def test_a_test_folder_is_not_used_for_validation(tmp_path: Path) -> None:
         "val": 3,
         "test": 30,
     }
+
+
+def test_a_list_without_training_images_is_refused(tmp_path: Path) -> None:
+    root = tree(tmp_path / "images", classes=2, images=2, splits=("test",))
+    rows = [f"{path},{path.parent.name},test\n" for path in root.rglob("*.JPEG")]
+    (tmp_path / "list.csv").write_text("path,label,split\n" + "".join(rows))
+    with raises("empty-split"):
+        list_images(tmp_path / "list.csv", Division(0.5))

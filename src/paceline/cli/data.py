@@ -142,7 +142,7 @@ def _add_splits(parser: argparse.ArgumentParser) -> None:
         "--group-by",
         default="",
         metavar="REGEX",
-        help="keep images in the same split for which REGEX finds the same text in the path",
+        help="images stay in one split if REGEX finds the same text in their paths",
     )
 
 

@@ -117,8 +117,7 @@ def _completed(
             path=root,
         )
     if any(wanted.values()):
-        folder = root if root.is_dir() else root.parent
-        divided = divide(rest or given[TRAIN], division, folder)
+        divided = divide(rest or given.get(TRAIN, []), division, lambda path: relative_name(path, root))
         given = given | {split: divided[split] for split in SPLITS if split == TRAIN or wanted[split]}
     return {split: given.get(split, []) for split in SPLITS}
 
@@ -134,7 +133,7 @@ def _check_classes(ids: list[str], splits: dict[str, list[LabeledFile]], root: P
         if absent and split == TRAIN:
             raise UserError(
                 "empty-classes",
-                f"{root}: {len(absent)} classes have no training images ({names}). Add some, or remove these classes. "
+                f"{root} has no training images of {names}. Add some, or remove these classes. "
                 f"Images are files that end in {', '.join(sorted(EXTENSIONS))}.",
                 path=root,
                 classes=absent,

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,10 +46,12 @@ AS_GIVEN = Division()
 """The splits that the images have already."""
 
 
-def divide(files: list[LabeledFile], division: Division, root: Path) -> dict[str, list[LabeledFile]]:
-    """Return the files of each split, in their order. `files` are sorted by label."""
+def divide(
+    files: list[LabeledFile], division: Division, name_of: Callable[[Path], str]
+) -> dict[str, list[LabeledFile]]:
+    """Return the files of each split, in their order. `name_of` returns the relative path of a file."""
     if division.group_by:
-        return _by_group(files, division, root)
+        return _by_group(files, division, name_of)
     splits: dict[str, list[LabeledFile]] = {split: [] for split in SPLITS}
     seen: Counter[tuple[str, int]] = Counter()
     rest = division.val_fraction / (1 - division.test_fraction)
@@ -62,11 +65,13 @@ def divide(files: list[LabeledFile], division: Division, root: Path) -> dict[str
     return splits
 
 
-def _by_group(files: list[LabeledFile], division: Division, root: Path) -> dict[str, list[LabeledFile]]:
+def _by_group(
+    files: list[LabeledFile], division: Division, name_of: Callable[[Path], str]
+) -> dict[str, list[LabeledFile]]:
     """Assign the groups, largest first, each to the split that misses most images of its classes."""
     groups: dict[str, list[LabeledFile]] = defaultdict(list)
     for label, path in files:
-        groups[_group_of(path, division.group_by, root)].append((label, path))
+        groups[_group_of(name_of(path), division.group_by)].append((label, path))
     if len(groups) < 2:
         message = f"--group-by {division.group_by!r} finds the same text in all paths, so that they cannot be divided."
         raise UserError("one-group", f"{message} Choose another expression.", option="--group-by")
@@ -88,10 +93,9 @@ def _by_group(files: list[LabeledFile], division: Division, root: Path) -> dict[
     return {split: [(label, path) for label, path in files if chosen[path] == split] for split in SPLITS}
 
 
-def _group_of(path: Path, expression: str, root: Path) -> str:
-    name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
+def _group_of(name: str, expression: str) -> str:
     found = re.search(expression, name)
     if not found:
         message = f"--group-by {expression!r} finds nothing in {name}. It must match the path of every image."
-        raise UserError("group-not-found", message, path=path)
+        raise UserError("group-not-found", message, path=name)
     return "\0".join(part or "" for part in found.groups()) if found.groups() else found.group()

@@ -72,9 +72,9 @@ def _data(source: DataSource) -> str:
     extension = extensions.find("dataset", source.name)
     by = f"registered by {extension.where}" if extension else "built in"
     where = f"{source.place} ({source.name}{variants})" if source.place else f"{source.name} ({by})"
-    test = f" and {source.num_test:,} test" if source.num_test else ""
-    joint = "," if test else " and"
-    images = f"{source.num_train:,} training{joint} {source.num_val:,} validation{test} images"
+    counts = [(source.num_train, "training"), (source.num_val, "validation"), (source.num_test, "test")]
+    *first, last = (f"{count:,} {split}" for count, split in counts if count)
+    images = f"{', '.join(first)} and {last} images"
     return f"{where}, {images}, {len(source.classes):,} classes, fingerprint {source.fingerprint}"
 
 

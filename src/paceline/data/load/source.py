@@ -94,7 +94,7 @@ def open_source(recipe: Recipe, only_evaluate: bool = False, split: str = "") ->
 
 
 def _no_split(place: str, split: str, known: list[str]) -> UserError:
-    message = f"{place} has no {split} split that can be evaluated. It has {' and '.join(known)}."
+    message = f"{place} has no {split} split that can be evaluated. Choose {' or '.join(known)}."
     return UserError("unknown-split", message, split=split)
 
 
