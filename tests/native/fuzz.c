@@ -41,7 +41,7 @@ static long records(const uint8_t *record, size_t length, int width, int height,
             memcpy(bytes + 4, &(uint32_t){(uint32_t)kept}, 4);
         int w = 1 + (int)chance((uint32_t)width), h = 1 + (int)chance((uint32_t)height);
         Crop crop = {(int)chance((uint32_t)(width - w + 1)), (int)chance((uint32_t)(height - h + 1)), w, h,
-                     (int)chance(2), 1 + (int)chance(48), 1 + (int)chance(40), (int)chance(2)};
+                     (int)chance(2), 1 + (int)chance(48), 1 + (int)chance(40), (int)chance(2), (int)chance(2)};
         Status status = crop_portable(workspace, bytes, kept, &crop, out);
 #ifdef HAVE_AVX2_PATH
         if (__builtin_cpu_supports("avx2"))
@@ -56,6 +56,8 @@ static long records(const uint8_t *record, size_t length, int width, int height,
             free(jpeg);
         }
         coefficients_free(&image);
+        static float thumbnail[THUMBNAIL * THUMBNAIL];
+        record_thumbnail(bytes, kept, thumbnail);
         free(bytes);
     }
     return refused;

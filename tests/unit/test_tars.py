@@ -35,6 +35,37 @@ def test_folders_of_names_are_dropped_and_links_and_devices_are_skipped() -> Non
     assert read(b"".join(parts) + END) == {"passwd": b"x", "shadow": b"y"}
 
 
+def test_skipped_links_are_counted_once(caplog) -> None:
+    content = tar_of({"a.jpg": b"abc"})[:1024] + member(b"b/h.jpg", 0, b"1", link=b"a.jpg") + END
+    for _ in range(2):
+        assert len(list(archive(io.BytesIO(content), "linked.tar"))) == 1
+    (record,) = caplog.records
+    assert "1 links are skipped, e.g. b/h.jpg" in record.getMessage()
+
+
+def _corrupt(content: bytes, where: int) -> bytes:
+    return content[:where] + bytes([content[where] ^ 1]) + content[where + 1 :]
+
+
+WHOLE = tar_of({"a.jpg": b"abc", "b.jpg": b"def"})  # a header and a block of content for each, then the end
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(WHOLE[:1024], id="cut between two files"),
+        pytest.param(WHOLE[: 1024 + 100], id="cut within a header"),
+        pytest.param(WHOLE[:2048], id="without its end"),
+        pytest.param(_corrupt(WHOLE, 1024 + 150), id="checksum of the second header"),
+        pytest.param(_corrupt(WHOLE, 1024), id="name of the second file"),
+        pytest.param(WHOLE + WHOLE, id="two archives"),
+    ],
+)
+def test_incomplete_archives_are_errors(content: bytes) -> None:
+    with raises("archive-corrupt"):
+        read(content)
+
+
 def test_claimed_size_is_rejected_without_reading() -> None:
     with raises("archive-member-too-large") as caught:
         read(member(b"a.jpg", 5 << 40) + END)

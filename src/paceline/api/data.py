@@ -1,24 +1,30 @@
 """Prepare data, and verify, show or export what was prepared."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from paceline.api.arguments import invalid
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
+    from paceline.data.duplicates import Duplicates
+    from paceline.data.prepare.cifar import Cifar
     from paceline.data.prepare.convert import Variant
-    from paceline.data.prepare.sources import RawDataset
+    from paceline.data.prepare.raw import RawDataset
     from paceline.data.shards import Dataset
 
 Sides = int | Sequence[int]
 
 
-def prepare_folder(
-    source: str | Path,
+def prepare(
+    source: str | Path | Mapping[str, str | Path],
     out: str | Path,
     *,
+    reader: str = "",
+    options: Mapping[str, Any] | None = None,
+    class_names: str | Path = "",
     max_side: Sides = (),
     short_side: Sides = (),
     original: bool = False,
@@ -30,17 +36,27 @@ def prepare_folder(
     allow_empty_classes: bool = False,
     workers: int = 0,
 ) -> Path:
-    """Convert a tree with one folder per class, or a CSV list of images, to shards; return the folder written.
+    """Convert images to shards; return the folder written.
 
-    Each size makes a variant; without a size, images keep theirs. `workers` processes decode; 0: one per core.
+    `source` is a folder with one folder per class (also s3://), a list (CSV, TSV, JSONL, Parquet), a tar, WebDataset
+    shards, or a Hugging Face dataset (hf:NAME or a saved one); or one source per split: {"train": ..., "val": ...}.
+    `reader` names a registered reader, or the kind of source if it is not detected; `options` are its arguments.
+    `class_names` is a file with the names of numbered classes. Each size makes a variant; without a size, images keep
+    theirs. `workers` processes decode; 0: one per core.
     """
-    from paceline.data.prepare.sources import tree
+    from paceline.data.prepare.sources import open_source
     from paceline.data.splits import Division
 
-    _check_place(Path(source), Path(out))
+    places = {split: str(place) for split, place in source.items()} if isinstance(source, Mapping) else str(source)
+    for place in places.values() if isinstance(places, dict) else [places]:
+        _check_place(Path(place), Path(out))
+    if isinstance(places, dict) and (not places or not places.keys() <= {"train", "val", "test"}):
+        raise invalid("source", source, "a path, or a mapping from train, val and test to paths")
     variants = _variants(max_side, short_side, original, quality)
     division = Division(val_fraction, test_fraction, group_by)
-    return _write(tree(Path(source), "folder", division, limit_per_class), out, variants, workers, allow_empty_classes)
+    names = Path(class_names) if class_names else None
+    found = open_source(places, reader, options or {}, division, limit_per_class, names)
+    return _write(found, out, variants, workers, allow_empty_classes)
 
 
 def prepare_imagenet(
@@ -83,11 +99,24 @@ def prepare_imagenet(
 
 def prepare_cifar10(out: str | Path = "", *, source: str | Path | None = None) -> Path:
     """Download CIFAR-10, or read an archive of it (source); return the folder written, by default data/cifar10."""
-    from paceline.data.prepare import cifar10
+    from paceline.data.prepare.cifar import CIFAR10
+
+    return _write_cifar(CIFAR10, out, source)
+
+
+def prepare_cifar100(out: str | Path = "", *, source: str | Path | None = None) -> Path:
+    """Download CIFAR-100, or read an archive of it (source); return the folder written, by default data/cifar100."""
+    from paceline.data.prepare.cifar import CIFAR100
+
+    return _write_cifar(CIFAR100, out, source)
+
+
+def _write_cifar(kind: "Cifar", out: str | Path, source: str | Path | None) -> Path:
+    from paceline.data.prepare import cifar
     from paceline.data.shards import default_folder
 
-    folder = Path(out) if out else default_folder("cifar10")
-    cifar10.prepare(folder, Path(source) if source else None)
+    folder = Path(out) if out else default_folder(kind.name)
+    cifar.prepare(kind, folder, Path(source) if source else None)
     return folder
 
 
@@ -127,10 +156,18 @@ def _write(
     return Path(out)
 
 
+def _with_suffix(out: str | Path, suffix: str, what: str) -> Path:
+    if Path(out).suffix != suffix:
+        message = f"{out}: {what} written as {suffix}. Choose a name with that suffix."
+        raise UserError("wrong-suffix", message, path=out)
+    return Path(out)
+
+
 class PreparedData:
     """Prepared data in a folder, or at an https:// or s3:// URL, which is downloaded first as in training."""
 
     def __init__(self, place: str | Path, variant: str = ""):
+        from paceline.config.data import ARRAYS
         from paceline.data import cache
         from paceline.data.description import DESCRIPTION
         from paceline.data.kinds import kind_of
@@ -138,14 +175,15 @@ class PreparedData:
 
         self.path = cache.local(str(place), variant)
         self._downloaded, self._variant = str(self.path) != str(Path(place)), variant
-        self._cifar10 = (self.path / DESCRIPTION).is_file() and kind_of(str(self.path)) == "cifar10"
-        self._shards = None if self._cifar10 else Dataset.open(self.path)
+        kind = kind_of(str(self.path)) if (self.path / DESCRIPTION).is_file() else ""
+        self._arrays = kind if kind in ARRAYS else ""
+        self._shards = None if self._arrays else Dataset.open(self.path)
         if variant:
             self._dataset("variant").choose(variant)
 
     def _dataset(self, option: str) -> "Dataset":
         if self._shards is None:
-            message = f"--{option} needs shards, but {self.path} has the arrays of CIFAR-10. Leave it out."
+            message = f"--{option} needs shards, but {self.path} has the arrays of {self._arrays}. Leave it out."
             raise UserError("option-not-applicable", message, option=f"--{option}")
         return self._shards
 
@@ -157,10 +195,10 @@ class PreparedData:
         if self._shards:
             describe.print_summary(self._shards, output())
             return
-        description, splits = arrays.read(self.path, "cifar10")  # verifies checksums
+        description, splits = arrays.read(self.path, self._arrays)  # verifies checksums
         images = " and ".join(f"{len(labels):,} {split} images" for split, (_, labels) in splits.items())
         facts = f"{len(description['classes'])} classes, {images}, fingerprint {description['fingerprint']}"
-        print(f"{self.path}: cifar10, {facts}")
+        print(f"{self.path}: {self._arrays}, {facts}")
 
     def verify(self) -> None:
         """Verify every checksum, index and record; UserError if one is wrong."""
@@ -172,19 +210,48 @@ class PreparedData:
             again = "Remove these files; the same command then downloads them again."
             describe.check(self._shards, self._variant, again if self._downloaded else PREPARE_AGAIN)
         else:
-            arrays.read(self.path, "cifar10")
+            arrays.read(self.path, self._arrays)
             console.print(f"{self.path}: every checksum matches")
 
     def write_contact_sheet(self, out: str | Path = "samples.png", split: str = "train", seed: int = 1) -> Path:
         """Write random images with their labels as .png; return its path."""
         from paceline.data import describe
 
-        path = Path(out)
-        if path.suffix != ".png":
-            message = f"{path}: contact sheets are written as .png. Choose a name with that suffix."
-            raise UserError("wrong-suffix", message, path=path)
+        path = _with_suffix(out, ".png", "contact sheets are")
         describe.write_contact_sheet(self._dataset("show"), path, self._variant, split, seed)
         return path
+
+    def duplicates(
+        self,
+        out: str | Path = "",
+        *,
+        max_distance: int = 7,
+        sheet: str | Path = "",
+        keep_list: str | Path = "",
+    ) -> "Duplicates":
+        """Find near-duplicates within and between the splits, print and return them.
+
+        Two images are near-duplicates if their 64-bit hashes differ in at most `max_distance` (0 to 7) bits and their
+        thumbnails correlate. `out`: all pairs as .csv; `sheet`: pairs side by side as .png; `keep_list`: a list (.csv)
+        to prepare again, without images of train that have a copy in val or test, and of val in test.
+        """
+        from paceline.data import duplicate_report as report
+        from paceline.data.duplicates import find_duplicates
+        from paceline.system.tables import output
+
+        dataset, variant = self._dataset("duplicates"), self._variant
+        pairs = _with_suffix(out, ".csv", "pairs of near-duplicates are") if out else None
+        kept = _with_suffix(keep_list, ".csv", "lists are") if keep_list else None
+        drawn = _with_suffix(sheet, ".png", "contact sheets are") if sheet else None
+        found = find_duplicates(dataset, variant, max_distance)
+        report.print_duplicates(found, list(dataset.description["splits"]), output())
+        if pairs:
+            report.write_pairs(found, pairs)
+        if kept:
+            report.write_kept(found, dataset, variant, kept)
+        if drawn:
+            report.write_pair_sheet(found, dataset, variant, drawn)
+        return found
 
     def export_images(self, out: str | Path, splits: Sequence[str] = ()) -> Path:
         """Write JPEG files with identical coefficients, one folder per split and class; by default all splits."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.config.data import Interpolation
 from paceline.errors import UserError
 
 _POINTER, _SIZE, _INT, _LONG = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
@@ -28,9 +29,10 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "workspace": (_POINTER, []),
     "workspace_free": (None, [_POINTER]),
     "random_boxes": (None, [_POINTER, _POINTER, _LONG, _POINTER, _POINTER, _INT, _POINTER]),
+    "thumbnails": (_INT, [_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER]),
     "crop": (
         _INT,
-        [_POINTER, _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _INT, _INT, _INT, _POINTER, _POINTER],
+        [_POINTER, _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER],
     ),
 }
 
@@ -138,7 +140,14 @@ class Decoder:
         self._workspace = ctypes.c_void_p(_native.workspace())
         weakref.finalize(self, _native.workspace_free, self._workspace)
 
-    def crop(self, places: np.ndarray, boxes: np.ndarray, out: np.ndarray, luma_only: bool = False) -> np.ndarray:
+    def crop(
+        self,
+        places: np.ndarray,
+        boxes: np.ndarray,
+        out: np.ndarray,
+        luma_only: bool = False,
+        interpolation: Interpolation = "bilinear",
+    ) -> np.ndarray:
         """Fill `out`, uint8 (n, 3, height, width). Returns the status of every image; 0 means success.
 
         places: int64 (n, 3) of shard, offset, length. boxes: int32 (n, 5) of x, y, width, height, mirrored.
@@ -153,9 +162,27 @@ class Decoder:
         table = self._shards.table
         _native.crop(
             *(self._workspace, self._path, table.ctypes.data, len(table), places.ctypes.data, boxes.ctypes.data),
-            *(num, width, height, luma_only, out.ctypes.data, statuses.ctypes.data),
+            *(num, width, height, luma_only, interpolation == "bicubic", out.ctypes.data, statuses.ctypes.data),
         )
         return statuses
+
+
+THUMBNAIL = 32
+"""Side of thumbnails; THUMBNAIL of native/codec.h."""
+
+
+def thumbnails(shards: Shards, places: np.ndarray, path: str = "") -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean luma of 32 x 32 equal parts of images, float32 (n, 32, 32), and the status of every image.
+
+    Computed from the DC coefficients, so the parts of small images are parts of the same blocks.
+    """
+    places = np.ascontiguousarray(places, np.int64)
+    out, statuses = np.zeros((len(places), THUMBNAIL, THUMBNAIL), np.float32), np.empty(len(places), np.int32)
+    _native.thumbnails(
+        *(_path(path), shards.table.ctypes.data, len(shards.table), places.ctypes.data, len(places)),
+        *(out.ctypes.data, statuses.ctypes.data),
+    )
+    return out, statuses
 
 
 _LIMITS = np.dtype([("area", "f8", 2), ("ratio", "f8", 2), ("mirror", "i8"), ("mirror_begin", "u8")])

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
+from paceline.config.data import ARRAYS
 from paceline.errors import UserError
 from paceline.system.files import printable, size_text
 from paceline.system.untrusted import read_regular
@@ -217,5 +218,5 @@ def _duplicates(names: list[str]) -> list[str]:
 
 _KINDS: dict[str, tuple[type[_Strict], Callable[[dict[str, Any]], str]]] = {
     "shards": (_ShardsDescription, _shards_contradiction),
-    "cifar10": (_ArraysDescription, _arrays_contradiction),
+    **dict.fromkeys(ARRAYS, (_ArraysDescription, _arrays_contradiction)),
 }

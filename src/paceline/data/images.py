@@ -7,7 +7,10 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from paceline.data.pillow import FORMATS, check_size, open_image
+from paceline.config.data import Interpolation
+from paceline.data import codec
+from paceline.data.listing import relative_name
+from paceline.data.pillow import FORMATS, TRUNCATED, check_size, is_rotated_jpeg, open_image, upright_size
 from paceline.data.splits import LabeledFile
 from paceline.system.untrusted import Unreadable
 
@@ -17,6 +20,9 @@ Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Change = Callable[[np.ndarray, np.ndarray], None]
 """Changes decoded pixels, uint8 (n, 3, height, width), in place; the second argument is their keys."""
 
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+"""Pillow's filters by data.interpolation; both are antialiased."""
+
 UNKNOWN = -1
 """The label of a sample whose label is known only after it has been read."""
 
@@ -24,7 +30,9 @@ UNKNOWN = -1
 class Reader(Protocol):
     """Reads samples, one instance per thread. A key is a sample's id plus a multiple of the number of samples."""
 
-    def read(self, keys: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
+    def read(
+        self, keys: np.ndarray, choose: Choose, out: np.ndarray, interpolation: Interpolation = "bilinear"
+    ) -> dict[int, str]:
         """Fill `out`, uint8 (n, 3, height, width). Returns the reason for each position that failed."""
 
 
@@ -44,13 +52,24 @@ class ImageSplit(Protocol):
     def where(self, number: int) -> str:
         """Return the name of a sample for messages."""
 
+    @property
+    def names(self) -> list[str]:
+        """The relative paths of all samples; empty if they come from no files."""
+
     def reader(self) -> Reader: ...
 
 
+def all_labels(split: ImageSplit) -> np.ndarray | None:
+    """Return the labels of all images, int64; None if images must be read first."""
+    labels = split.labels(np.arange(len(split))).astype(np.int64)
+    return None if UNKNOWN in labels else labels
+
+
 class ImageFiles:
-    """One split of an image folder, decoded by Pillow on every use."""
+    """One split of an image folder, decoded on every use."""
 
     fix = "Replace or remove those files."
+    _complete = False
 
     def __init__(self, folder: Path, entries: list[LabeledFile]):
         self.folder, self._entries = folder, entries
@@ -64,34 +83,90 @@ class ImageFiles:
 
     def sizes(self, ids: np.ndarray) -> np.ndarray:
         """Return width and height, (n, 2); this opens every file."""
-        return np.array([_size(self._entries[number][1]) for number in ids])
+        return np.array([_size(self.path(number)) for number in ids])
 
     def where(self, number: int) -> str:
-        return str(self._entries[number % len(self)][1])
+        return str(self.path(number))
+
+    def path(self, number: int) -> Path:
+        """Return the file of a sample."""
+        return self._entries[number % len(self)][1]
+
+    @property
+    def names(self) -> list[str]:
+        return [relative_name(path, self.folder) for _, path in self._entries]
 
     def reader(self) -> "ImageFiles":
         return self
 
-    def read(self, keys: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
+    def read(
+        self, keys: np.ndarray, choose: Choose, out: np.ndarray, interpolation: Interpolation = "bilinear"
+    ) -> dict[int, str]:
         failures = {}
-        height, width = out.shape[2:]
-        for position, key in enumerate(keys):
-            path = self._entries[key % len(self)][1]
+        for position in range(len(keys)):
+            path = self.path(keys[position])
             try:
                 check_size(path.stat().st_size)
-                image, _ = open_image(path.read_bytes())
+                key = keys[position : position + 1]
+                decode(path.read_bytes(), choose, key, out[position], interpolation, self._complete)
             except (Unreadable, OSError) as error:
                 failures[position] = str(error)
-                continue
-            box = choose(np.array([image.size]), keys[position : position + 1])[0]
-            out[position] = crop(image, box, height, width)
         return failures
 
 
-def crop(image: Image.Image, box: np.ndarray, height: int, width: int) -> np.ndarray:
+class UnlabeledFiles(ImageFiles):
+    """Image files without labels. Holds their names only, because there may be millions."""
+
+    _complete = True
+
+    def __init__(self, names: list[str]):
+        self.folder, self._names = Path(), names
+
+    @property
+    def names(self) -> list[str]:
+        return self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def labels(self, ids: np.ndarray) -> np.ndarray:
+        return np.full(len(ids), UNKNOWN)
+
+    def path(self, number: int) -> Path:
+        return Path(self._names[number % len(self)])
+
+
+def decode(
+    content: bytes, choose: Choose, key: np.ndarray, out: np.ndarray, interpolation: Interpolation, complete: bool
+) -> None:
+    """Write a crop of an encoded image to `out`, uint8 (3, height, width). Raises Unreadable.
+
+    An upright baseline JPEG has the same pixels as after its preparation, bit for bit. Pillow decodes other files.
+    `complete`: refuse a truncated JPEG; otherwise its missing part is gray, as after its preparation.
+    """
+    if not content:
+        raise Unreadable("the file is empty")
+    try:
+        record = None if is_rotated_jpeg(content) else codec.pack(content)
+    except codec.CodecError:
+        record = None
+    if record is None:
+        image, remark = open_image(content)
+        if complete and TRUNCATED in remark:
+            raise Unreadable("truncated") from None
+        height, width = out.shape[1:]
+        out[:] = crop(image, choose(np.array([image.size]), key)[0], height, width, interpolation)
+        return
+    boxes = choose(np.array([codec.describe(record)[:2]]), key)
+    decoder = codec.Decoder(codec.Shards([record + bytes(codec.OVERRUN)]))
+    if status := decoder.crop(np.array([[0, 0, len(record)]]), boxes, out[None], interpolation=interpolation)[0]:
+        raise Unreadable(codec.reason(int(status)))
+
+
+def crop(image: Image.Image, box: np.ndarray, height: int, width: int, interpolation: Interpolation) -> np.ndarray:
     """Return a crop (x, y, width, height, mirrored) of an image, resized: uint8 (3, height, width)."""
     x, y, w, h, mirrored = (int(value) for value in box)
-    part = image.convert("RGB").crop((x, y, x + w, y + h)).resize((width, height), Image.Resampling.BILINEAR)
+    part = image.convert("RGB").crop((x, y, x + w, y + h)).resize((width, height), RESAMPLING[interpolation])
     pixels = np.asarray(part).transpose(2, 0, 1)
     return pixels[..., ::-1] if mirrored else pixels
 
@@ -99,6 +174,6 @@ def crop(image: Image.Image, box: np.ndarray, height: int, width: int) -> np.nda
 def _size(path: Path) -> tuple[int, int]:
     try:
         with Image.open(path, formats=FORMATS) as image:
-            return image.size
+            return upright_size(image)
     except Exception:  # Pillow raises nearly anything; `read` reports corrupt files
         return 1, 1

@@ -5,12 +5,13 @@ from itertools import islice
 from pathlib import Path
 
 from paceline import extensions
-from paceline.config.data import BUILT_IN, Data
+from paceline.config.data import ARRAYS, BUILT_IN, Data
 from paceline.config.recipe import Recipe
 from paceline.data.description import DESCRIPTION, PREPARE_AGAIN, read_json
-from paceline.data.listing import EXTENSIONS
+from paceline.data.listing import EXTENSIONS, split_folders
 from paceline.data.lists import SUFFIXES
 from paceline.data.shards import default_folder
+from paceline.data.splits import TRAIN
 from paceline.errors import UserError
 from paceline.system.remote import is_remote
 
@@ -45,17 +46,17 @@ def _resolved(data: Data) -> Data:
 
 
 def _missing(data: Data, place: str) -> str:
-    if data.name in ("cifar10", "imagenet"):
+    if data.name in (*ARRAYS, "imagenet"):
         out = f" --out {place}" if data.path else ""
         return f'{place} does not exist. Run "paceline prepare {data.name}{out}" first, or fix data.path.'
     return (
         f"data.path {place!r} does not exist (resolved to {Path(place).absolute()}). "
-        f'Fix it, or run "paceline prepare folder SRC --out {place}" first.'
+        f'Fix it, or run "paceline prepare SOURCE --out {place}" first.'
     )
 
 
 def kind_of(place: str) -> str:
-    """Return shards, cifar10, folder or list. Raises for anything else."""
+    """Return shards, cifar10, cifar100, folder or list. Raises for anything else."""
     path = Path(place)
     if is_remote(place):
         return "shards"
@@ -73,7 +74,7 @@ def kind_of(place: str) -> str:
     if not path.is_dir():
         raise UserError("unknown-data-kind", f"data.path {place!r} is neither a file nor a folder.", path=place)
     folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    if (path / "train").is_dir() or any(_has_images(folder) for folder in folders):
+    if TRAIN in split_folders(path) or any(_has_images(folder) for folder in folders):
         return "folder"
     raise UserError(
         "unknown-data-kind",
@@ -90,10 +91,10 @@ def _prepared(folder: Path) -> str:
         kind = description.get("kind") or description["name"]
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise UserError("dataset-unreadable", f"{path} is not readable ({error}). {PREPARE_AGAIN}", path=path) from None
-    if kind not in ("shards", "cifar10"):
+    if kind not in ("shards", *ARRAYS):
         raise UserError(
             "unknown-data-kind",
-            f'{path} describes data of kind {kind!r:.40}, not shards or cifar10. See "paceline prepare --help".',
+            f'{path} describes data of kind {kind!r:.40}, not shards or CIFAR. See "paceline prepare --help".',
             path=path,
         )
     return str(kind)

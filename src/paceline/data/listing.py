@@ -3,20 +3,18 @@
 import hashlib
 import json
 import os
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.data.assign import LabeledRow, assign, empty_split, in_order
 from paceline.data.lists import read_list
-from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, LabeledFile, divide
+from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, LabeledFile, named_splits, split_named
 from paceline.errors import UserError
 from paceline.system.logs import log
 
 _ENDINGS = "jpg jpeg jpe jfif png bmp gif webp avif tif tiff ppm pgm"
 EXTENSIONS = frozenset(f".{ending}" for ending in _ENDINGS.split())
-
-_FOLDERS = {TRAIN: ("train",), VAL: ("val", "validation"), TEST: ("test",)}
 
 
 @dataclass(frozen=True)
@@ -35,136 +33,79 @@ def list_one_split(root: Path, split: str = "") -> Listing:
         present = [name for name in (VAL, TEST, TRAIN) if any(row[0] == name for row in rows)]
         wanted = split or (present[0] if present else "")
         rows = [row for row in rows if row[0] == wanted]
-        ids = sorted({label for _, label, _ in rows})
+        ids = in_order({label for _, label, _ in rows})
         files = [(ids.index(label), file) for _, label, file in rows]
     else:
-        folders = _split_folders(root)
+        folders = split_folders(root)
         first = next((folders[name] for name in (VAL, TEST, TRAIN) if name in folders), root)
         folder = folders.get(split) if split else first
         ids = _class_names(folder) if folder else []
-        files = _files(folder, ids, 0) if folder else []
+        files = [(ids.index(label), file) for _, label, file in _files(folder, "", ids)] if folder else []
     if not files:
-        raise _empty(root, split or VAL)
+        raise empty_split(root, split or VAL)
     return Listing(ids, {TRAIN: [], VAL: []} | {split or VAL: files})
 
 
 def list_images(root: Path, division: Division = AS_GIVEN, limit_per_class: int = 0) -> Listing:
     """Return the files of DIR/SPLIT/CLASS, or of a list; those without a split are divided."""
-    division.check()
+    ids, rows = list_rows(root)
+    return Listing(*assign(rows, root, lambda path: relative_name(path, root), division, limit_per_class, ids))
+
+
+def list_rows(root: Path) -> tuple[list[str], list[LabeledRow[Path]]]:
+    """Return the classes of an image folder in order (empty for a list), and its files with split and label."""
     if root.is_file():
-        ids, given, rest = _listed(root, limit_per_class)
-    elif root.is_dir():
-        ids, given, rest = _in_folders(root, limit_per_class)
-    else:
+        return [], read_list(root)
+    if not root.is_dir():
         raise UserError("source-not-found", f"{root} does not exist on this machine.", path=root)
-    splits = _completed(given, rest, division, root)
-    _check_classes(ids, splits, root)
-    return Listing(ids, {split: splits[split] for split in SPLITS if splits[split] or split != TEST})
-
-
-def _in_folders(root: Path, limit: int) -> tuple[list[str], dict[str, list[LabeledFile]], list[LabeledFile]]:
-    """Return classes, the files of each split that has a folder, and all files if there are no splits."""
-    folders = _split_folders(root) if (root / TRAIN).is_dir() else {}
-    train_root = folders.get(TRAIN, root)
-    ids = _class_names(train_root)
+    folders = split_folders(root)
+    if TRAIN not in folders:
+        folders = {"": root}
+    elif others := sorted(set(_class_names(root)) - {folder.name for folder in folders.values()}):
+        log.warning("%s: these folders are not splits and are ignored: %s", root, ", ".join(others[:10]))
+    ids = sorted({name for folder in folders.values() for name in _class_names(folder)})
     if len(ids) < 2:
-        message = f"{train_root} contains {len(ids)} class folders. It must contain one folder per class, at least two."
-        raise UserError("too-few-classes", message, path=train_root)
-    if not folders:
-        return ids, {}, _files(root, ids, limit)
-    splits = {}
-    for split, folder in folders.items():
-        names = _class_names(folder)
-        if unknown := sorted(set(names) - set(ids)):
-            shown = ", ".join(unknown[:5])
-            message = f"{folder} has classes that {train_root} does not have: {shown}. Remove or rename them."
-            raise UserError("unknown-classes", message, path=folder, classes=unknown)
-        numbers = [ids.index(name) for name in names]
-        splits[split] = [(numbers[number], path) for number, path in _files(folder, names, limit)]
-    return ids, splits, []
+        place = folders.get(TRAIN, root)
+        message = f"{place} contains {len(ids)} class folders. It must contain one folder per class, at least two."
+        raise UserError("too-few-classes", message, path=place)
+    return ids, [row for split, folder in folders.items() for row in _files(folder, split, _class_names(folder))]
 
 
-def _listed(path: Path, limit: int) -> tuple[list[str], dict[str, list[LabeledFile]], list[LabeledFile]]:
-    rows = read_list(path)
-    ids = sorted({label for _, label, _ in rows})
-    if len(ids) < 2:
-        message = f"{path} has {len(ids)} class{'es' * (len(ids) != 1)}. A classifier needs at least two."
-        raise UserError("too-few-classes", message, path=path)
-    numbers = {id_: number for number, id_ in enumerate(ids)}
-    splits: dict[str, list[LabeledFile]] = {}
-    seen: Counter[tuple[str, str]] = Counter()
-    for split, label, file in rows:
-        seen[split, label] += 1
-        if not limit or seen[split, label] <= limit:
-            splits.setdefault(split, []).append((numbers[label], file))
-    return ids, splits, sorted(splits.pop("", []))
-
-
-def _completed(
-    given: dict[str, list[LabeledFile]], rest: list[LabeledFile], division: Division, root: Path
-) -> dict[str, list[LabeledFile]]:
-    """Return all splits: those that exist, and those that are divided from the rest or from the training images."""
-    wanted = {VAL: division.val_fraction, TEST: division.test_fraction}
-    for split, fraction in wanted.items():
-        if fraction and split in given:
-            message = f"--{split}-fraction does not apply: {root} already has a {split} split. Omit the option."
-            raise UserError("split-exists", message, path=root, split=split)
-    if VAL not in given and not division.val_fraction:
-        raise UserError(
-            "no-val-split",
-            f"{root} has no validation split, by which the best checkpoint is chosen. Use a fraction of the images: "
-            f'run "paceline prepare folder {root} --val-fraction 0.1 --out DIR".',
-            path=root,
-        )
-    if any(wanted.values()):
-        divided = divide(rest or given.get(TRAIN, []), division, lambda path: relative_name(path, root))
-        given = given | {split: divided[split] for split in SPLITS if split == TRAIN or wanted[split]}
-    return {split: given.get(split, []) for split in SPLITS}
-
-
-def _check_classes(ids: list[str], splits: dict[str, list[LabeledFile]], root: Path) -> None:
-    """Refuse empty splits and classes without training images; warn about classes that are not evaluated."""
-    for split, files in splits.items():
-        present = {label for label, _ in files}
-        absent = [id_ for label, id_ in enumerate(ids) if label not in present]
-        names = ", ".join(absent[:5]) + (", ..." if absent[5:] else "")
-        if not files and split != TEST:
-            raise _empty(root, split)
-        if absent and split == TRAIN:
-            raise UserError(
-                "empty-classes",
-                f"{root} has no training images of {names}. Add some, or remove these classes. "
-                f"Images are files that end in {', '.join(sorted(EXTENSIONS))}.",
-                path=root,
-                classes=absent,
-            )
-        if absent and files:
-            log.warning("%s: the %s split has no images of %s", root, split, names)
-
-
-def _empty(root: Path, split: str) -> UserError:
-    fix = "Use another fraction, add images, or fix the split column of a list."
-    return UserError("empty-split", f"{root} has no images for {split}. {fix}", path=root, split=split)
-
-
-def _split_folders(root: Path) -> dict[str, Path]:
+def split_folders(root: Path) -> dict[str, Path]:
     """Return the folder of each split that has one."""
-    return {split: root / name for split, names in _FOLDERS.items() for name in names[::-1] if (root / name).is_dir()}
+    names = _class_names(root)
+    if not all(map(split_named, names)):  # a class may be called train
+        names = [name for name in names if _class_names(root / name)]
+    found = named_splits(names, root)
+    return {split: root / found[split] for split in SPLITS if split in found}
 
 
 def _class_names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _files(root: Path, ids: list[str], limit: int) -> list[LabeledFile]:
-    files = []
-    for label, id_ in enumerate(ids):
-        found = sorted(path for path in _below(root / id_) if path.suffix.lower() in EXTENSIONS and path.is_file())
-        files += [(label, path) for path in found[: limit or None]]
-    return files
+def _files(root: Path, split: str, ids: Iterable[str]) -> list[LabeledRow[Path]]:
+    rows, others = list[LabeledRow[Path]](), list[Path]()
+    for id_ in ids:
+        for path in sorted(files_below(root / id_)):
+            if path.suffix.lower() in EXTENSIONS and path.is_file():
+                rows.append((split, id_, path))
+            elif not path.name.startswith("."):
+                others.append(path)
+    warn_of_others(root, [relative_name(path, root) for path in others])
+    return rows
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def warn_of_others(place: object, names: list[str]) -> None:
+    """Warn about files that are ignored because of their names."""
+    if names:
+        log.warning(
+            "%s: %d files are ignored, since their names do not end like those of images (.jpg, .png ...), e.g. %s",
+            *(place, len(names), names[0]),
+        )
+
+
+def files_below(folder: Path) -> Iterator[Path]:
     """Yield all files below a folder. Raises if a folder cannot be listed."""
 
     def fail(error: OSError) -> None:

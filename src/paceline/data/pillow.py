@@ -4,7 +4,7 @@ import io
 import re
 import warnings
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from paceline.system.files import size_text
 from paceline.system.untrusted import Unreadable
@@ -14,8 +14,11 @@ MAX_BYTES = 250_000_000
 """The maximum size of an image file."""
 MAX_PIXELS = 200_000_000
 """The maximum size of an image: as many pixels as the largest camera sensors have."""
+TRUNCATED = "truncated; the missing part is gray"
 _MAX_SCANS = 100  # of a JPEG; encoders write about ten, and each one costs a pass over the whole image
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")  # markers followed by a length, and the end marker
+_ORIENTATION = 0x0112
+_EXIF_BYTES = 1 << 17  # at the start of a JPEG, where its EXIF segment is
 _START_OF_SCAN = b"\xff\xda"
 Image.init()
 _KNOWN = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "AVIF")
@@ -31,21 +34,28 @@ def check_size(num_bytes: int) -> None:
 
 def open_image(content: bytes) -> tuple[Image.Image, str]:
     """Return the image, gray or RGB, and a remark on what was wrong with the file."""
+    if not content:
+        raise Unreadable("the file is empty")
     if _has_too_many_scans(content):
         raise Unreadable(f"a JPEG with more than {_MAX_SCANS} scans")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about EXIF and palette data, which is not used
+        warnings.simplefilter("ignore")  # about EXIF and palette data
         try:
             image = _opened(content)
-            remarks = [] if image.format == "JPEG" else [f"a {image.format} file"]
+            is_jpeg = image.format in ("JPEG", "MPO")  # MPO: a JPEG with further images behind it
+            remarks = [] if is_jpeg else [f"a {image.format} file"]
             try:
                 image.load()
             except OSError as error:
-                if "truncated" not in str(error) or image.format != "JPEG":
+                if "truncated" not in str(error) or not is_jpeg:
                     raise
                 image = _opened(content + _END_OF_JPEG)
                 image.load()
-                remarks.append("truncated; the missing part is gray")
+                remarks.append(TRUNCATED)
+            if not is_jpeg and _is_animated(content):
+                remarks.append("the first of several frames")
+            if orientation(image) != 1:
+                remarks.append("rotated as its EXIF orientation says")
             if image.mode not in ("L", "RGB"):
                 remarks.append(f"converted from mode {image.mode}")
             return plain(image), "; ".join(remarks)
@@ -68,6 +78,38 @@ def _opened(content: bytes) -> Image.Image:
     return image
 
 
+def orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of an image: 1 if its pixels are upright, from 5 on if width and height change."""
+    try:
+        found = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # corrupt EXIF data
+        return 1
+    return found if found in range(1, 9) else 1
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Return width and height of an opened image as it is shown."""
+    # Pillow itself rotates TIFFs
+    return image.size[::-1] if orientation(image) >= 5 and image.format != "TIFF" else image.size
+
+
+def is_rotated_jpeg(content: bytes) -> bool:
+    """Whether the pixels of a JPEG are not upright."""
+    if not content.startswith(b"\xff\xd8") or b"Exif" not in content[:_EXIF_BYTES]:
+        return False
+    try:
+        return orientation(_opened(content)) != 1
+    except Exception:  # not an image; whoever decodes it reports that
+        return False
+
+
+def _is_animated(content: bytes) -> bool:
+    try:
+        return bool(getattr(_opened(content), "is_animated", False))
+    except Exception:  # of a later frame, which is not used
+        return True
+
+
 def _has_too_many_scans(content: bytes) -> bool:
     """Whether a JPEG has so many scans that decoding would take minutes."""
     if not content.startswith(b"\xff\xd8") or content.count(_START_OF_SCAN) <= _MAX_SCANS:
@@ -81,7 +123,9 @@ def _has_too_many_scans(content: bytes) -> bool:
 
 
 def plain(image: Image.Image) -> Image.Image:
-    """Return an image as gray or RGB. Values of more than 8 bits are scaled to 0-255."""
+    """Return an image as gray or RGB, upright. Values of more than 8 bits are scaled to 0-255."""
+    if orientation(image) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode in ("L", "RGB"):
         return image
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):

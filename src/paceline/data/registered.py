@@ -11,9 +11,10 @@ import numpy as np
 from PIL import Image
 
 from paceline import extensions
-from paceline.config.data import Data
+from paceline.config.data import Data, Interpolation
 from paceline.data.images import UNKNOWN, Choose, crop
-from paceline.data.pillow import plain
+from paceline.data.pillow import plain, upright_size
+from paceline.data.splits import TEST
 from paceline.errors import UserError
 from paceline.extensions import Extension
 
@@ -55,6 +56,10 @@ class RegisteredSplit:
             raise self._extension.error(f"has the label {label!r:.40} at index {number}, {expected}")
         return found
 
+    def has(self, split: str) -> bool:
+        """Whether the dataset says that it has a split; train and val are required."""
+        return split in getattr(self._dataset, "splits", ())
+
     def __len__(self) -> int:
         return len(self._labels)
 
@@ -67,7 +72,7 @@ class RegisteredSplit:
 
     def _size(self, number: int) -> tuple[int, int]:
         try:
-            return self._item(number).size
+            return upright_size(self._item(number))
         except OSError:  # `read` reports corrupt samples
             return 1, 1
 
@@ -86,11 +91,18 @@ class RegisteredSplit:
     def where(self, number: int) -> str:
         return f"{self.folder}, index {number % len(self)}"
 
+    @property
+    def names(self) -> list[str]:
+        return []
+
     def reader(self) -> "RegisteredSplit":
         return self
 
-    def read(self, keys: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
+    def read(
+        self, keys: np.ndarray, choose: Choose, out: np.ndarray, interpolation: Interpolation = "bilinear"
+    ) -> dict[int, str]:
         failures = {}
+        height, width = out.shape[2:]
         for position, key in enumerate(keys):
             try:
                 image = self._pixels(int(key) % len(self))
@@ -98,7 +110,7 @@ class RegisteredSplit:
                 failures[position] = str(error)
                 continue
             box = choose(np.array([image.size]), keys[position : position + 1])[0]
-            out[position] = crop(image, box, *out.shape[2:])
+            out[position] = crop(image, box, height, width, interpolation)
         return failures
 
     def _pixels(self, number: int) -> Image.Image:
@@ -141,7 +153,10 @@ def open_registered(data: Data) -> tuple[dict[str, RegisteredSplit], str]:
     if extension is None:
         raise extensions.unknown("dataset", "data.name", data.name, ())
     splits = {split: RegisteredSplit(extension, split, data.options) for split in ("train", "val")}
-    if splits["train"].classes != splits["val"].classes:
-        raise extension.error("has other classes for 'val' than for 'train'")
+    if splits["train"].has(TEST):
+        splits[TEST] = RegisteredSplit(extension, TEST, data.options)
+    for name, split in splits.items():
+        if split.classes != splits["train"].classes:
+            raise extension.error(f"has other classes for {name!r} than for 'train'")
     content = [data.name, data.options, splits["train"].classes, [split.digest() for split in splits.values()]]
     return splits, hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Datasets that fit in memory: digits, CIFAR-10 and synthetic images."""
+"""Datasets that fit in memory: digits, CIFAR and synthetic images."""
 
 import hashlib
 from dataclasses import dataclass

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from paceline.config.data import Interpolation
 from paceline.data import codec
 from paceline.data.classes import Class
 from paceline.data.description import (
@@ -217,8 +218,10 @@ class ShardReader:
     def __init__(self, split: Split):
         self._split, self._decoder = split, codec.Decoder(split.shards)
 
-    def read(self, keys: np.ndarray, choose: Choose, out: np.ndarray) -> dict[int, str]:
+    def read(
+        self, keys: np.ndarray, choose: Choose, out: np.ndarray, interpolation: Interpolation = "bilinear"
+    ) -> dict[int, str]:
         ids = keys % len(self._split)
         boxes = choose(self._split.sizes(ids), keys)
-        statuses = self._decoder.crop(self._split.places(ids), boxes, out)
+        statuses = self._decoder.crop(self._split.places(ids), boxes, out, interpolation=interpolation)
         return {int(position): codec.reason(int(statuses[position])) for position in np.flatnonzero(statuses)}

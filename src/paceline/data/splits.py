@@ -2,14 +2,42 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from paceline.errors import UserError
 
+Item = TypeVar("Item", bound=Hashable)
 LabeledFile = tuple[int, Path]
 TRAIN, VAL, TEST = SPLITS = ("train", "val", "test")
+SPLIT_NAMES = {
+    "train": TRAIN,
+    "training": TRAIN,
+    "val": VAL,
+    "valid": VAL,
+    "validation": VAL,
+    "test": TEST,
+    "testing": TEST,
+}
+"""What folders, shards and tables call the splits, in lower case."""
+
+
+def split_named(name: str) -> str:
+    """Return train, val or test for their usual names, and an empty string for others."""
+    return SPLIT_NAMES.get(name.strip().lower(), "")
+
+
+def named_splits(names: Iterable[str], place: object) -> dict[str, str]:
+    """Return the name of each split that one of the names means. UserError if two mean the same one."""
+    found: dict[str, str] = {}
+    for name in names:
+        if (split := split_named(name)) and found.setdefault(split, name) != name:
+            both = " and ".join(sorted((found[split], name)))
+            message = f"{place} has {both}, which both name the {split} split. Merge them, or rename one."
+            raise UserError("duplicate-splits", message, path=place, split=split)
+    return found
 
 
 @dataclass(frozen=True)
@@ -47,12 +75,12 @@ AS_GIVEN = Division()
 
 
 def divide(
-    files: list[LabeledFile], division: Division, name_of: Callable[[Path], str]
-) -> dict[str, list[LabeledFile]]:
+    files: list[tuple[int, Item]], division: Division, name_of: Callable[[Item], str]
+) -> dict[str, list[tuple[int, Item]]]:
     """Return the files of each split, in their order. `name_of` returns the relative path of a file."""
     if division.group_by:
         return _by_group(files, division, name_of)
-    splits: dict[str, list[LabeledFile]] = {split: [] for split in SPLITS}
+    splits: dict[str, list[tuple[int, Item]]] = {split: [] for split in SPLITS}
     seen: Counter[tuple[str, int]] = Counter()
     rest = division.val_fraction / (1 - division.test_fraction)
     for label, path in files:
@@ -66,10 +94,10 @@ def divide(
 
 
 def _by_group(
-    files: list[LabeledFile], division: Division, name_of: Callable[[Path], str]
-) -> dict[str, list[LabeledFile]]:
+    files: list[tuple[int, Item]], division: Division, name_of: Callable[[Item], str]
+) -> dict[str, list[tuple[int, Item]]]:
     """Assign the groups, largest first, each to the split that misses most images of its classes."""
-    groups: dict[str, list[LabeledFile]] = defaultdict(list)
+    groups: dict[str, list[tuple[int, Item]]] = defaultdict(list)
     for label, path in files:
         groups[_group_of(name_of(path), division.group_by)].append((label, path))
     if len(groups) < 2:
@@ -79,7 +107,7 @@ def _by_group(
     fractions[TRAIN] = 1 - sum(fractions.values())
     total = Counter(label for label, _ in files)
     missing = {(split, label): part * total[label] for split, part in fractions.items() for label in total}
-    chosen: dict[Path, str] = {}
+    chosen: dict[Item, str] = {}
     for _, members in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
         counts = Counter(label for label, _ in members)
 

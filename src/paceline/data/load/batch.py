@@ -44,3 +44,7 @@ class Normalize:
             return torch.addcmul(self._shift, pixels, self._scale, out=images)
         images = pixels.to(torch.float32, memory_format=torch.channels_last).mul_(self._scale).add_(self._shift)
         return images.to(dtype)
+
+    def clamp_(self, images: torch.Tensor) -> torch.Tensor:
+        """Limit normalized fp32 images to the values that pixels can have, in place."""
+        return images.clamp_(self._shift, 255 * self._scale + self._shift)

@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from paceline.config.data import Augment
+from paceline.data.center import center_boxes
 from paceline.data.codec import RandomBoxes
 from paceline.data.images import Choose
 from paceline.data.load.augment import FLIP
@@ -41,13 +42,3 @@ def training_boxes(augment: Augment, seed: int, epoch: int, size: int) -> Choose
         return boxes
 
     return center_crop
-
-
-def center_boxes(sizes: np.ndarray, crop_pct: float, out_width: int, out_height: int) -> np.ndarray:
-    """Return center crops with the aspect ratio of the output, `crop_pct` of the largest one per side."""
-    width, height = sizes[:, 0].astype(np.int64), sizes[:, 1].astype(np.int64)
-    scale = np.minimum(width / out_width, height / out_height) * crop_pct
-    crop_width = np.clip(np.rint(out_width * scale), 1, width).astype(np.int64)
-    crop_height = np.clip(np.rint(out_height * scale), 1, height).astype(np.int64)
-    x, y = (width - crop_width) // 2, (height - crop_height) // 2
-    return np.stack([x, y, crop_width, crop_height, np.zeros_like(x)], axis=1).astype(np.int32)

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from paceline.config.data import Interpolation
 from paceline.data.images import Change, Choose, ImageSplit, Reader
 from paceline.errors import UserError
 from paceline.system.device import has_streams, host_buffer
@@ -25,13 +26,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Request:
-    """One batch: its samples, how their crops are chosen, and the output size."""
+    """One batch: its samples, how their crops are chosen and resized, and the output size."""
 
     split: ImageSplit
     keys: np.ndarray
     choose: Choose
     width: int
     height: int
+    interpolation: Interpolation
     epoch: int = 0
     change: Change | None = None
     """Applied to the decoded pixels."""
@@ -119,7 +121,7 @@ class BatchDecoder:
     def _decode(self, request: Request, pixels: np.ndarray, part: slice) -> dict[int, str]:
         """Decode a part of a batch. Returns the reason for each position that failed."""
         split, keys = request.split, request.keys[part]
-        failed = self._reader(split).read(keys, request.choose, pixels[part])
+        failed = self._reader(split).read(keys, request.choose, pixels[part], request.interpolation)
         if request.change:
             request.change(pixels[part], keys)
         return {part.start + position: reason for position, reason in failed.items()}

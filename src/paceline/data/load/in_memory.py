@@ -1,12 +1,13 @@
 """Loaders for datasets that fit in device memory: uint8 there, augmented and normalized batch by batch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
 from paceline.config.batch import check_samples
-from paceline.config.data import Augment, Data
+from paceline.config.data import Augment, Data, Interpolation
 from paceline.data.load.augment import cut_out_, erase_, gather
 from paceline.data.load.batch import Batch, Normalize
 from paceline.data.load.custom import apply_custom_
@@ -23,13 +24,25 @@ class _Pixels:
     augmentations run on the host, so their pixels stay there.
     """
 
-    def __init__(self, split: TensorSplit, normalize: Normalize, custom: bool, device: torch.device):
+    def __init__(
+        self,
+        split: TensorSplit,
+        normalize: Normalize,
+        custom: bool,
+        device: torch.device,
+        interpolation: Interpolation,
+    ):
         _, height, width, channels = split.images.shape
         self.shape = (height, width, channels)
-        self.labels, self._normalize = split.labels, normalize
+        self.labels, self._normalize, self._interpolation = split.labels, normalize, interpolation
         self._on_host = custom or not has_streams(device)
         self._pixels = split.images.to("cpu" if self._on_host else device).reshape(-1, channels)
         self._uploader = Uploader(device)
+
+    def picture(self, number: int) -> np.ndarray:
+        """Return a sample as it is stored: uint8 (height, width, channels)."""
+        size = self.shape[0] * self.shape[1]
+        return self._pixels[number * size : (number + 1) * size].cpu().view(self.shape).numpy()
 
     def batch(
         self, keys: torch.Tensor, augment: Augment, seed: int, epoch: int, size: int, dtype: torch.dtype | None = None
@@ -54,10 +67,19 @@ class _Pixels:
             if augment.random_erasing:
                 erase_(images, keys, augment.random_erasing, seed, epoch)
             if resized:
-                images = interpolate(images, size=(size, size), mode="bilinear", antialias=size < self.shape[0])
+                images = self._resize(images, size)
             return images.to(wanted)
 
         return Batch(images, labels, ids)
+
+    def _resize(self, images: torch.Tensor, size: int) -> torch.Tensor:
+        if self._interpolation == "bilinear":
+            return interpolate(images, size=(size, size), mode="bilinear", antialias=size < self.shape[0])
+        # torch's bicubic filter is Pillow's only with antialias, also for enlarging; it exceeds the range at edges, and
+        # Pillow clamps after each of its two passes
+        for shape in ((images.shape[2], size), (size, size)):
+            images = self._normalize.clamp_(interpolate(images, size=shape, mode="bicubic", antialias=True))
+        return images
 
 
 class ResidentLoader:
@@ -76,7 +98,7 @@ class ResidentLoader:
             )
         self.mean, self.std = statistics(data, images)
         self.normalize = Normalize(self.mean, self.std, device)
-        self._pixels = _Pixels(images.train, self.normalize, bool(data.augment.custom), device)
+        self._pixels = _Pixels(images.train, self.normalize, bool(data.augment.custom), device, data.resize_filter)
         self._augment, self.plan = data.augment, plan
 
     def plain_images(self, count: int) -> torch.Tensor:
@@ -117,13 +139,28 @@ class ResidentEvaluator:
         dtype: torch.dtype = torch.float32,
     ):
         normalize = Normalize(*statistics(data, images), device, dtype)
-        self._pixels = _Pixels(images.val, normalize, custom=False, device=device)
+        self._pixels = _Pixels(images.val, normalize, False, device, data.resize_filter)
         self._size = size
         self._starts = range(rank * batch, len(images.val), ranks * batch)
         self._batch, self.num_samples = batch, len(images.val)
         self.rank_samples = sum(min(batch, self.num_samples - start) for start in self._starts)
 
+    @property
+    def names(self) -> list[str]:
+        """Paths of samples, which come from no files: none."""
+        return []
+
+    def pictures(self, ids: Iterable[int], side: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield samples as uint8 (height, width, channels), at most `side` pixels wide and high."""
+        step = -(-max(self._pixels.shape[:2]) // side)
+        for number in ids:
+            yield number, self._pixels.picture(number)[::step, ::step]
+
     def __iter__(self) -> Iterator[Batch]:
+        return self.batches()
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield all batches."""
         for start in self._starts:
             ids = torch.arange(start, min(start + self._batch, self.num_samples))
             yield self._pixels.batch(ids, Augment(), seed=0, epoch=0, size=self._size)

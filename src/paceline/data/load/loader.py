@@ -1,6 +1,6 @@
 """Loaders for encoded images, with the same interface as the in-memory loaders."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -8,13 +8,14 @@ import numpy as np
 import torch
 
 from paceline.config.batch import check_samples
-from paceline.config.data import Data
+from paceline.config.data import Data, Interpolation
 from paceline.config.recipe import Evaluate
 from paceline.config.timeline import ResolvedPhase
-from paceline.data.images import UNKNOWN, ImageSplit
+from paceline.data.center import center_boxes
+from paceline.data.images import ImageSplit, all_labels
 from paceline.data.load.augment import cut_out_, erase_
 from paceline.data.load.batch import Batch, Normalize
-from paceline.data.load.crops import center_boxes, training_boxes
+from paceline.data.load.crops import training_boxes
 from paceline.data.load.decode import BatchDecoder, Decoded, Request
 from paceline.data.load.order import Plan
 from paceline.data.load.policy import policy
@@ -60,7 +61,7 @@ class ImageLoader:
         phase = self.plan.timeline.phases[0]
         size = phase.size or DEFAULT_SIZE
         ids = np.arange(min(max(16, count * 32 * 32 // (size * size)), self.plan.num_samples))
-        request = _center(self._splits[phase.variant], ids, 1.0, size, size)
+        request = _center(self._splits[phase.variant], ids, 1.0, size, size, self._data.resize_filter)
         images = partial(self.normalize, dtype=torch.float32)
         for batch in self._decoder.uploaded([request], lambda decoded: _copy(decoded, self._uploader, images)):
             return batch.images
@@ -69,9 +70,8 @@ class ImageLoader:
     @property
     def labels(self) -> torch.Tensor | None:
         """The labels of all training images, None if images must be read first."""
-        first = next(iter(self._splits.values()))
-        labels = first.labels(np.arange(len(first))).astype(np.int64)
-        return None if UNKNOWN in labels else torch.from_numpy(labels)
+        labels = all_labels(next(iter(self._splits.values())))
+        return None if labels is None else torch.from_numpy(labels)
 
     def augmented(self, ids: torch.Tensor) -> Batch:
         """Return training images augmented as in the first epoch."""
@@ -121,6 +121,7 @@ class ImageLoader:
             choose=training_boxes(augment, seed, epoch, size),
             width=size,
             height=size,
+            interpolation=self._data.resize_filter,
             epoch=epoch,
             change=policy(augment, seed, epoch),
         )
@@ -141,7 +142,7 @@ class ImageEvaluator:
         threads: int,
         dtype: torch.dtype = torch.float32,
     ):
-        self._split, self._crop_pct = split, evaluate.crop_pct
+        self._split, self._crop_pct, self._interpolation = split, evaluate.center_crop, data.resize_filter
         self._size = phase.evaluate_size or DEFAULT_SIZE
         self._rectangular = phase.rectangular
         self._normalize, self._uploader = normalization(data, device, dtype), Uploader(device)
@@ -158,8 +159,25 @@ class ImageEvaluator:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches without corrupt samples."""
-        requests = (self._request(ids) for ids in self._batches)
-        return (batch for batch in self._decoder.uploaded(requests, self._start) if len(batch.ids))
+        return (batch for batch in self.batches() if len(batch.ids))
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield all batches without corrupt samples, also those of which no sample is left."""
+        return self._decoder.uploaded((self._request(ids) for ids in self._batches), self._start)
+
+    @property
+    def names(self) -> list[str]:
+        """The relative paths of all samples; empty if they come from no files."""
+        return self._split.names
+
+    def pictures(self, ids: Iterable[int], side: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield samples as center crops, uint8 (side, side, 3), without corrupt ones."""
+        keys, reader = np.array([*ids], np.int64), self._split.reader()
+        pixels = np.empty((len(keys), 3, side, side), np.uint8)
+        failed = reader.read(keys, lambda sizes, _: center_boxes(sizes, 1.0, side, side), pixels) if len(keys) else {}
+        for position, key in enumerate(keys.tolist()):
+            if position not in failed:
+                yield key, pixels[position].transpose(1, 2, 0)
 
     def _start(self, decoded: Decoded) -> Callable[[], Batch]:
         return _copy(decoded, self._uploader, self._normalize)
@@ -171,7 +189,7 @@ class ImageEvaluator:
             aspect = float(np.clip(np.exp(np.log(self._aspects[ids]).mean()), 0.25, 4.0))
             longer = max(self._size, round(self._size * max(aspect, 1 / aspect) / 8) * 8)
             width, height = (longer, self._size) if aspect > 1 else (self._size, longer)
-        return _center(self._split, ids, self._crop_pct, width, height)
+        return _center(self._split, ids, self._crop_pct, width, height, self._interpolation)
 
 
 def _copy(
@@ -201,8 +219,10 @@ def _aspects(sizes: np.ndarray) -> np.ndarray:
     return sizes[:, 0].astype(np.float64) / sizes[:, 1]
 
 
-def _center(split: ImageSplit, ids: np.ndarray, crop_pct: float, width: int, height: int) -> Request:
+def _center(
+    split: ImageSplit, ids: np.ndarray, crop_pct: float, width: int, height: int, interpolation: Interpolation
+) -> Request:
     def choose(sizes: np.ndarray, _ids: np.ndarray) -> np.ndarray:
         return center_boxes(sizes, crop_pct, width, height)
 
-    return Request(split, ids.copy(), choose, width, height)
+    return Request(split, ids.copy(), choose, width, height, interpolation)

@@ -13,9 +13,11 @@ import torch
 from paceline.config.batch import BatchLayout, layouts
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import ResolvedPhase, Timeline
+from paceline.errors import UserError
 
 _MASK = (1 << 64) - 1
 _ORDER = 0xA11  # separates the random stream of the order from those of augmentation
+_TURNS = 0xBA1
 
 
 def _mix(*parts: int) -> int:
@@ -34,6 +36,17 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return _mix(seed, step, rank)
 
 
+def known(labels: torch.Tensor | None, setting: str) -> torch.Tensor:
+    """Return the labels of all training images. Raises if they are known only after the images have been read."""
+    if labels is None:
+        message = (
+            f"{setting} needs the labels of all training images, but this dataset gives labels only with images. "
+            "Prepare it with `paceline prepare`, or give the registered dataset an attribute `targets`."
+        )
+        raise UserError("labels-unknown", message, setting=setting)
+    return labels
+
+
 def epoch_order(seed: int, epoch: int, num_samples: int, repeats: int = 1) -> torch.Tensor:
     """Return the keys of an epoch in order. A key is a sample's id plus `num_samples` for every earlier repetition."""
     generator = torch.Generator().manual_seed(_mix(seed, epoch, _ORDER))
@@ -44,6 +57,40 @@ def epoch_order(seed: int, epoch: int, num_samples: int, repeats: int = 1) -> to
     pairs = order[: 2 * -(-num_samples // (2 * repeats))]
     pairs = pairs[: len(pairs) // 2 * 2].view(-1, 1, 2)
     return (pairs + num_samples * torch.arange(repeats)[:, None]).flatten()[:num_samples]
+
+
+def balanced_order(seed: int, epoch: int, labels: torch.Tensor) -> torch.Tensor:
+    """Return the keys of an epoch in which every class that has images is drawn equally often, give or take one draw.
+
+    Classes take turns over the whole run, and each class goes through its images in rounds, every round in a new random
+    order. So no image of a class is drawn twice more often than another one, however many epochs are drawn.
+    """
+    num = len(labels)
+    counts = torch.bincount(labels)
+    counts = counts[counts > 0]
+    classes, by_class = len(counts), labels.argsort(stable=True)
+
+    def turns_before(draw: int) -> torch.Tensor:
+        return (draw - torch.arange(classes) + classes - 1) // classes
+
+    begin_turn, end_turn = turns_before(epoch * num), turns_before((epoch + 1) * num)
+    first_round = begin_turn // counts
+    rounds = torch.where(end_turn > begin_turn, (end_turn - 1) // counts - first_round + 1, 0)
+    # all images of every round that this epoch has a part of, class by class
+    sizes = rounds * counts
+    starts = sizes.cumsum(0) - sizes
+    owner = torch.repeat_interleave(torch.arange(classes), sizes)
+    place = torch.arange(len(owner)) - starts[owner]
+    repeat = place // counts[owner]
+    ids = by_class[(counts.cumsum(0) - counts)[owner] + place % counts[owner]]
+    # a round is shuffled by sorting its images by random bits, which are unique
+    shuffled = _bits(ids + num * (first_round[owner] + repeat), begin(seed, 0, _TURNS)).argsort()
+    shuffled = shuffled[(starts[owner] + repeat * counts[owner])[shuffled].argsort(stable=True)]
+    keys = (ids + num * repeat)[shuffled]
+    draws = torch.arange(epoch * num, (epoch + 1) * num)
+    drawn = draws % classes
+    keys = keys[starts[drawn] + draws // classes - (first_round * counts)[drawn]]
+    return keys[torch.randperm(num, generator=torch.Generator().manual_seed(_mix(seed, epoch, _ORDER)))]
 
 
 def micro_batches(order: torch.Tensor, step: int, layout: BatchLayout, rank: int) -> torch.Tensor:
@@ -65,11 +112,22 @@ class Plan:
     layouts: dict[int, BatchLayout]
     rank: int
     repeats: int = 1
+    balanced: torch.Tensor | None = None
+    """The labels of all samples, if classes are drawn equally often."""
 
     @classmethod
-    def of(cls, recipe: Recipe, num_samples: int, ranks: int = 1, rank: int = 0) -> "Plan":
-        timeline = Timeline.of(recipe, num_samples)
-        return cls(recipe.seed, num_samples, timeline, layouts(recipe, ranks), rank, recipe.data.aug_repeats)
+    def of(
+        cls, recipe: Recipe, num_samples: int, ranks: int = 1, rank: int = 0, labels: torch.Tensor | None = None
+    ) -> "Plan":
+        timeline, balanced = Timeline.of(recipe, num_samples), None
+        if recipe.data.sampler == "balanced":
+            balanced = known(labels, "data.sampler=balanced")
+        return cls(recipe.seed, num_samples, timeline, layouts(recipe, ranks), rank, recipe.data.aug_repeats, balanced)
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        if self.balanced is not None:
+            return balanced_order(self.seed, epoch, self.balanced)
+        return epoch_order(self.seed, epoch, self.num_samples, self.repeats)
 
     def steps(self, first_step: int) -> Iterator[tuple[ResolvedPhase, int, torch.Tensor]]:
         """Yield phase, epoch and keys of this rank (one row per micro-batch) of every step from `first_step` on."""
@@ -77,7 +135,7 @@ class Plan:
         for step in count(first_step):
             epoch, within = self.timeline.position(step)
             if epoch != ordered:
-                order, ordered = epoch_order(self.seed, epoch, self.num_samples, self.repeats), epoch
+                order, ordered = self._order(epoch), epoch
             phase = self.timeline.phase_at(step)
             yield phase, epoch, micro_batches(order, within, self.layouts[phase.global_batch], self.rank)
 
@@ -86,11 +144,15 @@ def uniform(seed: int, epoch: int, ids: torch.Tensor, stream: int) -> torch.Tens
     """Return one number in [0, 1) per sample, equal on all devices: splitmix64 with wrapping int64 products."""
     if ids.device.type == "mps":  # its scalars pass through floating point, which does not hold 64 bits
         return uniform(seed, epoch, ids.cpu(), stream).to(ids.device)
-    bits = ids * _signed(0x9E3779B97F4A7C15) + _signed(begin(seed, epoch, stream))
+    return _shift(_bits(ids, begin(seed, epoch, stream)), 40).to(torch.float32) / (1 << 24)
+
+
+def _bits(ids: torch.Tensor, begin: int) -> torch.Tensor:
+    """Return 64 random bits per id, different for different ids."""
+    bits = ids * _signed(0x9E3779B97F4A7C15) + _signed(begin)
     bits = (bits ^ _shift(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
     bits = (bits ^ _shift(bits, 27)) * _signed(0x94D049BB133111EB)
-    bits = bits ^ _shift(bits, 31)
-    return _shift(bits, 40).to(torch.float32) / (1 << 24)
+    return bits ^ _shift(bits, 31)
 
 
 def begin(seed: int, epoch: int, stream: int) -> int:

@@ -12,7 +12,7 @@ from paceline.config.recipe import Recipe
 from paceline.config.timeline import ResolvedPhase, Timeline
 from paceline.data import cache, sets
 from paceline.data.classes import Class
-from paceline.data.images import ImageFiles, ImageSplit
+from paceline.data.images import ImageFiles, ImageSplit, all_labels
 from paceline.data.listing import list_images, list_one_split, listing_fingerprint
 from paceline.data.load.in_memory import ResidentEvaluator, ResidentLoader
 from paceline.data.load.loader import DEFAULT_SIZE, ImageEvaluator, ImageLoader
@@ -51,6 +51,10 @@ class DataSource(Protocol):
 
     @property
     def num_train(self) -> int: ...
+
+    @property
+    def train_labels(self) -> torch.Tensor | None:
+        """The labels of all training images, None if images must be read first."""
 
     @property
     def num_val(self) -> int: ...
@@ -133,8 +137,8 @@ def _files(recipe: Recipe, root: Path, only_evaluate: bool, split: str) -> "_Ima
     files = list_one_split(root, split) if only_evaluate else list_images(root)
     if not only_evaluate:  # which reads every image once, as preparing them would
         log.info(
-            "%s: %d image files, which Pillow decodes on every use. Prepared images load many times faster: run "
-            '"paceline prepare folder %s --out DIR".',
+            "%s: %d image files, which are decoded on every use. Prepared images load many times faster: run "
+            '"paceline prepare %s --out DIR".',
             *(root, sum(map(len, files.splits.values())), root),
         )
     digest = listing_fingerprint(files, root)
@@ -187,6 +191,10 @@ class _Resident:
         return len(self.images.train)
 
     @property
+    def train_labels(self) -> torch.Tensor:
+        return self.images.train.labels
+
+    @property
     def num_val(self) -> int:
         return len(self.images.val)
 
@@ -200,7 +208,7 @@ class _Resident:
 
     def preprocessing(self, phase: ResolvedPhase) -> dict[str, Any]:
         size = [phase.evaluate_size] * 2 if phase.evaluate_size else list(self.images.shape[:2])
-        return {"size": size, "crop_pct": 1.0, "interpolation": "bilinear"}
+        return {"size": size, "crop_pct": 1.0, "interpolation": self.recipe.data.resize_filter}
 
     def loader(self, plan: Plan, device: torch.device) -> ResidentLoader:
         return ResidentLoader(self.recipe.data, self.images, plan, device)
@@ -237,6 +245,11 @@ class _ImageData:
         return len(next(iter(self.splits["train"].values())))
 
     @property
+    def train_labels(self) -> torch.Tensor | None:
+        labels = all_labels(next(iter(self.splits["train"].values())))
+        return None if labels is None else torch.from_numpy(labels)
+
+    @property
     def num_val(self) -> int:
         return len(next(iter(self.splits["val"].values())))
 
@@ -254,7 +267,8 @@ class _ImageData:
 
     def preprocessing(self, phase: ResolvedPhase) -> dict[str, Any]:
         size = [phase.evaluate_size or DEFAULT_SIZE] * 2
-        return {"size": size, "crop_pct": self.recipe.evaluate.crop_pct, "interpolation": "bilinear"}
+        data, evaluate = self.recipe.data, self.recipe.evaluate
+        return {"size": size, "crop_pct": evaluate.center_crop, "interpolation": data.resize_filter}
 
     def loader(self, plan: Plan, device: torch.device) -> ImageLoader:
         return ImageLoader(self.recipe.data, self.splits["train"], plan, device, self.threads)

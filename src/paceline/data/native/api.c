@@ -147,6 +147,7 @@ typedef struct {
     size_t length;
     Crop crop;
     uint8_t *out;
+    float *thumbnail;
 } Job;
 
 static Status crop_record(void *argument)
@@ -157,34 +158,60 @@ static Status crop_record(void *argument)
     return status ? status : job->function(job->workspace, job->record, job->length, &job->crop, job->out);
 }
 
+/* Returns the status of `work` on the record at `place` = (shard, offset, length); the record is set in the job. */
+static Status at_place(const Shard *shards, int64_t num_shards, const int64_t *place, Status (*work)(void *), Job *job)
+{
+    int64_t shard = place[0], offset = place[1], length = place[2];
+    if (shard < 0 || shard >= num_shards || offset < 0 || length < 0)
+        return RECORD_HEADER;
+    const Shard *from = &shards[shard];
+    uint64_t room = from->length < OVERRUN ? 0 : from->length - OVERRUN;
+    if ((uint64_t)offset > room || (uint64_t)length > room - (uint64_t)offset)
+        return RECORD_HEADER;
+    job->record = from->bytes + offset;
+    job->length = (size_t)length;
+    return guarded(from->bytes, from->length, work, job);
+}
+
 /* Crops the image at `places[i]` = (shard, offset, length) to `boxes[i]` = (x, y, width, height, mirrored), resizes it
- * to width x height, and writes three planes to `out + i * 3 * width * height`. `statuses[i]` is its status; the output
- * of a failed image is undefined. Returns the number of failures. */
+ * to width x height, bilinear or bicubic, and writes three planes to `out + i * 3 * width * height`. `statuses[i]` is
+ * its status; the output of a failed image is undefined. Returns the number of failures. */
 EXPORT int paceline_crop(Workspace *workspace, int path, const Shard *shards, int64_t num_shards, const int64_t (*places)[3],
-                         const int32_t (*boxes)[5], int64_t num, int width, int height, int luma_only, uint8_t *out,
-                         int32_t *statuses)
+                         const int32_t (*boxes)[5], int64_t num, int width, int height, int luma_only, int cubic,
+                         uint8_t *out, int32_t *statuses)
 {
     CropFunction *function = crop_function(path);
     int failures = 0;
     guard_install();
     for (int64_t i = 0; i < num; i++) {
-        int64_t shard = places[i][0], offset = places[i][1], length = places[i][2];
-        Status status = RECORD_HEADER;
-        if (function && shard >= 0 && shard < num_shards && offset >= 0 && length >= 0) {
-            const Shard *from = &shards[shard];
-            uint64_t room = from->length < OVERRUN ? 0 : from->length - OVERRUN;
-            if ((uint64_t)offset <= room && (uint64_t)length <= room - (uint64_t)offset) {
-                const int32_t *box = boxes[i];
-                Crop crop = {box[0], box[1], box[2], box[3], box[4], width, height, luma_only};
-                Job job = {workspace, function, path, from->bytes + offset, (size_t)length, crop, out};
-                status = guarded(from->bytes, from->length, crop_record, &job);
-            }
-        }
-        statuses[i] = status;
-        failures += status != OK;
+        const int32_t *box = boxes[i];
+        Crop crop = {box[0], box[1], box[2], box[3], box[4], width, height, luma_only, !!cubic};
+        Job job = {.workspace = workspace, .function = function, .path = path, .crop = crop, .out = out};
+        statuses[i] = function ? at_place(shards, num_shards, places[i], crop_record, &job) : RECORD_HEADER;
+        failures += statuses[i] != OK;
         out += 3 * (size_t)width * (size_t)height;
     }
     return failures;
+}
+
+static Status thumbnail_of_record(void *argument)
+{
+    const Job *job = argument;
+    RecordHeader header;
+    Status status = verify(job->record, job->length, &header, job->path);
+    return status ? status : record_thumbnail(job->record, job->length, job->thumbnail);
+}
+
+/* Writes the thumbnail of the image at `places[i]` to `out + i * side * side`, with the side that is returned. */
+EXPORT int paceline_thumbnails(int path, const Shard *shards, int64_t num_shards, const int64_t (*places)[3], int64_t num,
+                               float *out, int32_t *statuses)
+{
+    guard_install();
+    for (int64_t i = 0; i < num; i++) {
+        Job job = {.path = path, .thumbnail = out + i * THUMBNAIL * THUMBNAIL};
+        statuses[i] = at_place(shards, num_shards, places[i], thumbnail_of_record, &job);
+    }
+    return THUMBNAIL;
 }
 
 EXPORT void paceline_random_boxes(const int32_t (*sizes)[2], const int64_t *ids, int64_t num, const BoxLimits *limits,

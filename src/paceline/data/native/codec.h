@@ -7,6 +7,7 @@
  * checksum.c        CRC-32C of a record
  * weights.c         resize weights
  * crop.h            record -> resized crop, included by crop_portable.c and crop_avx2.c, which return identical bytes
+ * thumbnail.c       record -> thumbnail of DC coefficients
  * boxes.c           boxes of random crops
  * guard.c           handles shards that are truncated while they are mapped
  * api.c             the functions that Python calls
@@ -33,6 +34,7 @@ enum {
     MAX_BLOCK_BYTES = 142,  /* head 1, DC 2, masks 8, 63 values of 2 bytes, rounded up */
     MAX_BLOCKS = 1 << 21,
     MAX_OUTPUT = 4096,
+    THUMBNAIL = 32,         /* side of thumbnails */
 };
 
 /* The reason of a failure; the messages are in api.c. */
@@ -113,10 +115,40 @@ enum { CHECKSUM_FROM = 12, TABLE_BYTES = 128 };
 
 extern const uint8_t STREAM_TO_NATURAL[64];
 
+static inline int tiles_from_bits(int bits)
+{
+    return bits == 7 ? 8 : bits;
+}
+
+typedef struct {
+    uint64_t mask;   /* positions of the values; without the DC */
+    int bytes_until; /* tiles whose values are whole bytes; the values of others are halves */
+    int wide;        /* whole values have two bytes */
+} BlockHead;
+
+/* Reads the head of a block, and adds the difference of its DC to `dc`. Returns where its values begin. */
+static inline const uint8_t *block_head(const uint8_t *at, int *dc, BlockHead *block)
+{
+    int head = *at++, tiles = tiles_from_bits(head & 7);
+    int16_t difference;
+    memcpy(&difference, at, 2);
+    *dc = (int16_t)(*dc + (head & 64 ? difference : (int8_t)difference));
+    at += head & 64 ? 2 : 1;
+    block->mask = 0;
+    memcpy(&block->mask, at, (size_t)tiles);
+    block->mask &= ~1ull;
+    block->bytes_until = tiles <= 2 ? 8 : tiles_from_bits(head >> 3 & 7);
+    block->wide = head >> 7;
+    return at + tiles;
+}
+
 size_t record_bound(const Coefficients *image);
 Status record_pack(const Coefficients *image, uint8_t *out, size_t capacity, size_t *length);
 Status record_unpack(const uint8_t *record, size_t length, Coefficients *image);
 Status record_header(const uint8_t *record, size_t length, RecordHeader *header); /* reads and checks it */
+/* Writes the mean luma (0 to 255) of THUMBNAIL x THUMBNAIL equal parts of the image. The caller must have verified the
+ * checksum. */
+Status record_thumbnail(const uint8_t *record, size_t length, float *out);
 uint32_t record_checksum(const uint8_t *record, size_t length, int portable);
 
 /* ---- mapped shards ---- */
@@ -127,12 +159,14 @@ Status guarded(const uint8_t *bytes, size_t length, Status (*work)(void *), void
 
 /* ---- crops ---- */
 
-/* Weights of a one-dimensional resize, 14 bits; those of an output sum to exactly 1 << 14. They start at the even
+/* Weights of a one-dimensional resize, 14 bits; those of an output sum to exactly 1 << 14, and their absolute values to
+ * less than twice that, so that 16-bit weights and 32-bit sums of products never overflow. They start at the even
  * sample `first_even`, so that samples can be processed in pairs. */
 typedef struct {
     int outputs;
     int pairs;      /* allocated per output */
     int used_pairs; /* maximum that any output uses */
+    int cubic;      /* some weights are negative, so results may exceed the range of samples */
     int16_t *weights;
     int32_t *first_even, *first, *taps;
     void *buffer;
@@ -145,6 +179,7 @@ typedef struct {
     int size;          /* samples of this component in the whole image */
     int origin;        /* first sample of the component in the decoded strip */
     int outputs, mirror;
+    int cubic; /* the filter: bicubic instead of bilinear */
 } Axis;
 
 Status weights_full(Weights *weights, const Axis *axis);
@@ -165,6 +200,7 @@ typedef struct {
     int mirror;
     int out_width, out_height;
     int luma_only;
+    int cubic;
 } Crop;
 
 typedef struct {

@@ -3,8 +3,8 @@
  *
  * The arithmetic is fixed, so that all paths return the same bytes: dequantize modulo 2^16; libjpeg's slow integer
  * inverse transform as 13-bit matrices, the first pass saturated to 16 bits, samples clamped to 0..255; 14-bit weights,
- * first horizontally, kept with 7 fractional bits, then vertically, kept with 6; a 14-bit color matrix and one final
- * rounding.
+ * first horizontally, kept with 7 fractional bits and clamped to 0..MAX_RESIZED, then vertically, kept with 6; a 14-bit
+ * color matrix and one final rounding. Bilinear results need no clamping: they are averages of samples.
  *
  * Every block starts at or before the end of its component's data and reads less than OVERRUN bytes. One comparison per
  * block therefore keeps all reads inside the record and the OVERRUN bytes after it. */
@@ -22,6 +22,7 @@ static void strip_resize(const int16_t *strip, const Weights *weights, int16_t *
 static void row_finish(int16_t *const *rows, size_t pitch, const Weights *const *down, int y, int padded,
                        int num_components, uint8_t *red, uint8_t *green, uint8_t *blue);
 
+enum { MAX_RESIZED = 255 << 7 }; /* of the horizontal pass, which Pillow clamps as well */
 enum { BEFORE = 64 }; /* samples before a strip, and two rows before the resized ones, that zero weights may read */
 
 /* The head of a block: 3 bits number of tiles, 3 bits tiles with values of whole bytes, wide DC, wide values. */
@@ -118,6 +119,7 @@ static Status component_region(Workspace *workspace, const RecordHeader *header,
         .size = (header->width * part->h + header->h_max - 1) / header->h_max,
         .outputs = crop->out_width,
         .mirror = crop->mirror,
+        .cubic = crop->cubic,
     };
     Axis down = {
         .start = crop->y,
@@ -125,6 +127,7 @@ static Status component_region(Workspace *workspace, const RecordHeader *header,
         .ratio = header->v_max / part->v,
         .size = (header->height * part->v + header->v_max - 1) / header->v_max,
         .outputs = crop->out_height,
+        .cubic = crop->cubic,
     };
     int x_from, x_to, y_from, y_to;
     samples_needed(&across, &x_from, &x_to);

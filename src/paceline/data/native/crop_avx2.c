@@ -285,8 +285,17 @@ ALWAYS_INLINE __m256i two_weights(const int16_t *weights)
     return _mm256_set1_epi32(both);
 }
 
+ALWAYS_INLINE __m256i pack_resized(__m256i first, __m256i second, int cubic)
+{
+    __m256i both = _mm256_packs_epi32(first, second);
+    if (cubic) /* known to the compiler */
+        both = _mm256_min_epi16(_mm256_max_epi16(both, _mm256_setzero_si256()), _mm256_set1_epi16(MAX_RESIZED));
+    return both;
+}
+
 /* Eight outputs at a time, each a column of 8 rows, turned into row pairs. */
-ALWAYS_INLINE void strip_resize_by(const int16_t *strip, const Weights *weights, int16_t *rows, size_t pitch, int pairs)
+ALWAYS_INLINE void strip_resize_by(const int16_t *strip, const Weights *weights, int16_t *rows, size_t pitch, int pairs,
+                                   int cubic)
 {
     const __m256i rounding = _mm256_set1_epi32(64);
     for (int from = 0; from < weights->outputs; from += 8) {
@@ -299,8 +308,8 @@ ALWAYS_INLINE void strip_resize_by(const int16_t *strip, const Weights *weights,
                 sum = ADD(sum, MADD(_mm256_load_si256((const __m256i *)in + pair), two_weights(own + 2 * pair)));
             columns[i] = SHIFT(sum, 7);
         }
-        __m256i p0 = _mm256_packs_epi32(columns[0], columns[1]), p1 = _mm256_packs_epi32(columns[2], columns[3]);
-        __m256i p2 = _mm256_packs_epi32(columns[4], columns[5]), p3 = _mm256_packs_epi32(columns[6], columns[7]);
+        __m256i p0 = pack_resized(columns[0], columns[1], cubic), p1 = pack_resized(columns[2], columns[3], cubic);
+        __m256i p2 = pack_resized(columns[4], columns[5], cubic), p3 = pack_resized(columns[6], columns[7], cubic);
         __m256i a = SHUFFLE(p0, p1, 0x88), b = SHUFFLE(p0, p1, 0xDD), c = SHUFFLE(p2, p3, 0x88), d = SHUFFLE(p2, p3, 0xDD);
         int16_t *out = rows + 2 * from;
         _mm256_storeu_si256((__m256i *)out, _mm256_permute2x128_si256(a, c, 0x20));
@@ -312,20 +321,26 @@ ALWAYS_INLINE void strip_resize_by(const int16_t *strip, const Weights *weights,
 
 static void strip_resize(const int16_t *strip, const Weights *weights, int16_t *rows, size_t pitch)
 {
-    switch (weights->used_pairs) { /* the compiler unrolls loops of a known length */
-    case 1:
-    case 2:
-        strip_resize_by(strip, weights, rows, pitch, 2);
-        break;
-    case 3:
-        strip_resize_by(strip, weights, rows, pitch, 3);
-        break;
-    case 4:
-        strip_resize_by(strip, weights, rows, pitch, 4);
-        break;
+#define CASE(pairs, cubic)                                            \
+    case 2 * (pairs) + (cubic):                                       \
+        strip_resize_by(strip, weights, rows, pitch, (pairs), cubic); \
+        return;
+    int pairs = weights->used_pairs < 2 ? 2 : weights->used_pairs;
+    switch (2 * pairs + weights->cubic) { /* the compiler unrolls loops of a known length */
+        CASE(2, 0)
+        CASE(3, 0)
+        CASE(4, 0)
+        CASE(3, 1)
+        CASE(4, 1)
+        CASE(5, 1)
     default:
-        strip_resize_by(strip, weights, rows, pitch, weights->used_pairs);
+        break;
     }
+#undef CASE
+    if (weights->cubic)
+        strip_resize_by(strip, weights, rows, pitch, pairs, 1);
+    else
+        strip_resize_by(strip, weights, rows, pitch, pairs, 0);
 }
 
 ALWAYS_INLINE __m256i rows_resize(const int16_t *rows, size_t pitch, const int16_t *weights, int pairs)

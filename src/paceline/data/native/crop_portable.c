@@ -34,6 +34,11 @@ ALWAYS_INLINE int clamp8(int value)
     return value < 0 ? 0 : value > 255 ? 255 : value;
 }
 
+ALWAYS_INLINE int clamp_resized(int value)
+{
+    return value < 0 ? 0 : value > MAX_RESIZED ? MAX_RESIZED : value;
+}
+
 enum { FIRST_ROUNDING = 1 << 10, FIRST_SHIFT = 11, LAST_ROUNDING = (1 << 17) + (128 << 18), LAST_SHIFT = 18 };
 
 /* libjpeg's islow transform with its factors expanded. `sparse`: the last four inputs are zero. */
@@ -122,20 +127,22 @@ ALWAYS_INLINE const uint8_t *block_decode(const uint8_t *at, int *dc, const Quan
 }
 
 /* Computes a column of eight samples from `taps` columns, four at a time. */
-static NOINLINE void column_resize(const int16_t *restrict in, const int16_t *restrict w, int taps, int16_t *restrict out)
+ALWAYS_INLINE void column_resize(const int16_t *restrict in, const int16_t *restrict w, int taps, int16_t *restrict out,
+                                 int cubic)
 {
     enum { ROUNDING = 64, SHIFT = 7 };
+#define RESIZED(sum) (int16_t)(cubic ? clamp_resized((sum) >> SHIFT) : (sum) >> SHIFT)
 #define FOUR(at, k) (in[(at) + y] * k##0 + in[(at) + 8 + y] * k##1 + in[(at) + 16 + y] * k##2 + in[(at) + 24 + y] * k##3)
     int16_t a0 = w[0], a1 = w[1], a2 = w[2], a3 = w[3];
     if (taps <= 4) {
         AS_VECTOR for (int y = 0; y < 8; y++)
-            out[y] = (int16_t)((ROUNDING + FOUR(0, a)) >> SHIFT);
+            out[y] = RESIZED(ROUNDING + FOUR(0, a));
         return;
     }
     int16_t b0 = w[4], b1 = w[5], b2 = w[6], b3 = w[7];
     if (taps <= 8) {
         AS_VECTOR for (int y = 0; y < 8; y++)
-            out[y] = (int16_t)((ROUNDING + FOUR(0, a) + FOUR(32, b)) >> SHIFT);
+            out[y] = RESIZED(ROUNDING + FOUR(0, a) + FOUR(32, b));
         return;
     }
     int sums[8];
@@ -149,19 +156,33 @@ static NOINLINE void column_resize(const int16_t *restrict in, const int16_t *re
             sums[y] += FOUR(0, a);
     }
     AS_VECTOR for (int y = 0; y < 8; y++)
-        out[y] = (int16_t)(sums[y] >> SHIFT);
+        out[y] = RESIZED(sums[y]);
 #undef FOUR
+#undef RESIZED
+}
+
+typedef void ColumnResize(const int16_t *restrict in, const int16_t *restrict w, int taps, int16_t *restrict out);
+
+static NOINLINE void column_bilinear(const int16_t *restrict in, const int16_t *restrict w, int taps, int16_t *restrict out)
+{
+    column_resize(in, w, taps, out, 0);
+}
+
+static NOINLINE void column_bicubic(const int16_t *restrict in, const int16_t *restrict w, int taps, int16_t *restrict out)
+{
+    column_resize(in, w, taps, out, 1);
 }
 
 static void strip_resize(const int16_t *strip, const Weights *weights, int16_t *rows, size_t pitch)
 {
+    ColumnResize *resize = weights->cubic ? column_bicubic : column_bilinear;
     for (int from = 0; from < weights->outputs; from += 8) { /* padded to a multiple of eight */
         int16_t columns[64];
         for (int i = 0; i < 8; i++) {
             int output = from + i, odd = weights->first[output] & 1;
             const int16_t *in = strip + (ptrdiff_t)weights->first_even[output] * 8;
             const int16_t *own = weights->weights + (size_t)output * (size_t)weights->pairs * 2;
-            column_resize(in, own, weights->taps[output] + odd, columns + 8 * i);
+            resize(in, own, weights->taps[output] + odd, columns + 8 * i);
         }
         for (int y = 0; y < 8; y++)
             for (int i = 0; i < 8; i++)

@@ -11,11 +11,6 @@ static int to_bits(int tiles)
     return tiles >= 7 ? 7 : tiles;
 }
 
-static int from_bits(int bits)
-{
-    return bits == 7 ? 8 : bits;
-}
-
 /* ---- writing ---- */
 
 /* Returns a mask of the nonzero values among 64. */
@@ -57,8 +52,8 @@ static uint8_t *pack_block(uint8_t *out, const int16_t *values, int *previous_dc
     if (tiles <= 2)
         bytes_until = 8;
     int tile_bits = to_bits(tiles), until_bits = to_bits(bytes_until);
-    tiles = from_bits(tile_bits);
-    bytes_until = from_bits(until_bits);
+    tiles = tiles_from_bits(tile_bits);
+    bytes_until = tiles_from_bits(until_bits);
     for (int tile = 0; tile < bytes_until; tile++)
         wide |= magnitude[tile] > 127;
     int wide_dc = difference != (int8_t)difference;
@@ -213,24 +208,16 @@ Status record_header(const uint8_t *record, size_t length, RecordHeader *header)
 
 static const uint8_t *unpack_block(const uint8_t *at, int *dc, int16_t *block)
 {
-    int head = *at++, tiles = from_bits(head & 7), bytes_until = from_bits(head >> 3 & 7), wide = head >> 7;
-    int16_t difference;
-    memcpy(&difference, at, 2);
-    *dc = (int16_t)(*dc + (head & 64 ? difference : (int8_t)difference));
-    at += head & 64 ? 2 : 1;
-    uint64_t mask = 0;
-    memcpy(&mask, at, (size_t)tiles);
-    at += tiles;
-    if (tiles <= 2)
-        bytes_until = 8;
+    BlockHead head;
+    at = block_head(at, dc, &head);
     int second_half = 0;
-    for (mask &= ~1ull; mask; mask &= mask - 1) {
+    for (uint64_t mask = head.mask; mask; mask &= mask - 1) {
         int position = __builtin_ctzll(mask);
         int16_t value;
-        if (position < 8 * bytes_until) {
+        if (position < 8 * head.bytes_until) {
             memcpy(&value, at, 2);
-            value = wide ? value : (int8_t)value;
-            at += 1 + wide;
+            value = head.wide ? value : (int8_t)value;
+            at += 1 + head.wide;
         } else {
             int bits = second_half ? *at >> 4 : *at & 15;
             value = (int16_t)((bits ^ 8) - 8);

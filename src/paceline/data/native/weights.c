@@ -1,4 +1,4 @@
-/* Resize weights: Pillow's antialiased triangle over the crop, in 14 bits.
+/* Resize weights: Pillow's antialiased filters, bilinear and bicubic, over the crop, in 14 bits.
  *
  * Compiled once for all paths, with floating-point contraction off, so that every path resizes with the same weights.
  * The inner loops run over a number of taps that is known to the compiler in the usual cases, so that they are unrolled
@@ -8,9 +8,9 @@
 
 #include "codec.h"
 
-enum { ONE = 1 << 14, MAX_TAPS = 4096 };
+enum { ONE = 1 << 14, MAX_TAPS = 8192 };
 
-static Status weights_allocate(Weights *weights, int taps, int outputs)
+static Status weights_allocate(Weights *weights, int taps, int outputs, int cubic)
 {
     int pairs = (taps / 2 + 3) & ~1, padded = (outputs + 15) & ~15; /* kernels work on 16 outputs at a time */
     size_t bytes = (size_t)padded * ((size_t)pairs * 4 + 12) + 64;
@@ -29,6 +29,7 @@ static Status weights_allocate(Weights *weights, int taps, int outputs)
     weights->pairs = pairs;
     weights->outputs = outputs;
     weights->used_pairs = 1;
+    weights->cubic = cubic;
     return OK;
 }
 
@@ -44,9 +45,26 @@ ALWAYS_INLINE int16_t *place(Weights *weights, int output, int first, int taps)
     return weights->weights + (size_t)output * (size_t)weights->pairs * 2 + (first - even);
 }
 
-ALWAYS_INLINE void fill_full(Weights *weights, const Axis *axis, double scale, double support, int max_taps)
+ALWAYS_INLINE float triangle(float x)
 {
-    float step = (float)(1 / support);
+    float height = 1.0f - fabsf(x);
+    return height > 0.0f ? height : 0.0f;
+}
+
+/* Keys' cubic convolution with a = -0.5, which is Pillow's; exactly 0 from 2 on. */
+ALWAYS_INLINE float cubic_convolution(float x)
+{
+    x = fabsf(x) < 2.0f ? fabsf(x) : 2.0f;
+    float inner = (1.5f * x - 2.5f) * x * x + 1.0f, outer = (((x - 5.0f) * x + 8.0f) * x - 4.0f) * -0.5f;
+    return x < 1.0f ? inner : outer;
+}
+
+/* `support`: samples on each side that the filter covers. */
+ALWAYS_INLINE void fill_full(Weights *weights, const Axis *axis, double scale, double support, int max_taps, int cubic)
+{
+    float step = (float)((cubic ? 2 : 1) / support);
+    /* conversion rounds toward zero, which would bias negative weights */
+    const int offset = cubic ? ONE : 0;
     int raw[MAX_TAPS], rounded[MAX_TAPS];
     for (int i = 0; i < axis->outputs; i++) {
         double center = (i + 0.5) * scale;
@@ -54,8 +72,8 @@ ALWAYS_INLINE void fill_full(Weights *weights, const Axis *axis, double scale, d
         from = from < 0 ? 0 : from;
         float begin = (float)(from + 0.5 - center) * step;
         for (int tap = 0; tap < max_taps; tap++) {
-            float height = 1.0f - fabsf(begin + step * (float)tap);
-            raw[tap] = (int)((height > 0.0f ? height : 0.0f) * 65536.0f);
+            float x = begin + step * (float)tap;
+            raw[tap] = (int)((cubic ? cubic_convolution(x) : triangle(x)) * 65536.0f);
         }
         if (to > axis->length) {
             to = axis->length;
@@ -66,7 +84,7 @@ ALWAYS_INLINE void fill_full(Weights *weights, const Axis *axis, double scale, d
             sum += raw[tap];
         float factor = (float)ONE / (float)sum;
         for (int tap = 0; tap < max_taps; tap++)
-            rounded[tap] = (int)((float)raw[tap] * factor + 0.5f);
+            rounded[tap] = (int)((float)raw[tap] * factor + (0.5f + (float)offset)) - offset;
         for (int tap = 0; tap < max_taps; tap++)
             total += rounded[tap];
         rounded[(int)center - from] += ONE - total; /* the rounding error goes to the center */
@@ -79,19 +97,26 @@ ALWAYS_INLINE void fill_full(Weights *weights, const Axis *axis, double scale, d
 
 Status weights_full(Weights *weights, const Axis *axis)
 {
-    double scale = (double)axis->length / axis->outputs, support = scale < 1 ? 1 : scale;
+    int cubic = axis->cubic;
+    double scale = (double)axis->length / axis->outputs, support = (scale < 1 ? 1 : scale) * (cubic ? 2 : 1);
     int max_taps = ((int)ceil(2 * support) + 1 + 3) & ~3;
     if (max_taps > MAX_TAPS)
         return CROP_BOX;
-    Status status = weights_allocate(weights, max_taps, axis->outputs);
+    Status status = weights_allocate(weights, max_taps, axis->outputs, cubic);
     if (status)
         return status;
-    if (max_taps == 4)
-        fill_full(weights, axis, scale, support, 4);
+    if (cubic && max_taps == 8)
+        fill_full(weights, axis, scale, support, 8, 1);
+    else if (cubic && max_taps == 12)
+        fill_full(weights, axis, scale, support, 12, 1);
+    else if (cubic)
+        fill_full(weights, axis, scale, support, max_taps, 1);
+    else if (max_taps == 4)
+        fill_full(weights, axis, scale, support, 4, 0);
     else if (max_taps == 8)
-        fill_full(weights, axis, scale, support, 8);
+        fill_full(weights, axis, scale, support, 8, 0);
     else
-        fill_full(weights, axis, scale, support, max_taps);
+        fill_full(weights, axis, scale, support, max_taps, 0);
     return OK;
 }
 
@@ -160,7 +185,7 @@ Status weights_subsampled(Weights *weights, const Axis *axis, const Weights *ful
     int pairs = full->used_pairs;
     if (pairs > MAX_TAPS / 2)
         return CROP_BOX;
-    Status status = weights_allocate(weights, 2 * pairs / axis->ratio + 4, axis->outputs);
+    Status status = weights_allocate(weights, 2 * pairs / axis->ratio + 4, axis->outputs, axis->cubic);
     if (status)
         return status;
     if (axis->ratio == 4)
@@ -171,6 +196,8 @@ Status weights_subsampled(Weights *weights, const Axis *axis, const Weights *ful
         fill_half(weights, axis, full, full_origin, 3);
     else if (pairs == 4)
         fill_half(weights, axis, full, full_origin, 4);
+    else if (pairs == 5)
+        fill_half(weights, axis, full, full_origin, 5);
     else
         fill_half(weights, axis, full, full_origin, pairs);
     return OK;

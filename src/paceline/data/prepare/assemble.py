@@ -11,7 +11,7 @@ from paceline.data.description import DESCRIPTION, FORMAT, LEFT_OUT, LISTS, MAX_
 from paceline.data.files import file_entry, write_array
 from paceline.data.index import INDEX
 from paceline.data.prepare.convert import Variant
-from paceline.data.prepare.sources import RawDataset
+from paceline.data.prepare.raw import RawDataset
 from paceline.errors import UserError
 from paceline.system.files import replacing, write_json, write_text
 

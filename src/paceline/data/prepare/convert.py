@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from paceline.data import codec
-from paceline.data.pillow import MAX_PIXELS, open_image
+from paceline.data.pillow import MAX_PIXELS, is_rotated_jpeg, open_image
 from paceline.system.untrusted import Unreadable
 
 _KEPT_QUALITY = 95  # of images that are re-encoded at their original size
@@ -41,13 +41,11 @@ def convert_as(content: bytes, variants: list[dict[str, int]]) -> tuple[list[byt
 
 def convert(content: bytes, variants: list[Variant]) -> tuple[list[bytes], str]:
     """Return one record per variant, and a remark if the file is not a plain baseline JPEG."""
-    if not content:
-        raise Unreadable("the file is empty")
     records: list[bytes] = []
     image: Image.Image | None = None
-    remark = ""
+    remark, rotated = "", is_rotated_jpeg(content)
     for variant in variants:
-        if variant.name == "original":
+        if variant.name == "original" and not rotated:
             try:
                 records.append(codec.pack(content))
                 continue

@@ -10,8 +10,9 @@ from typing import Any
 from paceline.data.classes import Class
 from paceline.data.pillow import MAX_BYTES
 from paceline.data.prepare.isolated import Isolated
-from paceline.data.prepare.sources import RawDataset, Sample, opened, size_of, tree
-from paceline.data.prepare.tars import archive
+from paceline.data.prepare.raw import RawDataset, Sample
+from paceline.data.prepare.sources import tree
+from paceline.data.prepare.tars import archive, opened, size_of
 from paceline.data.splits import AS_GIVEN, Division
 from paceline.errors import UserError
 from paceline.system.remote import is_remote, redacted

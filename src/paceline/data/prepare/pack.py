@@ -25,7 +25,7 @@ from paceline.data.pillow import MAX_BYTES, check_size
 from paceline.data.prepare.assemble import PARTS, assemble
 from paceline.data.prepare.convert import Variant, convert_as
 from paceline.data.prepare.isolated import Isolated
-from paceline.data.prepare.sources import RawDataset, Sample
+from paceline.data.prepare.raw import RawDataset, Sample
 from paceline.errors import UserError
 from paceline.system.files import FolderLock, make_folder, replacing, size_text, write_json
 from paceline.system.logs import console
@@ -240,7 +240,9 @@ class Work:
     def _outcome(self, sample: Sample, content: bytes | None) -> Outcome:
         try:
             check_size(sample.size)
-            return self.convert(sample.read() if content is None else content)
+            content = sample.read() if content is None else content
+            check_size(len(content))  # some sources do not know it in advance
+            return self.convert(content)
         except Unreadable as error:
             return error
         except OSError as error:

@@ -1,43 +1,41 @@
-"""Sources of images to prepare: image folders, lists and archives, as one stream of samples per split."""
+"""Opens a source for `paceline prepare`: one for all splits, or one for each."""
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from paceline.data.classes import Class
-from paceline.data.listing import list_images, listing_fingerprint, relative_name
-from paceline.data.splits import AS_GIVEN, Division, LabeledFile
+from paceline.data.assign import in_order
+from paceline.data.prepare.raw import RawDataset, SourceImages, raw_dataset
+from paceline.data.prepare.readers import detect, read, with_split
+from paceline.data.prepare.readers.files import folder
+from paceline.data.splits import AS_GIVEN, SPLITS, Division
 from paceline.errors import UserError
-from paceline.system import remote
+from paceline.system.remote import redacted
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One image file. `read` is called once, and in order for archives."""
-
-    label: int
-    name: str
-    size: int
-    """In bytes."""
-    read: Callable[[], bytes]
-
-
-@dataclass(frozen=True)
-class RawDataset:
-    """A dataset to prepare. It can be read repeatedly, in the same order."""
-
-    name: str
-    classes: list[Class]
-    splits: dict[str, Callable[[], Iterator[Sample]]]
-    sizes: dict[str, int | None]
-    """Number of samples per split, if known in advance."""
-    bytes: dict[str, int | None]
-    identity: dict[str, Any] = field(default_factory=dict)
-    """Identifies the source, so that a resumed preparation does not mix two."""
-    parallel: bool = True
-    """Whether samples can be read in any order, by several threads."""
+def open_source(
+    source: str | Mapping[str, str],
+    reader: str,
+    options: Mapping[str, Any],
+    division: Division,
+    limit_per_class: int = 0,
+    class_names: Path | None = None,
+) -> RawDataset:
+    """Return the dataset of a source, or of one source per split. `reader`: empty to detect it."""
+    division.check()
+    places = {"": source} if isinstance(source, str) else {split: source[split] for split in SPLITS if split in source}
+    readers = {split: reader or detect(place) for split, place in places.items()}
+    parts = [_of_split(read(readers[split], place, options), split) for split, place in places.items()]
+    images = parts[0] if len(parts) == 1 else _combined(parts)
+    place = " and ".join(redacted(place) for place in places.values())
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", next(iter(readers.values()))).strip("_.-") or "images"
+    found = raw_dataset(images, place, name, division, limit_per_class, _readable(class_names, images))
+    found.identity.update(
+        source={split: _resolved(place) for split, place in places.items()}, readers=readers, options=dict(options)
+    )
+    return found
 
 
 def tree(
@@ -45,54 +43,58 @@ def tree(
     name: str,
     division: Division = AS_GIVEN,
     limit_per_class: int = 0,
-    readable: dict[str, str] | None = None,
+    readable: Mapping[str, str] | None = None,
 ) -> RawDataset:
-    """Return a source that reads an image folder or a list. `readable`: names of classes by id."""
-    files = list_images(root, division, limit_per_class)
-    return RawDataset(
-        name=name,
-        classes=[Class(id_, (readable or {}).get(id_, id_)) for id_ in files.ids],
-        splits={split: _reader(entries, root) for split, entries in files.splits.items()},
-        sizes={split: len(entries) for split, entries in files.splits.items()},
-        bytes={split: sum(path.stat().st_size for _, path in entries) for split, entries in files.splits.items()},
-        identity={
-            "folder": str(root.resolve()),
-            "files": {split: len(entries) for split, entries in files.splits.items()},
-            "names_and_sizes": listing_fingerprint(files, root),
-            **vars(division),
-            "limit_per_class": limit_per_class,
-        },
+    """Return the dataset of an image folder or a list. `readable`: names of classes by ID."""
+    found = raw_dataset(folder(str(root)), str(root), name, division, limit_per_class, readable)
+    found.identity.update(source=_resolved(str(root)))
+    return found
+
+
+def _of_split(images: SourceImages, split: str) -> SourceImages:
+    return with_split(images, split) if split else images
+
+
+def _combined(parts: Sequence[SourceImages]) -> SourceImages:
+    """Return the images of several sources as one; names are prefixed by their splits."""
+    entries = [replace(entry, name=f"{entry.split}/{entry.name}") for part in parts for entry in part.entries]
+    known = (part.classes or in_order({entry.label for entry in part.entries}) for part in parts)
+    classes = dict.fromkeys(name for names in known for name in names)  # train comes first, and has all of them
+    if not any(part.stream for part in parts):
+        return SourceImages(entries, list(classes))
+
+    def stream(wanted: Sequence[int]) -> Iterator[Any]:
+        begin = 0
+        for part in parts:
+            chosen = [number - begin for number in wanted if begin <= number < begin + len(part.entries)]
+            if chosen:
+                yield from part.stream(chosen) if part.stream else (part.entries[number].read for number in chosen)
+            begin += len(part.entries)
+
+    return SourceImages(entries, list(classes), stream)
+
+
+def _resolved(place: str) -> str:
+    return str(Path(place).resolve()) if Path(place).exists() else redacted(place)
+
+
+def _readable(path: Path | None, images: SourceImages) -> dict[str, str]:
+    """Return the names of numbered classes from a file with one name per line; line 1 names class 0."""
+    if path is None:
+        return {}
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"--class-names {path} is not readable ({error}). Give a text file with one name per line."
+        raise UserError("class-names-unreadable", message, path=path) from None
+    labels = {entry.label for entry in images.entries}
+    unnamed = sorted(
+        label for label in labels if not label.isdecimal() or int(label) >= len(names) or not names[int(label)]
     )
-
-
-def _reader(files: list[LabeledFile], root: Path) -> Callable[[], Iterator[Sample]]:
-    def samples() -> Iterator[Sample]:
-        for label, path in files:
-            yield Sample(label, relative_name(path, root), path.stat().st_size, path.read_bytes)
-
-    return samples
-
-
-# ---- archives ----
-
-
-@contextlib.contextmanager
-def opened(place: str) -> Iterator[IO[bytes]]:
-    """Open a local file, or an https:// or s3:// URL, as a stream of bytes."""
-    if remote.is_remote(place):
-        with remote.opened(place) as stream:
-            yield stream
-        return
-    size_of(place)
-    with Path(place).open("rb") as file:
-        yield file
-
-
-def size_of(place: str) -> int:
-    """Return the size of a file or URL in bytes. Raises if it does not exist."""
-    if remote.is_remote(place):
-        return remote.size(place)
-    path = Path(place)
-    if not path.is_file():
-        raise UserError("source-not-found", f"{place} does not exist.", path=place)
-    return path.stat().st_size
+    if unnamed:
+        message = (
+            f"--class-names {path} has {len(names)} names, but no name of class {unnamed[0]!r:.40}. Labels must be "
+            "numbers that count the lines of the file from 0."
+        )
+        raise UserError("class-names-mismatch", message, path=path, classes=unnamed[:10])
+    return {label: names[int(label)] for label in labels}

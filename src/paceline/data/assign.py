@@ -1,0 +1,112 @@
+"""Numbers the classes of labeled images, and assigns every image to a split: the same rules for all sources."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, Item, divide
+from paceline.errors import UserError
+from paceline.system.logs import log
+
+LabeledRow = tuple[str, str, Item]
+"""Split (empty if not given), label and image."""
+Splits = dict[str, list[tuple[int, Item]]]
+_SHOWN = 5
+
+
+def assign(
+    rows: Iterable[LabeledRow[Item]],
+    place: object,
+    name_of: Callable[[Item], str],
+    division: Division = AS_GIVEN,
+    limit_per_class: int = 0,
+    classes: Sequence[str] = (),
+) -> tuple[list[str], Splits[Item]]:
+    """Return the classes, and the numbered images of each split; those without a split are divided.
+
+    `name_of` returns the relative path of an image, `classes` gives the order of classes.
+    """
+    division.check()
+    rows = list(rows)
+    ids = list(classes) or in_order({label for _, label, _ in rows})
+    if len(ids) < 2:
+        message = f"{place} has {len(ids)} class{'es' * (len(ids) != 1)}. A classifier needs at least two."
+        raise UserError("too-few-classes", message, path=place)
+    numbers = {id_: number for number, id_ in enumerate(ids)}
+    splits: Splits[Item] = {}
+    seen: Counter[tuple[str, str]] = Counter()
+    for split, label, item in rows:
+        seen[split, label] += 1
+        if not limit_per_class or seen[split, label] <= limit_per_class:
+            splits.setdefault(split, []).append((numbers[label], item))
+    rest = sorted(splits.pop("", []), key=lambda entry: (entry[0], name_of(entry[1])))
+    completed = _completed(splits, rest, division, place, name_of)
+    _check_classes(ids, completed, place)
+    return ids, {split: completed[split] for split in SPLITS if completed[split] or split != TEST}
+
+
+def class_name(text: str) -> str:
+    """Return the name of a class as written in a table: without surrounding spaces, in Unicode's composed form."""
+    return unicodedata.normalize("NFC", text.strip())
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Return labels in the order of their classes: numbers by value, others by name."""
+    found = sorted(labels)
+    return sorted(found, key=int) if all(label.isascii() and label.isdecimal() for label in found) else found
+
+
+def _completed(
+    given: Splits[Item], rest: list[tuple[int, Item]], division: Division, place: object, name_of: Callable[[Item], str]
+) -> Splits[Item]:
+    """Return all splits: those that exist, and those that are divided from the rest or from the training images."""
+    wanted = {VAL: division.val_fraction, TEST: division.test_fraction}
+    if rest and given:
+        message = (
+            f"{place} names the split of some images, but not of {len(rest):,}, e.g. {name_of(rest[0][1])}. "
+            "Name it for all or for none."
+        )
+        raise UserError("splits-incomplete", message, path=place)
+    for split, fraction in wanted.items():
+        if fraction and split in given:
+            message = f"--{split}-fraction does not apply: {place} already has a {split} split. Omit the option."
+            raise UserError("split-exists", message, path=place, split=split)
+    if VAL not in given and not division.val_fraction:
+        raise UserError(
+            "no-val-split",
+            f"{place} has no validation split, by which the best checkpoint is chosen. Use a fraction of the images: "
+            f'run "paceline prepare {place} --val-fraction 0.1 --out DIR".',
+            path=place,
+        )
+    if any(wanted.values()):
+        divided = divide(rest or given.get(TRAIN, []), division, name_of)
+        given = given | {split: divided[split] for split in SPLITS if split == TRAIN or wanted[split]}
+    return {split: given.get(split, []) for split in SPLITS}
+
+
+def _check_classes(ids: list[str], splits: Splits[Item], place: object) -> None:
+    """Refuse empty splits and classes without training images; warn about classes that are not evaluated."""
+    trained = {label for label, _ in splits[TRAIN]}
+    for split, files in splits.items():
+        present = {label for label, _ in files}
+        absent = [id_ for label, id_ in enumerate(ids) if label not in present]
+        names = ", ".join(absent[:_SHOWN]) + (", ..." if absent[_SHOWN:] else "")
+        if not files and split != TEST:
+            raise empty_split(place, split)
+        if absent and split == TRAIN:
+            others = [name for name in (VAL, TEST) if {label for label, _ in splits[name]} - trained]
+            only = f", which only {' and '.join(others)} {'has' if len(others) == 1 else 'have'}" if others else ""
+            raise UserError(
+                "empty-classes",
+                f"{place} has no training images of {names}{only}. Add some, or remove or rename these classes.",
+                path=place,
+                classes=absent,
+            )
+        if absent and files:
+            log.warning("%s: the %s split has no images of %s", place, split, names)
+
+
+def empty_split(place: object, split: str) -> UserError:
+    """Return the error for a split without images."""
+    fix = "Use another fraction, add images, or fix the split column of a list."
+    return UserError("empty-split", f"{place} has no images for {split}. {fix}", path=place, split=split)
