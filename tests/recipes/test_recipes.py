@@ -5,14 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 from sample_images import tree
 
 from paceline.cli.main import main
 from paceline.config.io import dump_recipe, load_recipe, shipped
+from paceline.config.model import Model
 from paceline.config.timeline import Timeline
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
+from paceline.models.factory import create
 from paceline.optim.schedules import LrPlan, lr_at
 from paceline.track.records import RunFolder
 
@@ -78,9 +81,16 @@ def images(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_trains_two_steps(name: str, here, tmp_path: Path, images: Path) -> None:
-    """On generated images of the same shape and from random weights, so that nothing is downloaded."""
+    """On generated images of the same shape, from random weights or a file, so that nothing is downloaded."""
     recipe = load_recipe(name)
-    if recipe.data.name == "imagenet":
+    weights = "random"
+    if name.startswith("finetune-"):
+        model = "test_vit" if recipe.model.name.startswith("vit") else "test_resnet"
+        weights = str(tmp_path / "weights.safetensors")
+        save_file(create(Model(name=model), 10, 3).state_dict(), weights)
+        words, samples = ["--data", str(images), "--model.name", model, "--evaluate.size", "64"], 12
+        words += ["--data.variant", "original"]
+    elif recipe.data.name == "imagenet":
         words = ["--data.path", str(images), "--model.name", "resnet10t", "--evaluate.size", "64"]
         samples = 12
     else:
@@ -88,7 +98,7 @@ def test_a_recipe_trains_two_steps(name: str, here, tmp_path: Path, images: Path
         shape = f"{{train_samples: 8, val_samples: 5, channels: {channels}, size: {size}}}"
         words = ["--data.name", "synthetic", "--data.synthetic", shape]
         samples = 5
-    if recipe.model.name.startswith("vit"):
+    if recipe.model.name.startswith("vit") and weights == "random":
         words += ["--model.options", "{depth: 2, embed_dim: 96, num_heads: 3}"]
     for number, phase in enumerate(recipe.phases):
         words += [f"--phases.{number}.global_batch", "4"] if phase.global_batch else []
@@ -97,7 +107,7 @@ def test_a_recipe_trains_two_steps(name: str, here, tmp_path: Path, images: Path
         "--ramp.sizes",
         "[0, 0]",
         "--model.weights",
-        "random",
+        weights,
         "--precision",
         "fp32",
         "--log.tensorboard",
@@ -202,6 +212,42 @@ def test_learning_rates_at_the_published_edges(name: str) -> None:
     assert timeline.phases[0].steps_per_epoch == per_epoch
     for epoch, lr in edges:
         assert lr_at(round(epoch * per_epoch), plan) == pytest.approx(lr, rel=1e-3, abs=1e-9)
+
+
+def _rates(name: str, samples: int) -> tuple[Timeline, LrPlan]:
+    recipe = load_recipe(name)
+    timeline = Timeline.of(recipe, samples)
+    return timeline, LrPlan.of(recipe.optim, timeline)
+
+
+def test_full_fine_tuning_follows_the_rule_of_bit() -> None:
+    """bit_hyperrule.py for fewer than 20,000 images, with a quarter of the batch: four times the steps."""
+    timeline, plan = _rates("finetune-full", 5000)
+    assert timeline.total == 4 * 500
+    assert load_recipe("finetune-full").train.global_batch == 512 / 4
+    for step, lr in ((0, 0), (50, 0.0015), (100, 0.003), (199, 0.003), (201, 3e-4), (301, 3e-5), (499, 3e-6)):
+        assert lr_at(4 * step, plan) == pytest.approx(lr / 4)
+
+
+def test_vit_fine_tuning_follows_mae() -> None:
+    """adjust_learning_rate of MAE with blr 5e-4: linear warmup of 5 epochs, half a cosine down to 1e-6."""
+    timeline, plan = _rates("finetune-vit-layer-decay", 12_800)
+    recipe, peak = load_recipe("finetune-vit-layer-decay"), 5e-4 * 128 / 256
+    for epoch in (0, 2.5, 5, 50, 99.5):
+        decayed = 1e-6 + (peak - 1e-6) * 0.5 * (1 + np.cos(np.pi * (epoch - 5) / 95))
+        assert lr_at(round(epoch * 100), plan) == pytest.approx(peak * epoch / 5 if epoch < 5 else decayed)
+    assert timeline.total == 100 * 100
+    assert (recipe.optim.layer_decay, recipe.optim.weight_decay, recipe.model.drop_path) == (0.65, 0.05, 0.1)
+    assert (recipe.train.mixup, recipe.train.cutmix, recipe.data.augment.random_erasing) == (0.8, 1.0, 0.25)
+
+
+def test_linear_fine_tuning_follows_the_tutorial() -> None:
+    """SGD 0.001 for batches of 4, a tenth every 7 of 25 epochs; here with 4 times the batch."""
+    timeline, plan = _rates("finetune-linear", 1600)
+    for epoch, factor in ((0, 1), (6.9, 1), (7, 0.1), (14, 0.01), (24, 0.001)):
+        assert lr_at(round(epoch * 100), plan) == pytest.approx(4 * 0.001 * factor)
+    assert timeline.total == 25 * 100
+    assert load_recipe("finetune-linear").model.freeze == ("backbone",)
 
 
 def test_the_list_shows_all_recipes(paceline) -> None:

@@ -88,6 +88,7 @@ def memory_key(recipe: Recipe, ranks: int) -> dict[str, Any]:
     return {
         "model": recipe.model.name,
         "options": recipe.model.options,
+        "frozen": list(recipe.model.freeze),
         "data": recipe.data.name,
         "size": max(phase.size or recipe.data.size for phase in recipe.all_phases()),
         "classes from": recipe.data.path,

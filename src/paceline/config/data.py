@@ -9,10 +9,14 @@ from paceline.config.fields import STRICT, Count, CountOrZero, Fraction, NotNega
 
 BUILT_IN = ("digits", "synthetic")
 """Datasets that need no files."""
-IN_MEMORY = (*BUILT_IN, "cifar10")
+ARRAYS = ("cifar10", "cifar100")
+"""Datasets that `paceline prepare` writes as arrays."""
+IN_MEMORY = (*BUILT_IN, *ARRAYS)
 """Datasets that are held in memory."""
 FROM_FILES = ("imagenet", "shards", "folder", "list")
 """Kinds of data that are read from files during training."""
+Interpolation = Literal["bilinear", "bicubic"]
+"""How images are resized; both are antialiased."""
 
 
 @dataclass(frozen=True)
@@ -72,29 +76,42 @@ class Data:
     __pydantic_config__ = STRICT
 
     name: str = ""
-    """`digits` and `synthetic` are built in; `cifar10`, `imagenet` and `shards` are output of `paceline prepare`;
-    `folder` is a tree with one folder per class, `list` a CSV file of images. Empty: detected from data.path. Other
-    names are those of registered datasets."""
+    """`digits` and `synthetic` are built in; `cifar10`, `cifar100`, `imagenet` and `shards` are output of `paceline
+    prepare`; `folder` is a tree with one folder per class, `list` a CSV, TSV, JSONL or Parquet file of images. Empty:
+    detected from data.path. Other names are those of registered datasets."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of a registered dataset."""
     path: str = ""
-    """Prepared folder (also as an https:// or s3:// URL), image folder or CSV list; empty: $PACELINE_DATA/NAME, or
+    """Prepared folder (also as an https:// or s3:// URL), image folder or list; empty: $PACELINE_DATA/NAME, or
     data/NAME in the current folder."""
     variant: str = ""
     """Which size of prepared images, if there are several, e.g. max-400-q90."""
     size: Side = 0
-    """Side in pixels that images are resized to; 0: the original size for datasets in memory, 224 for image files."""
+    """Side in pixels that images are resized to; 0: that of pretrained weights, else the original size for datasets in
+    memory and 224 for image files."""
+    interpolation: Literal["auto", Interpolation] = "auto"
+    """How images are resized, antialiased, in training and evaluation: `bilinear`, or `bicubic` as many timm models
+    expect. `auto`: bilinear, unless pretrained weights say otherwise."""
     mean: tuple[float, ...] = ()
-    """Mean per channel (0-1) to subtract; empty: measured, or ImageNet's for image files."""
+    """Mean per channel (0-1) to subtract; empty: that of pretrained weights, else measured, or ImageNet's for image
+    files."""
     std: tuple[Positive, ...] = ()
-    """Standard deviation per channel (0-1) to divide by; empty: measured, or ImageNet's for image files."""
+    """Standard deviation per channel (0-1) to divide by; empty: as for the mean."""
     augment: Augment = field(default_factory=Augment)
     """Training augmentation."""
     decode_threads: CountOrZero = 0
     """Threads that decode images, per process; 0: as many as the compute threads of the process."""
+    sampler: Literal["shuffle", "balanced"] = "shuffle"
+    """shuffle: every image once per epoch; balanced: every class equally often, in epochs of the same length, with the
+    images of a class used in turn."""
     aug_repeats: Annotated[Count, Field(le=64)] = 1
     """Repeated augmentation: an epoch shows each image this many times, and only 1/N of all images."""
     max_corrupt: Fraction = 0.001
     """Maximum fraction of corrupt samples, which are replaced by their neighbors; above it training stops."""
     synthetic: Synthetic = field(default_factory=Synthetic)
     """Shape of the generated dataset."""
+
+    @property
+    def resize_filter(self) -> Interpolation:
+        """How images are resized, once pretrained weights have been considered."""
+        return "bilinear" if self.interpolation == "auto" else self.interpolation

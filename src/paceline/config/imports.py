@@ -55,13 +55,19 @@ def trusted() -> list[str]:
 
 def load_imports(recipe: Recipe) -> None:
     """Import the modules of a recipe. UserError for names that are neither built in nor registered."""
-    for module in recipe.imports:
-        _load(module)
+    load_modules(recipe.imports)
     for error in unknown_names(recipe):
         raise error
 
 
-def _load(module: str) -> None:
+def load_modules(modules: Iterable[str]) -> None:
+    """Import modules, which register extensions."""
+    for module in modules:
+        _load_module(module)
+
+
+def _load_module(module: str) -> None:
+    """Import a module, which registers its extensions. UserError if that fails."""
     if module in sys.modules:
         return
     spec = find_top_level(module)

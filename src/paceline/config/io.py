@@ -151,6 +151,9 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tupl
         except yaml.YAMLError:
             yield Problem("invalid-value", f"--{dotted} {' '.join(words)}: cannot read the value as YAML")
             continue
+        if dotted == "data" and "/" in words[0] and isinstance(values[0], str):
+            dotted = "data.path"  # --data PATH, as in other programs: other data than the recipe's
+            tree["data"] = _merge(tree.get("data") or {}, {"name": ""})
         node = _parent(tree, dotted)
         last = dotted.rpartition(".")[2]
         value = values[0] if len(values) == 1 else values
@@ -168,7 +171,7 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tupl
 def _field_of(written: str) -> str:
     """The field that an option names: its dashes are underscores, except in names of registered extensions."""
     field = written.replace("-", "_")
-    for group in ("callbacks.", "data.augment.custom."):
+    for group in ("callbacks.", "data.augment.custom.", "train.class_weights."):
         if field.startswith(group):
             name, dot, option = written[len(group) :].partition(".")
             return f"{group}{name}{dot}{option.replace('-', '_')}"

@@ -6,9 +6,10 @@ from itertools import pairwise
 from paceline import extensions
 from paceline.config.data import BUILT_IN, FROM_FILES, IN_MEMORY, Data
 from paceline.config.duration import parse
+from paceline.config.optim import PLATEAU_FIELDS, SCHEDULES, Schedule
 from paceline.config.phases import problems as phase_problems
 from paceline.config.phases import ramp_problems
-from paceline.config.recipe import SCHEDULES, GradSync, Recipe, Schedule, near_multiples
+from paceline.config.recipe import GradSync, Recipe, near_multiples
 from paceline.errors import Problem, UserError
 
 LOSSES = ("cross-entropy", "bce")
@@ -27,6 +28,12 @@ def problems(recipe: Recipe) -> Iterator[Problem]:
     if not recipe.imports:  # otherwise names are checked after the imports
         yield from (Problem(error.code, str(error)) for error in unknown_names(recipe))
     yield from _data_problems(recipe.data)
+    if recipe.model.drop_path and "drop_path_rate" in recipe.model.options:
+        yield Problem(
+            "drop-path-twice",
+            f"model.drop_path={recipe.model.drop_path:g} and model.options.drop_path_rate="
+            f"{recipe.model.options['drop_path_rate']} set the same value twice. Remove one.",
+        )
     if train.loss not in LOSSES and train.label_smoothing and not (train.mixup or train.cutmix):
         yield Problem(
             "label-smoothing-unused",
@@ -35,6 +42,7 @@ def problems(recipe: Recipe) -> Iterator[Problem]:
         )
     if train.loss in LOSSES and train.loss_options:
         yield Problem("loss-options-unused", f"train.loss_options are not used by {train.loss}. Remove them.")
+    yield from _imbalance_problems(recipe)
     yield from _schedule_problems(recipe.optim.schedule)
     length = parse(train.duration)
     yield from phase_problems(recipe.phases, length.value if length.unit == "ep" else 0.0, train.global_batch)
@@ -53,6 +61,7 @@ def problems(recipe: Recipe) -> Iterator[Problem]:
             f"curve.points are not in ascending order: {', '.join(f'{epoch:g}' for epoch in epochs)}. Sort them.",
         )
     yield from _grad_sync_problems(recipe.grad_sync, recipe.strategy)
+    yield from _stopping_problems(recipe)
 
 
 def unknown_names(recipe: Recipe) -> Iterator[UserError]:
@@ -73,8 +82,8 @@ def _data_problems(data: Data) -> Iterator[Problem]:
     if not data.name and not data.path:
         yield Problem(
             "data-missing",
-            "data is not set. Set data.path to a prepared folder, an image folder or a CSV list, or data.name to "
-            "digits, cifar10, imagenet or synthetic.",
+            "data is not set. Set data.path to a prepared folder, an image folder or a list, or data.name to "
+            "digits, cifar10, cifar100, imagenet or synthetic.",
         )
     if data.path and data.name in BUILT_IN:
         yield Problem(
@@ -120,6 +129,28 @@ def _data_problems(data: Data) -> Iterator[Problem]:
         )
 
 
+def _imbalance_problems(recipe: Recipe) -> Iterator[Problem]:
+    train, data = recipe.train, recipe.data
+    if train.class_weights != "none" and train.loss not in LOSSES:
+        yield Problem(
+            "class-weights-unused",
+            f"train.class_weights is not used by the registered loss {train.loss!r}. Set it to none, and pass "
+            "weights in train.loss_options if the loss takes them.",
+        )
+    if data.sampler == "balanced" and train.class_weights == "balanced":
+        yield Problem(
+            "balanced-twice",
+            "data.sampler=balanced and train.class_weights=balanced both correct the imbalance, so that rare classes "
+            "would dominate. Use one of them.",
+        )
+    if data.sampler == "balanced" and data.aug_repeats > 1:
+        yield Problem(
+            "sampler-and-aug-repeats",
+            f"data.sampler=balanced and data.aug_repeats={data.aug_repeats} both set how often an epoch shows an "
+            "image. Use one of them.",
+        )
+
+
 def _schedule_problems(schedule: Schedule) -> Iterator[Problem]:
     path = "optim.schedule.points"
     if schedule.name == "piecewise" and not schedule.points:
@@ -138,12 +169,50 @@ def _schedule_problems(schedule: Schedule) -> Iterator[Problem]:
             "schedule-options-unused",
             f"optim.schedule.options has no effect: optim.schedule.name={schedule.name} is built in. Remove it.",
         )
+    changed = [name for name in PLATEAU_FIELDS if getattr(schedule, name) != getattr(Schedule(), name)]
+    if schedule.name in SCHEDULES and schedule.name != "plateau" and changed:
+        yield Problem(
+            "schedule-field-unused",
+            f"optim.schedule.{changed[0]}={getattr(schedule, changed[0])} is only used by the schedule plateau, but "
+            f"optim.schedule.name={schedule.name}. Remove it, or set the name to plateau.",
+        )
     times = [point.at for point in schedule.points]
     amounts = [parse(time) for time in times]
     if len({amount.unit for amount in amounts}) > 1:
         yield Problem("mixed-units", f"{path} mix the units ep and ba: {', '.join(times)}. Use one unit.")
     elif amounts != sorted(amounts):
         yield Problem("points-not-ordered", f"{path} are not in ascending order: {', '.join(times)}. Sort them.")
+
+
+def _stopping_problems(recipe: Recipe) -> Iterator[Problem]:
+    stop, best = recipe.early_stop, recipe.checkpoint.best
+    if not stop.patience and (stop.min_delta or stop.metric):
+        yield Problem(
+            "early-stop-without-patience",
+            "early_stop has a metric or a min_delta, but early_stop.patience=0 never stops. Set it to a number of "
+            "evaluations, e.g. --early_stop.patience 5.",
+        )
+    if (stop.metric or best) != "loss" and stop.min_delta >= 1:
+        yield Problem(
+            "min-delta-too-large",
+            f"early_stop.min_delta={stop.min_delta:g} is not a fraction below 1, so that no {stop.metric or best} "
+            "could improve. 0.001 is 0.1 percentage points.",
+        )
+    if recipe.optim.schedule.name != "plateau":
+        return
+    if any(phase.lr for phase in recipe.phases):
+        yield Problem(
+            "plateau-and-phase-lr",
+            "optim.schedule.name=plateau has no effect, because the phases set the learning rate. Remove `lr` from all "
+            "phases, or use another schedule.",
+        )
+    every, length = parse(recipe.evaluate.every), parse(recipe.train.duration)
+    if every.unit == length.unit and every.value >= length.value:
+        yield Problem(
+            "plateau-without-evaluations",
+            f"optim.schedule.name=plateau needs evaluations before the end, but evaluate.every={recipe.evaluate.every} "
+            f"and train.duration={recipe.train.duration}. Evaluate more often.",
+        )
 
 
 def _grad_sync_problems(grad_sync: GradSync, strategy: str) -> Iterator[Problem]:

@@ -11,107 +11,22 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from paceline.config.data import Data
-from paceline.config.duration import Interval, StepDuration, StepInterval, parse
-from paceline.config.fields import STRICT, Count, CountOrZero, Fraction, NotNegative, Positive, PositiveFraction, Side
+from paceline.config.duration import Interval, StepDuration, parse
+from paceline.config.fields import (
+    STRICT,
+    ClassWeights,
+    Count,
+    CountOrZero,
+    Fraction,
+    FractionOrOne,
+    NotNegative,
+    Positive,
+    Side,
+)
+from paceline.config.model import Model
+from paceline.config.optim import Ema, Optim
 from paceline.config.phases import Phase, Ramp
 from paceline.config.tracking import About, Checkpoint, ExpectedCurve, Log
-
-
-@dataclass(frozen=True)
-class Model:
-    """Architecture and initial weights."""
-
-    __pydantic_config__ = STRICT
-
-    name: str = "resnet18"
-    """Any timm model, `airbench`, a small built-in CIFAR network, or the name of a registered model."""
-    weights: str = "random"
-    """`random`, `pretrained` (from the hub), or a .safetensors or .pth file; a head of another size is replaced."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Additional model arguments, e.g. {drop_path_rate: 0.1}."""
-    head_init_std: NotNegative = 0.0
-    """Standard deviation of the initial classifier weights, with a zero bias; 0: the model's own initialization."""
-    sync_batchnorm: bool = False
-    """Compute batch norm statistics over all ranks instead of per rank."""
-    activation_checkpointing: Literal["none", "full", "selective"] = "none"
-    """Save memory by recomputing activations of repeated blocks in the backward pass. full: all of them; selective: all
-    but the results of matrix multiplications, convolutions and attention, which costs less time."""
-
-
-@dataclass(frozen=True)
-class SchedulePoint:
-    """A point of a piecewise schedule."""
-
-    __pydantic_config__ = STRICT
-
-    at: StepDuration
-    """Time from the start of training."""
-    factor: NotNegative
-    """Learning rate at this point, as a multiple of optim.lr; linear in between."""
-
-
-SCHEDULES = ("constant", "one-cycle", "cosine", "linear", "step", "piecewise")
-"""The built-in schedules."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The learning rate per step, as a multiple of optim.lr."""
-
-    __pydantic_config__ = STRICT
-
-    name: str = "cosine"
-    """constant, cosine, linear, step (all after a linear warmup), one-cycle (all cosine), piecewise, or registered."""
-    warmup: StepDuration = "0ba"
-    """Length of the warmup, from start_factor to 1."""
-    start_factor: NotNegative = 0.0
-    """Factor at the first step of the warmup."""
-    end_factor: NotNegative = 0.0
-    """Factor at the end of training."""
-    step_size: StepInterval = "30ep"
-    """step: time between two decays."""
-    gamma: Fraction = 0.1
-    """step: factor on the learning rate at each decay."""
-    points: tuple[SchedulePoint, ...] = ()
-    """piecewise: points of the schedule."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Additional arguments of a registered schedule."""
-
-
-@dataclass(frozen=True)
-class Optim:
-    """The optimizer."""
-
-    __pydantic_config__ = STRICT
-
-    name: str = "sgd"
-    """sgd, adamw, lamb, any other optimizer of timm (muon, lion, adan ...), or a registered one."""
-    lr: Positive = 0.1
-    """Peak learning rate, for the mean loss over the global batch."""
-    momentum: Fraction = 0.9
-    """Momentum, for optimizers that have one."""
-    nesterov: bool = True
-    """sgd: use Nesterov momentum; false also turns it off in timm's optimizers that have it by name (nlars, nmuon)."""
-    betas: tuple[Fraction, ...] = ()
-    """Betas, for optimizers that have them; empty: the optimizer's default (adamw, lamb: 0.9, 0.999)."""
-    eps: NotNegative = 0.0
-    """Epsilon, for optimizers that have one; 0: the optimizer's default (adamw, lamb: 1e-8)."""
-    weight_decay: NotNegative = 0.0
-    """Weight decay of convolution filters and matrices."""
-    decay_norm_bias: bool = False
-    """Apply weight decay to normalization layers and biases too."""
-    norm_bias_lr_factor: Positive = 1.0
-    """Factor on the learning rate of the biases of normalization layers (airbench: 64)."""
-    layer_decay: PositiveFraction = 1.0
-    """Factor on the learning rate from each layer of a timm model to the one before it; fine-tuning: 0.65 to 0.9."""
-    head_lr_mult: Positive = 1.0
-    """Factor on the learning rate of the classifier."""
-    clip_grad_norm: NotNegative = 0.0
-    """Clip the gradient to this norm; 0: off."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Additional arguments of the optimizer, e.g. {caution: true}."""
-    schedule: Schedule = field(default_factory=Schedule)
-    """Learning rate schedule."""
 
 
 @dataclass(frozen=True)
@@ -132,24 +47,15 @@ class Train:
     """`cross-entropy`, `bce` (binary cross-entropy per class), or the name of a registered loss."""
     loss_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of a registered loss."""
+    class_weights: ClassWeights = "none"
+    """Weight of an image in the loss, by its class: none, `balanced` (inversely proportional to the number of training
+    images), or {class: weight}, 1 for other classes. Their mean over the training images is scaled to 1."""
     label_smoothing: Fraction = 0.0
     """Fraction of the target that is spread over all classes."""
     mixup: NotNegative = 0.0
     """mixup alpha: blend pairs of images; 0: off. If cutmix is also set, each step uses one of the two."""
     cutmix: NotNegative = 0.0
     """cutmix alpha: paste a rectangle of one image into another; 0: off."""
-
-
-@dataclass(frozen=True)
-class Ema:
-    """Exponential moving average of the weights, used for evaluation and the best checkpoint."""
-
-    __pydantic_config__ = STRICT
-
-    decay: Fraction = 0.0
-    """EMA decay, limited to (1 + u) / (10 + u) at update u as a warmup; 0: off."""
-    every: Count = 1
-    """Steps between updates."""
 
 
 @dataclass(frozen=True)
@@ -163,13 +69,34 @@ class Evaluate:
     per_rank_batch: Count = 500
     """Images per forward pass and rank."""
     size: Side = 0
-    """Image files: side in pixels; 0: data.size."""
-    crop_pct: PositiveFraction = 0.875
-    """Image files: fraction of the shorter side that the center crop keeps."""
+    """Image files: side in pixels; 0: that at which pretrained weights are tested, if data.size is not set, else
+    data.size."""
+    crop_pct: FractionOrOne = 0.0
+    """Image files: fraction of the shorter side that the center crop keeps; 0: that of pretrained weights, else
+    0.875."""
     rectangular: bool = False
     """Image files: batches of similar aspect ratio, so that less of each image is cropped."""
     tta: Literal["none", "flip", "flip-translate"] = "none"
     """Test-time augmentation: average the logits of flipped, or flipped and shifted, images."""
+
+    @property
+    def center_crop(self) -> float:
+        """The fraction that the center crop keeps."""
+        return self.crop_pct or 0.875
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """End of a training that no longer improves. The schedule always extends over the whole train.duration."""
+
+    __pydantic_config__ = STRICT
+
+    metric: Literal["", "top1", "top5", "loss"] = ""
+    """Validation metric that must improve; empty: checkpoint.best."""
+    patience: CountOrZero = 0
+    """Stop after this many evaluations in a row without an improvement; 0: never."""
+    min_delta: NotNegative = 0.0
+    """Smallest improvement that counts; a fraction from 0 to 1 for top1 and top5 (0.001: 0.1 percentage points)."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +181,8 @@ class Recipe:
     """Moving average of the weights."""
     evaluate: Evaluate = field(default_factory=Evaluate)
     """Evaluation."""
+    early_stop: EarlyStop = field(default_factory=EarlyStop)
+    """Early stopping."""
     curve: ExpectedCurve = field(default_factory=ExpectedCurve)
     """Expected accuracy over time."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

@@ -4,7 +4,8 @@ import math
 from dataclasses import replace
 
 from paceline.config.duration import parse, text_of
-from paceline.config.recipe import SCHEDULES, Recipe, Scaled
+from paceline.config.optim import SCHEDULES
+from paceline.config.recipe import Recipe, Scaled
 from paceline.errors import UserError
 
 

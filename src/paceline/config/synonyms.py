@@ -21,6 +21,8 @@ _REPLACEMENTS = {
         "gradient_accumulation gradient_accumulation_steps accum_steps accumulation_steps accum_iter"
     ),
     "train.label_smoothing={}": "label_smoothing smoothing label_smooth ls",
+    "train.class_weights={}": "class_weight loss_weights loss_weight train.weight train.weights weight_classes",
+    "train.class_weights=balanced|none": "auto_class_weights balanced_loss",
     "train.mixup={}": "mixup_alpha",
     "train.cutmix={}": "cutmix_alpha",
     "train.loss=bce|cross-entropy": "bce_loss",
@@ -43,14 +45,25 @@ _REPLACEMENTS = {
     ),
     "optim.schedule.end_factor=0.01 (a multiple of optim.lr)": "min_lr lr_min eta_min final_lr end_lr",
     "optim.schedule.step_size={}ep": "decay_epochs lr_step_size step_size lr_decay_epochs",
-    "optim.schedule.gamma={}": "decay_rate lr_gamma gamma lr_decay",
+    "optim.schedule.gamma={}": "decay_rate lr_gamma gamma lr_decay lr_factor optim.schedule.factor",
+    "optim.schedule.patience={}": "patience_epochs lr_patience",
+    "optim.schedule.cooldown={}": "cooldown_epochs lr_cooldown",
+    "optim.schedule.threshold={}": "optim.schedule.min_delta lr_threshold",
+    "early_stop.patience={}": (
+        "patience early_stop early_stopping early_stopping_patience early_stop_patience early_stopping_rounds "
+        "early_stopping.patience"
+    ),
+    "early_stop.min_delta={}": "min_delta early_stopping_min_delta early_stopping_threshold early_stopping.min_delta",
+    "early_stop.metric={}": "early_stopping_metric early_stopping.monitor early_stop.monitor",
     "model.name={}": "model model_name arch architecture network net backbone encoder a m",
     "model.weights=pretrained|random": "pretrained use_pretrained imagenet_pretrained",
     "model.weights={}": "weights initial_checkpoint init_checkpoint pretrained_path finetune checkpoint_path",
     "model.options={{drop_rate: {}}}": "dropout drop drop_rate dropout_rate",
-    "model.options={{drop_path_rate: {}}}": (
+    "model.drop_path={}": (
         "drop_path drop_path_rate stochastic_depth stochastic_depth_prob drop_connect drop_connect_rate"
     ),
+    "model.freeze={}": "freeze frozen frozen_layers freeze_layers freeze_modules",
+    "model.freeze=backbone|[]": "freeze_backbone linear_probe freeze_encoder",
     "model.sync_batchnorm=true|false": "sync_bn sync_batchnorm sync_batch_norm syncbn",
     "data.name={}": "data dataset dataset_name data_name data_set",
     "data.path={}": "data_dir data_path data_root root dataset_path dataset_dir train_dir imagenet",
@@ -60,7 +73,12 @@ _REPLACEMENTS = {
     "data.size={}": (
         "size image_size img_size imgsz input_size resolution res crop_size train_crop_size train_size im_size imsize"
     ),
+    "data.interpolation={}": "interpolation train_interpolation val_interpolation test_interpolation resample",
     "data.aug_repeats={}": "aug_repeats ra_reps repeated_aug ra_sampler repeated_augmentation",
+    "data.sampler=balanced|shuffle": (
+        "balanced_sampler balanced_sampling class_balanced weighted_sampler use_weighted_sampler oversample "
+        "oversampling"
+    ),
     "data.augment.flip=random|none": "hflip horizontal_flip random_flip",
     "data.augment.policy={}": "auto_augment aa autoaugment augment aug policy augmentation",
     "data.augment.policy=randaugment|none": "randaugment rand_augment use_randaugment",
@@ -132,6 +150,7 @@ _NOT_NEEDED = {
     ),
     "leave it out: an interrupted run of the same name is resumed automatically": "auto_resume start_epoch",
     "use `paceline evaluate RUN` to evaluate a run": "test_only eval_only evaluate_only validate_only test",
+    "leave it out: the metric determines whether higher or lower is better": "optim.schedule.mode early_stop.mode",
     "leave it out: the launcher sets it": "local_rank rank node_rank dist_backend",
     "leave it out: the data loader does not need it": (
         "pin_mem pin_memory prefetch_factor persistent_workers no_prefetcher prefetcher drop_last shuffle"
@@ -143,7 +162,8 @@ _VALUES = {
     "optim.schedule.name": {
         "onecycle": "one-cycle", "onecyclelr": "one-cycle", "cosineannealing": "cosine", "cosineannealinglr": "cosine",
         "cosine_annealing": "cosine", "steplr": "step", "multistep": "piecewise", "multisteplr": "piecewise",
-        "linearlr": "linear", "none": "constant", "constantlr": "constant", "poly": "linear",
+        "linearlr": "linear", "plateaulr": "plateau", "reducelronplateau": "plateau", "reduce_on_plateau": "plateau",
+        "reduce_lr_on_plateau": "plateau", "none": "constant", "constantlr": "constant", "poly": "linear",
     },
     "data.augment.policy": {"ra": "randaugment", "ta_wide": "trivialaugment", "rand": "randaugment"},
     "precision": {
@@ -151,10 +171,11 @@ _VALUES = {
         "16-mixed": "fp16", "16": "fp16", "32": "fp32",
     },
     "device": {"gpu": "cuda"},
+    "early_stop.metric": {"acc1": "top1", "accuracy": "top1", "val_acc": "top1", "val_loss": "loss", "acc": "top1"},
     "checkpoint.best": {"acc1": "top1", "accuracy": "top1", "val_acc": "top1", "val_loss": "loss", "acc": "top1"},
     "train.loss": {"ce": "cross-entropy", "cross_entropy": "cross-entropy", "crossentropy": "cross-entropy"},
 }  # fmt: skip
-_DATA_NAMES = ("digits", "cifar10", "synthetic", "imagenet", "shards", "folder")
+_DATA_NAMES = ("digits", "cifar10", "cifar100", "synthetic", "imagenet", "shards", "folder")
 _DURATION = re.compile(r"[0-9.]+(ep|ba|s)")
 _ON = (True, "true", "yes", "on", 1)
 _OFF = (False, "false", "no", "off", "none", 0)

@@ -38,6 +38,11 @@ class ResolvedPhase:
         return (self.end - self.begin) * self.global_batch
 
 
+def evaluation_phase(size: int, rectangular: bool) -> ResolvedPhase:
+    """Return a phase without steps, for the use of a trained model."""
+    return ResolvedPhase(0, 0, 0, (0.0, 0.0), 1, 1, size, None, (1.0, 1.0), "", size, rectangular)
+
+
 @dataclass(frozen=True)
 class Timeline:
     """The phases of a recipe on a training set of known size."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from paceline.config.recipe import Model
+from paceline.config.model import Model
 from paceline.errors import UserError
 from paceline.system.blocks import repeated_blocks
 from paceline.system.norms import BATCH_NORMS

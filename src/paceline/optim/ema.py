@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from paceline.config.recipe import Ema
+from paceline.config.optim import Ema
 from paceline.system.torch_internals import copy_all_
 
 _Place = tuple[nn.Module, str]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import optim
 
 from paceline import extensions
-from paceline.config.recipe import Optim
+from paceline.config.optim import Optim
 from paceline.errors import UserError
 from paceline.system.torchvision_compat import allow_torchvision
 

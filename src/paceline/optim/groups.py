@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from paceline.config.recipe import Optim
+from paceline.config.optim import Optim
 from paceline.errors import UserError
 from paceline.optim.factory import Groups, check, construct, has_known_state
 from paceline.optim.rehearsal import check_resumable, check_shardable

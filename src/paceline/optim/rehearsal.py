@@ -18,7 +18,7 @@ import torch
 from torch import nn, optim
 
 from paceline import extensions
-from paceline.config.recipe import Optim
+from paceline.config.optim import Optim
 from paceline.errors import UserError
 from paceline.optim.factory import construct
 from paceline.optim.state import state_dict, try_load

@@ -1,19 +1,20 @@
-"""Learning-rate schedules: the learning rate as a pure function of the step."""
+"""Learning-rate schedules: the learning rate as a pure function of the step and, on a plateau, of past evaluations."""
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from numbers import Real
 from typing import Any
 
 from paceline.config.duration import parse, text_of
-from paceline.config.recipe import SCHEDULES, Optim, Schedule
+from paceline.config.optim import PLATEAU_FIELDS, SCHEDULES, Optim, Schedule
 from paceline.config.timeline import Timeline
 from paceline.errors import UserError
 from paceline.extensions import Extension, find, unknown
+from paceline.optim.plateau import Plateau
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class LrPlan:
     """Begin, end, first and last learning rate per phase; if empty, the schedule applies."""
     registered: Callable[[int], float] | None = None
     """The factor at a step, by a registered schedule, which replaces all of the above but the phases."""
+    plateau: Plateau | None = None
+    plateau_lr: float = 0.0
+    """The learning rate after the warmup and the evaluations so far, if there is a plateau."""
 
     @property
     def highest(self) -> float:
@@ -71,10 +75,29 @@ class LrPlan:
             points=tuple((timeline.steps(point.at), point.factor) for point in schedule.points),
             phases=tuple((phase.begin, phase.end, *phase.lr) for phase in timeline.phases if phase.lr),
             registered=partial(_call, extension, total, schedule.options) if extension else None,
+            plateau=_plateau(optim) if schedule.name == "plateau" else None,
+            plateau_lr=optim.lr,
         )
 
+    def after_evaluations(self, values: Iterable[float], lower_is_better: bool) -> "LrPlan":
+        """Return the plan after the evaluations so far; `values` are those of the metric since the warmup."""
+        assert self.plateau
+        return replace(self, plateau_lr=self.plateau.lr_after(values, self.peak, lower_is_better))
 
-_CURVE_FIELDS = ("warmup", "start_factor", "end_factor", "step_size", "gamma")
+
+def _plateau(optim: Optim) -> Plateau:
+    schedule = optim.schedule
+    return Plateau(
+        factor=schedule.gamma,
+        patience=schedule.patience,
+        threshold=schedule.threshold,
+        relative=schedule.threshold_mode == "rel",
+        cooldown=schedule.cooldown,
+        min_lr=optim.lr * schedule.end_factor,
+    )
+
+
+_CURVE_FIELDS = ("warmup", "start_factor", "end_factor", "step_size", "gamma", *PLATEAU_FIELDS)
 
 
 def check(schedule: Schedule) -> Extension | None:
@@ -83,7 +106,8 @@ def check(schedule: Schedule) -> Extension | None:
     if extension:
         for name in _CURVE_FIELDS:
             value, default = getattr(schedule, name), getattr(Schedule(), name)
-            if _differ(value, default):
+            is_duration = name in ("warmup", "step_size")
+            if _durations_differ(value, default) if is_duration else value != default:
                 message = (
                     f"optim.schedule.{name}={value} has no effect, because the registered schedule "
                     f"{schedule.name!r} sets the whole curve. Remove it."
@@ -94,12 +118,10 @@ def check(schedule: Schedule) -> Extension | None:
     return extension
 
 
-def _differ(value: str | float, default: str | float) -> bool:
-    """Return whether a field does not have its default value. A duration of zero is one in any unit."""
-    if isinstance(value, str) and isinstance(default, str):
-        given, usual = parse(value), parse(default)
-        return given != usual and bool(given.value or usual.value)
-    return value != default
+def _durations_differ(value: str, default: str) -> bool:
+    """Return whether a duration is not the default. Zero is the same in any unit."""
+    given, usual = parse(value), parse(default)
+    return given != usual and bool(given.value or usual.value)
 
 
 def _call(extension: Extension, total: int, options: dict[str, Any], step: int) -> float:
@@ -115,6 +137,8 @@ def lr_at(step: int, plan: LrPlan) -> float:
     for begin, end, first, last in reversed(plan.phases):
         if step >= begin:
             return _linear(first, last, (step - begin) / (end - begin))
+    if plan.plateau and step >= plan.warmup:
+        return plan.plateau_lr
     return plan.peak * _factor(step, plan)
 
 

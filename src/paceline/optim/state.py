@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import optim
 
-from paceline.config.recipe import Optim
+from paceline.config.optim import Optim
 from paceline.errors import UserError
 from paceline.optim.factory import has_known_state
 from paceline.optim.template import Template, is_count, parameters_by_number, place, tensor_mismatch

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from paceline.config.recipe import Optim
+from paceline.config.optim import Optim
 from paceline.optim.factory import GROUP_FIELDS, argument_names, construct
 from paceline.system.untrusted import HUGE
 

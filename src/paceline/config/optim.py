@@ -1,0 +1,109 @@
+"""The part of a recipe about the optimizer, its schedule, and the moving average of the weights."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from paceline.config.duration import StepDuration, StepInterval
+from paceline.config.fields import STRICT, Count, CountOrZero, Fraction, NotNegative, Positive, PositiveFraction
+
+
+@dataclass(frozen=True)
+class SchedulePoint:
+    """A point of a piecewise schedule."""
+
+    __pydantic_config__ = STRICT
+
+    at: StepDuration
+    """Time from the start of training."""
+    factor: NotNegative
+    """Learning rate at this point, as a multiple of optim.lr; linear in between."""
+
+
+SCHEDULES = ("constant", "one-cycle", "cosine", "linear", "step", "plateau", "piecewise")
+"""The built-in schedules."""
+PLATEAU_FIELDS = ("metric", "patience", "threshold", "threshold_mode", "cooldown")
+"""Fields that only the schedule `plateau` uses."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate per step, as a multiple of optim.lr."""
+
+    __pydantic_config__ = STRICT
+
+    name: str = "cosine"
+    """constant, cosine, linear, step, plateau (all after a linear warmup), one-cycle (all cosine), piecewise, or
+    registered."""
+    warmup: StepDuration = "0ba"
+    """Length of the warmup, from start_factor to 1."""
+    start_factor: NotNegative = 0.0
+    """Factor at the first step of the warmup."""
+    end_factor: NotNegative = 0.0
+    """Factor at the end of training; plateau: lowest factor."""
+    step_size: StepInterval = "30ep"
+    """step: time between two decays."""
+    gamma: Fraction = 0.1
+    """step, plateau: factor on the learning rate at each decay."""
+    metric: Literal["", "top1", "top5", "loss"] = ""
+    """plateau: validation metric that must improve; empty: checkpoint.best."""
+    patience: CountOrZero = 10
+    """plateau: the learning rate decays after more than this many evaluations without an improvement."""
+    threshold: NotNegative = 1e-4
+    """plateau: what counts as an improvement, relative to the best value so far or, with threshold_mode abs, as a
+    difference."""
+    threshold_mode: Literal["rel", "abs"] = "rel"
+    """plateau: rel or abs."""
+    cooldown: CountOrZero = 0
+    """plateau: evaluations after a decay that do not count."""
+    points: tuple[SchedulePoint, ...] = ()
+    """piecewise: points of the schedule."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Additional arguments of a registered schedule."""
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimizer."""
+
+    __pydantic_config__ = STRICT
+
+    name: str = "sgd"
+    """sgd, adamw, lamb, any other optimizer of timm (muon, lion, adan ...), or a registered one."""
+    lr: Positive = 0.1
+    """Peak learning rate, for the mean loss over the global batch."""
+    momentum: Fraction = 0.9
+    """Momentum, for optimizers that have one."""
+    nesterov: bool = True
+    """sgd: use Nesterov momentum; false also turns it off in timm's optimizers that have it by name (nlars, nmuon)."""
+    betas: tuple[Fraction, ...] = ()
+    """Betas, for optimizers that have them; empty: the optimizer's default (adamw, lamb: 0.9, 0.999)."""
+    eps: NotNegative = 0.0
+    """Epsilon, for optimizers that have one; 0: the optimizer's default (adamw, lamb: 1e-8)."""
+    weight_decay: NotNegative = 0.0
+    """Weight decay of convolution filters and matrices."""
+    decay_norm_bias: bool = False
+    """Apply weight decay to normalization layers and biases too."""
+    norm_bias_lr_factor: Positive = 1.0
+    """Factor on the learning rate of the biases of normalization layers (airbench: 64)."""
+    layer_decay: PositiveFraction = 1.0
+    """Factor on the learning rate from each layer of a timm model to the one before it; fine-tuning: 0.65 to 0.9."""
+    head_lr_mult: Positive = 1.0
+    """Factor on the learning rate of the classifier."""
+    clip_grad_norm: NotNegative = 0.0
+    """Clip the gradient to this norm; 0: off."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Additional arguments of the optimizer, e.g. {caution: true}."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """Learning rate schedule."""
+
+
+@dataclass(frozen=True)
+class Ema:
+    """Exponential moving average of the weights, used for evaluation and the best checkpoint."""
+
+    __pydantic_config__ = STRICT
+
+    decay: Fraction = 0.0
+    """EMA decay, limited to (1 + u) / (10 + u) at update u as a warmup; 0: off."""
+    every: Count = 1
+    """Steps between updates."""
