@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.analysis.details.paired import PairedModels, paired_runs
 from paceline.analysis.run import CODE_OF, LoggedRun
 from paceline.errors import UserError
 
@@ -131,6 +132,8 @@ class ComparedRuns:
     target: float | None
     """The top-1 accuracy whose time-to-accuracy is compared."""
     rows: list[dict[str, Any]]
+    paired: list[PairedModels] = field(default_factory=list)
+    """What `evaluate --details` of the same data says about each run and the first one."""
 
     @property
     def is_comparable(self) -> bool:
@@ -222,7 +225,7 @@ def compare(runs: Sequence[LoggedRun], target: float | None = None, price: float
     base = rows[0]
     for row in rows:
         row |= _relation(row, base)
-    return ComparedRuns(list(runs), fairness(runs), target, rows)
+    return ComparedRuns(list(runs), fairness(runs), target, rows, paired_runs(runs))
 
 
 def _row(run: LoggedRun, target: float | None, price: float | None) -> dict[str, Any]:

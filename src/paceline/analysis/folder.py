@@ -27,6 +27,7 @@ def read_folder(path: Path) -> LoggedRun:
     starts, summary = printable_tree(folder.read_starts()), printable_tree(folder.read_summary())
     run = LoggedRun(name, path, starts=starts, summary=summary, folder=folder)
     run.notes += (f"not read: {reason}" for reason in folder.unreadable())
+    run.notes += run.details[1]
     run.recipe = _recipe(folder, run.notes)
     run.records = folder.records(_PER_RANK_RECORDS)
     run.status = run.summary.get("status", "unknown")
@@ -75,7 +76,9 @@ def _early_end(run: LoggedRun) -> Iterator[str]:
         reason = f" ({run.summary['message']})" if run.summary.get("message") else ""
         yield f"partial: the run {_PARTIAL[run.status]}{reason}"
     elif "stop_reason" in run.summary:
-        yield f"stopped early by {run.summary.get('stopped_by', 'a callback')}: {run.summary['stop_reason']}"
+        by, epoch = run.summary.get("stopped_by", "a callback"), run.summary.get("epoch")
+        at = f" at epoch {epoch:.4g}" if isinstance(epoch, int | float) else ""
+        yield f"stopped early{at} by {by}: {run.summary['stop_reason']}"
 
 
 def _missing_steps(run: LoggedRun, folder: RunFolder) -> Iterator[str]:

@@ -8,6 +8,8 @@ from string import Template
 
 from paceline.analysis.charts import COLORS, COLORS_ON_DARK
 from paceline.analysis.compare import ComparedRuns
+from paceline.analysis.details.paired_text import paired_html
+from paceline.analysis.details.section import details_html
 from paceline.analysis.page_data import page_data
 from paceline.analysis.run import LoggedRun
 from paceline.analysis.settings import shared_and_differing
@@ -15,16 +17,20 @@ from paceline.analysis.tables import listing, page_table, runs_are_rows
 from paceline.analysis.verdict import verdict
 from paceline.system.files import printable
 
+_STYLES = ("report.css", "details.css")
+
 
 def report(comparison: ComparedRuns, title: str) -> str:
     """Return the HTML page."""
     runs = comparison.runs
     assets = resources.files("paceline.analysis") / "assets"
+    found = [(run.name, details) for run in runs for details in run.details[0]]
+    details, details_script = details_html(found, paired_html(comparison.paired))
     # "</script>" in the name of a run would end the element
     text = json.dumps(page_data(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Template((assets / "report.html").read_text(encoding="utf-8")).substitute(
         title=escape(title),
-        style=_palettes() + (assets / "report.css").read_text(encoding="utf-8"),
+        style=_palettes() + "".join((assets / name).read_text(encoding="utf-8") for name in _STYLES),
         script=(assets / "report.js").read_text(encoding="utf-8"),
         data=text,
         fairness=fairness_html(comparison),
@@ -33,6 +39,8 @@ def report(comparison: ComparedRuns, title: str) -> str:
         differences=_differences(comparison),
         settings=settings_html(runs),
         verdicts="".join(_verdict(run) for run in runs),
+        details=details,
+        details_script=details_script,
     )
 
 

@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, count, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import UserError
 from paceline.system.files import printable
 from paceline.track.other_work import is_disturbed
 from paceline.track.records import RunFolder, read_lines, samples_of, split_seconds
+
+if TYPE_CHECKING:
+    from paceline.analysis.details.read import Details
 
 _MAX_SAMPLES = 20_000
 _MIN_SAMPLES, _DISTURBED = 3, 0.2
@@ -48,6 +51,15 @@ class LoggedRun:
         """Telemetry samples by host, evenly thinned for long runs."""
         files = self.folder.telemetry_files if self.folder else []
         return {printable(path.stem): _samples(path) for path in files}
+
+    @cached_property
+    def details(self) -> "tuple[list[Details], list[str]]":
+        """The details of its evaluations, and why some were left out."""
+        if not self.folder or not self.folder.evaluations.is_dir():
+            return [], []
+        from paceline.analysis.details.read import details_of
+
+        return details_of(self.origin)
 
     @cached_property
     def trained(self) -> list[dict[str, Any]]:

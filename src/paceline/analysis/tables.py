@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.analysis.compare import ComparedRuns, Fairness
 from paceline.analysis.curves import CURVES, common_name
+from paceline.analysis.details.paired_text import paired_markdown, sentences
 from paceline.analysis.run import LoggedRun
 from paceline.system.files import printable
 from paceline.system.tables import lines_of, new_table
@@ -137,13 +138,15 @@ def markdown(comparison: ComparedRuns) -> str:
     head, *rows = page_table(comparison)
     lines = [_cells(head), _cells(["---"] * len(head)), *map(_cells, rows)]
     differences = map(plain, listing(comparison.fairness))
-    return "\n".join([_capital(plain(comparison.summary)) + ".", "", *lines, "", *differences, ""])
+    classes = paired_markdown(comparison.paired, plain)
+    return "\n".join([_capital(plain(comparison.summary)) + ".", "", *lines, "", *differences, *classes, ""])
 
 
 def as_text(comparison: ComparedRuns) -> str:
     """Return the summary, the differences and the table as plain text."""
     head, *rows = page_table(comparison)
     lines = [_capital(comparison.summary) + ".", *listing(comparison.fairness), "", *lines_of(new_table(head, rows))]
+    lines += [line for pair in comparison.paired for line in ("", *sentences(pair))]
     return "\n".join(map(printable, lines))
 
 
@@ -182,6 +185,7 @@ def as_json(comparison: ComparedRuns) -> str:
         "is_reliable": comparison.is_reliable,
         "target_top1": comparison.target,
         "runs": comparison.rows,
+        "paired": [pair.to_json() for pair in comparison.paired],
         "notes": {run.name: run.notes for run in comparison.runs if run.notes},
     }
     return json.dumps(content, indent=2, default=str) + "\n"

@@ -115,7 +115,7 @@ def _input(run: LoggedRun, one_rank: bool) -> Iterator[Bottleneck]:
     fix = "Prepare the data (paceline prepare), or raise data.decode_threads"
     if name and name not in (*IN_MEMORY, *FROM_FILES):
         faster = f"Make __getitem__ of the registered dataset {name!r:.40} faster"
-        fix = f"{faster}, prepare its images (paceline prepare folder), or raise data.decode_threads"
+        fix = f"{faster}, prepare its images (paceline prepare), or raise data.decode_threads"
     if isinstance(threads, int) and cores and 0 < threads < cores:
         fix += f" from {threads} to {cores}"
     text = f"input-bound: {data / train:.0%} of step time waiting for input{without}. {fix}."

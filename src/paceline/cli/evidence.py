@@ -109,6 +109,8 @@ def compare(arguments: list[str]) -> int:
 
 
 def _show(comparison: "Comparison") -> None:
+    from paceline.analysis.details.paired_text import HEAD, sentences
+    from paceline.analysis.details.paired_text import table as changed_classes
     from paceline.analysis.tables import listing, page_table
     from paceline.system.tables import fits, output, show
 
@@ -130,6 +132,12 @@ def _show(comparison: "Comparison") -> None:
             if note == run.disturbance and len(comparison.runs) > 1:
                 continue  # the summary has it
             screen.print(f"{run.name}: {note}", soft_wrap=True)
+    for pair in comparison.paired:
+        for line in sentences(pair):
+            screen.print(line, soft_wrap=True)
+        if rows := changed_classes(pair):
+            print()
+            show(_table([*zip(HEAD, *rows, strict=True)]), screen)
 
 
 def _table(columns: Sequence[Sequence[str]], folded: bool = False) -> "Table":

@@ -1,0 +1,101 @@
+"""The paired comparison of models as sentences, tables, Markdown and HTML."""
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from paceline.analysis.details.paired import LEVEL, PairedClass, PairedModels
+from paceline.analysis.details.text import percent
+
+_SHOWN = 10
+_LEAST_P = 1e-4
+HEAD = ("class", "first run", "second run", "difference", "only first right", "only second right", "p (Holm)")
+
+
+def sentences(pair: PairedModels) -> list[str]:
+    """Return the result in words."""
+    first, second = pair.runs
+    where = f" on {pair.title}" if pair.title else ""
+    if not pair.overall:
+        return [f"{first} and {second}{where}: classes not compared: {pair.reason}."]
+    whole, tests = pair.overall, len(pair.classes)
+    result = "a significant difference" if whole.is_significant else "no significant difference"
+    lines = [
+        f"{first} and {second}{where}: top-1 {percent(whole.accuracies[0])} and {percent(whole.accuracies[1])}, "
+        f"{result} (McNemar's exact test on {whole.samples:,} paired predictions: only {first} is right on "
+        f"{whole.only_first:,}, only {second} on {whole.only_second:,}; p {_equal(whole.p)})."
+    ]
+    if pair.settings:
+        lines.append(f"They were evaluated differently: {pair.settings}.")
+    better, worse = pair.changed(better=True), pair.changed(better=False)
+    corrected = f"p < {LEVEL} after Holm's correction for {tests} classes"
+    if not better and not worse:
+        return [*lines, f"No class is significantly better or worse in {second} ({corrected})."]
+    for word, found in (("better", better), ("worse", worse)):
+        if found:
+            lines.append(
+                f"{_count(found)} {word} in {second} ({corrected}): {', '.join(map(_change, found[:_SHOWN]))}."
+            )
+    return lines
+
+
+def _count(found: Sequence[PairedClass]) -> str:
+    return f"{len(found)} class{'es are' if len(found) > 1 else ' is'}"
+
+
+def _change(each: PairedClass) -> str:
+    return f"{each.name} ({percent(each.accuracies[0])} to {percent(each.accuracies[1])})"
+
+
+def _equal(p: float) -> str:
+    return probability(p) if p < _LEAST_P else f"= {probability(p)}"
+
+
+def probability(p: float) -> str:
+    """Return a p-value with two significant digits."""
+    return f"{p:.2g}" if p >= _LEAST_P else f"< {_LEAST_P:.4f}"
+
+
+def table(pair: PairedModels) -> list[list[str]]:
+    """Return rows of the significant changes, or, if there are none, of the largest differences."""
+    ordered = sorted(pair.classes, key=lambda each: (not each.is_significant, -abs(each.difference), each.corrected))
+    shown = [each for each in ordered if each.is_significant or each.difference][:_SHOWN]
+    return [
+        [
+            each.name,
+            percent(each.accuracies[0]),
+            percent(each.accuracies[1]),
+            f"{100 * each.difference:+.2f} points",
+            f"{each.only_first:,}",
+            f"{each.only_second:,}",
+            probability(each.corrected),
+        ]
+        for each in shown
+    ]
+
+
+def paired_markdown(pairs: Sequence[PairedModels], plain: Callable[[str], str]) -> list[str]:
+    """Return lines of Markdown; `plain` escapes text."""
+    lines: list[str] = []
+    for pair in pairs:
+        lines += ["", *(plain(line) for line in sentences(pair))]
+        if rows := table(pair):
+            cells = [HEAD, ["---"] * len(HEAD), *([plain(cell) for cell in row] for row in rows)]
+            lines += ["", *(f"| {' | '.join(row)} |" for row in cells)]
+    return lines
+
+
+def paired_html(pairs: Sequence[PairedModels]) -> str:
+    """Return HTML: sentences, and a table of the changed classes."""
+    parts = []
+    for pair in pairs:
+        items = "".join(f"<li>{escape(line)}</li>" for line in sentences(pair))
+        parts.append(f'<ul class="paired">{items}</ul>')
+        if rows := table(pair):
+            heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in HEAD)
+            lines = "".join(
+                f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+                for name, *cells in rows
+            )
+            table_text = f'<table class="figures"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
+            parts.append(f'<div class="scroll" tabindex="0">{table_text}</div>')
+    return f"<h3>Class by class</h3>{''.join(parts)}" if parts else ""
