@@ -19,7 +19,9 @@ from pathlib import Path
 from paceline.checkpoint.verified import open_checkpoint, verify
 from paceline.checkpoint.writer import ShardedWriter
 from paceline.config.data import Data, Synthetic
-from paceline.config.recipe import Model, Optim, Recipe, Train
+from paceline.config.model import Model
+from paceline.config.optim import Optim
+from paceline.config.recipe import Recipe, Train
 from paceline.distributed.world import World
 from paceline.engine.build import Setup, build
 from paceline.engine.checkpoints import Checkpoints

@@ -24,6 +24,7 @@ from paceline.checkpoint.writer import NoWriter
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.distributed.world import World, threads_per_process
+from paceline.engine.assessment import Assessment
 from paceline.engine.build import Setup, build
 from paceline.engine.callbacks import Callbacks
 from paceline.engine.checkpoints import Checkpoints
@@ -79,7 +80,7 @@ def engine_seconds(setup: Setup, folder: Path) -> float:
     callbacks = Callbacks.create(setup.recipe, setup.world, run_folder, setup.total_steps, 0)
     sink, replicas = JsonLines(run_folder.metrics), Replicas(setup.world, run_folder)
     checkpoints = Checkpoints(setup.world, NoWriter(), replicas)
-    train(setup, TrainingRun(run_folder, setup, sink, checkpoints, watch, replicas, callbacks))
+    train(setup, TrainingRun(run_folder, setup, sink, checkpoints, watch, replicas, callbacks, Assessment(setup, None)))
     return watch.times[-1] - watch.times[0]
 
 

@@ -21,7 +21,7 @@ from PIL import Image
 
 from paceline.data.classes import Class
 from paceline.data.pillow import MAX_BYTES
-from paceline.data.prepare import pack, sources, tars
+from paceline.data.prepare import pack, raw, tars
 from paceline.data.prepare.convert import Variant
 from paceline.system.logs import console
 
@@ -35,15 +35,13 @@ def unpack_and_resize(archive: Path, work: Path, side: int) -> None:
 
 
 def ours(archive: Path, work: Path, variant: Variant) -> None:
-    def samples() -> Iterator[sources.Sample]:
-        with sources.opened(str(archive)) as stream:
+    def samples() -> Iterator[raw.Sample]:
+        with tars.opened(str(archive)) as stream:
             for number, member in enumerate(tars.archive(stream, str(archive))):
-                yield sources.Sample(number % 2, member.name, member.size, partial(member.read, MAX_BYTES))
+                yield raw.Sample(number % 2, member.name, member.size, partial(member.read, MAX_BYTES))
 
     classes = [Class("a", "a"), Class("b", "b")]
-    source = sources.RawDataset(
-        "benchmark", classes, {"train": samples}, {"train": None}, {"train": None}, parallel=False
-    )
+    source = raw.RawDataset("benchmark", classes, {"train": samples}, {"train": None}, {"train": None}, parallel=False)
     pack.prepare(source, work / "out", [variant], workers=1)
 
 

@@ -1,17 +1,23 @@
 """The files that the documents assume: runs, prepared data, images, archives and logs, all of them small."""
 
+import io
+import json
 import shutil
+import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import datasets
 import numpy as np
+import pyarrow
 from imagenet_archives import write_archives
 from PIL import Image
+from pyarrow import parquet
 from safetensors.torch import save_file
 from sample_images import tree
 
 from paceline.cli.main import main
-from paceline.config.recipe import Model
+from paceline.config.model import Model
 from paceline.data import arrays
 from paceline.models import factory
 
@@ -36,13 +42,14 @@ def make(folder: Path) -> None:
     files = enumerate(sorted(images.glob("*/*")))
     rows = [f"{path},{path.parent.name},{'train' if number % 10 else 'val'}" for number, path in files]
     Path("LIST.csv").write_text("\n".join(["path,label,split", *rows]))
+    _write_sources(rows)
     write_archives(folder)
     Path("other-program.log").write_text(_LOG)
     Path("recipe.yaml").write_text(_RECIPE)
     Image.new("L", (8, 8)).save("digit.png")
     fractions = ("--val-fraction", "0.1", "--test-fraction", "0.1")
     _run("prepare", "folder", images, "--out", "data/images", *fractions, "--max-side", "48")
-    for name in ("imagenet", "mine"):
+    for name in ("imagenet", "mine", "photos"):
         shutil.copytree("data/images", f"data/{name}")
     _write_cifar10(Path("data/cifar10"))
     save_file(factory.create(Model(name="resnet18"), 10, 3).state_dict(), "imagenet-rn18.safetensors")
@@ -71,6 +78,32 @@ def remove(path: Path) -> None:
 
 def _run(*words: object) -> None:
     assert main([str(word) for word in words]) == 0
+
+
+def _write_sources(rows: list[str]) -> None:
+    """Write the other sources that can be prepared, from the rows of LIST.csv and from TREE."""
+    listed = [dict(zip(("path", "label", "split"), row.split(","), strict=True)) for row in rows]
+    Path("LIST.jsonl").write_text("".join(json.dumps(row) + "\n" for row in listed))
+    parquet.write_table(pyarrow.Table.from_pylist(listed), "LIST.parquet")
+    Path("LIST.txt").write_text("\n".join(f"{row['path']} {row['label']}" for row in listed))
+    with tarfile.open("TREE.tar", "w") as archive:
+        archive.add("TREE")
+    Path("SHARDS").mkdir()
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    tables = {}
+    for split in ("train", "val"):
+        files = sorted(Path("TREE", split).rglob("*.JPEG"))
+        for number in range(2):
+            with tarfile.open(f"SHARDS/{split}-{number}.tar", "w") as archive:
+                for index, path in enumerate(files[number::2]):
+                    archive.add(path, f"{index}.jpg")
+                    label = tarfile.TarInfo(f"{index}.txt")
+                    label.size = len(path.parent.name)
+                    archive.addfile(label, io.BytesIO(path.parent.name.encode()))
+        images = [{"bytes": path.read_bytes(), "path": path.name} for path in files]
+        table = {"image": images, "label": [path.parent.name for path in files]}
+        tables[split] = datasets.Dataset.from_dict(table, features)
+    datasets.DatasetDict(tables).save_to_disk("SAVED")
 
 
 def _write_cifar10(folder: Path) -> None:

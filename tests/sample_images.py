@@ -40,3 +40,14 @@ def tree(root: Path, classes: int = 3, images: int = 4, splits: tuple[str, ...] 
 def contents(root: Path) -> dict[str, bytes]:
     """Return the content of every file below a folder, by relative path."""
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+KINDS = [
+    {"subsampling": "4:2:0"},
+    {"subsampling": "4:2:2"},
+    {"subsampling": "4:4:4", "quality": 100},
+    {"subsampling": "4:2:0", "quality": 20, "optimize": True},
+    {"subsampling": "4:2:0", "restart_marker_blocks": 3},
+    {"mode": "L"},
+]
+"""Options of `jpeg` for all that the codec distinguishes; `mode` is that of the image."""

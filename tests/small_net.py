@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.config.recipe import Optim
+from paceline.config.optim import Optim
 from paceline.optim.groups import set_lr
 
 

@@ -11,14 +11,19 @@ from paceline.extensions import (
     register_loss,
     register_model,
     register_optimizer,
+    register_reader,
     register_schedule,
 )
 
 if TYPE_CHECKING:
-    from paceline.api.data import PreparedData, prepare_cifar10, prepare_folder, prepare_imagenet
+    from paceline.api.data import PreparedData, prepare, prepare_cifar10, prepare_cifar100, prepare_imagenet
+    from paceline.api.exporting import export
     from paceline.api.planning import Estimate, TrainingPlan, check_machine, find_batch, measured_speed, plan
+    from paceline.api.predicting import Prediction, Predictions, load_classifier, predict
     from paceline.api.runs import Comparison, Run, compare, list_runs, logbook, report
-    from paceline.api.training import evaluate, export, list_recipes, load_recipe, resume, train
+    from paceline.api.serving import serve
+    from paceline.api.training import evaluate, list_recipes, load_recipe, resume, train
+    from paceline.data.prepare.raw import RawImage
     from paceline.engine.callbacks import Callback, RunInfo, StepInfo
 
 __version__ = "0.1.0"
@@ -26,7 +31,10 @@ __all__ = [
     "Callback",
     "Comparison",
     "Estimate",
+    "Prediction",
+    "Predictions",
     "PreparedData",
+    "RawImage",
     "Run",
     "RunInfo",
     "StepInfo",
@@ -39,12 +47,15 @@ __all__ = [
     "find_batch",
     "list_recipes",
     "list_runs",
+    "load_classifier",
     "load_recipe",
     "logbook",
     "measured_speed",
     "plan",
+    "predict",
+    "prepare",
     "prepare_cifar10",
-    "prepare_folder",
+    "prepare_cifar100",
     "prepare_imagenet",
     "register_augmentation",
     "register_callback",
@@ -52,12 +63,17 @@ __all__ = [
     "register_loss",
     "register_model",
     "register_optimizer",
+    "register_reader",
     "register_schedule",
     "report",
     "resume",
+    "serve",
     "train",
 ]
-_MODULES = ("api.training", "api.runs", "api.planning", "api.data", "engine.callbacks")
+_MODULES = (
+    *("api.training", "api.exporting", "api.runs", "api.planning", "api.data", "api.predicting", "api.serving"),
+    *("engine.callbacks", "data.prepare.raw"),
+)
 
 
 def __getattr__(name: str) -> Any:

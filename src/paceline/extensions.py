@@ -1,4 +1,5 @@
-"""Extension points: user-defined models, datasets, augmentations, losses, optimizers, schedules and callbacks.
+"""Extension points: user-defined models, datasets, augmentations, losses, optimizers, schedules, callbacks
+and readers.
 
     # my_package/nets.py
     import paceline as pl
@@ -27,23 +28,25 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 SIGNATURES = {
     "model": "(num_classes, in_chans, **options) -> nn.Module",
-    "dataset": '(split="train"|"val", **options) -> an object with __len__, classes, and __getitem__ -> '
+    "dataset": '(split="train"|"val"|"test", **options) -> an object with __len__, classes, and __getitem__ -> '
     "(PIL image or uint8 array, label)",
     "augmentation": "(image, rng, **options) -> uint8 array (height, width, channels) of the same shape",
     "loss": "(logits, targets, **options) -> the mean over the batch, a scalar tensor",
     "optimizer": "(params, lr, **options) -> torch.optim.Optimizer",
     "schedule": "(step, total_steps, **options) -> factor on optim.lr",
     "callback": "(**options) -> paceline.Callback",
+    "reader": "(source, **options) -> an iterable of paceline.RawImage",
 }
 """How an extension of each kind is called, and what it returns."""
 
 
 BUILT_IN = {
     "model": ("airbench",),
-    "dataset": ("digits", "synthetic", "cifar10", "imagenet", "shards", "folder", "list"),
+    "dataset": ("digits", "synthetic", "cifar10", "cifar100", "imagenet", "shards", "folder", "list"),
     "loss": ("cross-entropy", "bce"),
     "optimizer": ("sgd", "adamw", "lamb"),
-    "schedule": ("constant", "one-cycle", "cosine", "linear", "step", "piecewise"),
+    "schedule": ("constant", "one-cycle", "cosine", "linear", "step", "plateau", "piecewise"),
+    "reader": ("folder", "list", "tar", "webdataset", "hf", "cifar10", "cifar100", "imagenet"),
 }
 """Names of each kind that cannot be registered."""
 
@@ -176,9 +179,18 @@ def register_schedule(name: str) -> Callable[[T], T]:
 def register_callback(name: str) -> Callable[[T], T]:
     """Register a class derived from `paceline.Callback`.
 
-    `callbacks` of a recipe maps callbacks to their options: `callbacks: {early-stopping: {evaluations: 3}}`.
+    `callbacks` of a recipe maps callbacks to their options: `callbacks: {target-accuracy: {top1: 0.97}}`.
     """
     return register("callback", name)
+
+
+def register_reader(name: str) -> Callable[[T], T]:
+    """Register a reader of `paceline prepare NAME SOURCE`: `(source, **options)` returns `paceline.RawImage` objects.
+
+    It lists images; their `read` is called later, by several threads. An attribute `classes` of what it returns sets
+    the order of the classes. A resumed preparation calls it again and must get the same names, labels and sizes.
+    """
+    return register("reader", name)
 
 
 def find(kind: str, name: str) -> Extension | None:

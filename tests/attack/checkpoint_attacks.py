@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from attack.resealed import change_tensors, commit, reseal
+from paceline.checkpoint.verified import FORMAT
 
 Attack = Callable[[Path], object]
 
@@ -35,12 +36,16 @@ def _nested(depth: int) -> Any:
     return node
 
 
+def _evaluations(*steps: int) -> dict[str, list[float]]:
+    return {"step": [*steps]} | {name: [0.5] * len(steps) for name in ("top1", "top5", "loss")}
+
+
 NAN, INF, HUGE = float("nan"), float("inf"), 10**30
 _SCALER = {"scale": 2.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 0}
 STATE: dict[str, Callable[[Any], None]] = {
-    "format is a string": _set("format", to="3"),
+    "format is a string": _set("format", to=str(FORMAT)),
     "format is missing": _set("format", to=...),
-    "format of the future": _set("format", to=4),
+    "format of the future": _set("format", to=FORMAT + 1),
     "format is huge": _set("format", to=HUGE),
     "step is negative": _set("step", to=-1),
     "step is huge": _set("step", to=HUGE),
@@ -78,7 +83,11 @@ PROGRESS: dict[str, Callable[[Any], None]] = {
     "recipe is a string": _set("recipe", to="x"),
     "recipe without data": _set("recipe", to={}),
     "data of the recipe is a number": _set("recipe", "data", to=5),
-    "fingerprint is a number": _set("data", to=5),
+    "data is a string": _set("data", to="d1"),
+    "fingerprint is a number": _set("data", "fingerprint", to=5),
+    "a negative number of images": _set("data", "splits", "val", to=-1),
+    "epoch is infinite": _set("epoch", to=INF),
+    "versions are numbers": _set("versions", "torch", to=2),
     "classes are a string": _set("classes", to="abcdefghij"),
     "classes are numbers": _set("classes", to=[[1, 2]] * 10),
     "classes without names": _set("classes", to=[["a"]] * 10),
@@ -89,10 +98,18 @@ PROGRESS: dict[str, Callable[[Any], None]] = {
     "mean is not a number": _set("preprocessing", "mean", to=[NAN]),
     "std is zero": _set("preprocessing", "std", to=[0.0]),
     "std of other channels": _set("preprocessing", "std", to=[1.0, 1.0, 1.0]),
+    "unknown interpolation": _set("preprocessing", "interpolation", to="nearest"),
     "a tensor in progress": _set("preprocessing", "mean", to={"__tensor__": "x"}),
     "model arguments are missing": _set("model", to=...),
     "a billion classes": _set("model", "num_classes", to=10**10),
     "an unknown key of progress": _set("more", to=1),
+    "evaluations are a list": _set("evaluations", to=[]),
+    "evaluations without a metric": _set("evaluations", "top5", to=...),
+    "evaluations of later steps": _set("evaluations", to=_evaluations(2, 5)),
+    "evaluations out of order": _set("evaluations", to=_evaluations(3, 2)),
+    "more evaluations than steps": _set("evaluations", "step", to=[0, 1, 2, 3, 4]),
+    "accuracy of an evaluation above 1": _set("evaluations", to=_evaluations(4) | {"top1": [1.5]}),
+    "loss of an evaluation is not a number": _set("evaluations", to=_evaluations(4) | {"loss": [NAN]}),
     "loss scale is a string": _set("scaler", to=_SCALER | {"scale": "2"}),
     "loss scale is negative": _set("scaler", to=_SCALER | {"scale": -2.0}),
     "loss scale is not a number": _set("scaler", to=_SCALER | {"scale": NAN}),

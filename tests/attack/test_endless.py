@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.config import yamls
-from paceline.data.prepare import cifar10
+from paceline.data.prepare import cifar
 from paceline.optim.template import is_count
 
 
@@ -24,7 +24,7 @@ def test_labels_that_are_nested_tuples(survived) -> None:
     content = pickle.dumps({b"data": torch.zeros(1, 3072, dtype=torch.uint8).numpy(), b"labels": nested}, protocol=2)
     assert len(content) < 10_000
     with pytest.raises((ValueError, KeyError)):
-        cifar10._pickled(content)
+        cifar._pickled(cifar.CIFAR10, content)
     survived("inputs that would take for ever", 1)
 
 

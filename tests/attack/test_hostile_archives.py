@@ -15,7 +15,7 @@ from conftest import complaint, raises
 from hostile import attributes, deep_mat, exploits, in_a_process, member, mutated, python2_batch, sparse, tar_of
 from sample_images import jpeg, sample_image
 
-from paceline.data.prepare import cifar10, imagenet
+from paceline.data.prepare import cifar, imagenet
 from paceline.data.prepare.tars import archive
 from paceline.errors import UserError
 
@@ -42,7 +42,7 @@ def _read_batches(contents: Iterator[bytes]) -> int:
     tried = 0
     for content in contents:
         try:
-            pixels, labels = cifar10._pickled(content)
+            pixels, labels = cifar._pickled(cifar.CIFAR10, content)
         except (ValueError, KeyError):
             pass
         else:
@@ -73,8 +73,8 @@ def _rejected(out: Path, archives: list[bytes]) -> int:
     for content in archives:
         path.write_bytes(content)
         with pytest.raises(UserError) as caught:
-            cifar10.prepare(out, path)
-        assert caught.value.code in ("not-cifar10", "archive-corrupt", "archive-member-too-large"), caught.value.report
+            cifar.prepare(cifar.CIFAR10, out, path)
+        assert caught.value.code in ("not-cifar", "archive-corrupt", "archive-member-too-large"), caught.value.report
         assert str(caught.value.fields["path"]) == str(path)
         assert not (out / "dataset.json").exists()
     return len(archives)
@@ -86,7 +86,7 @@ def test_pickles_that_execute_code_or_dereference_addresses_are_rejected(pacelin
     count = in_a_process(_rejected, tmp_path, archives)
     (tmp_path / "one.tar").write_bytes(archives[0])
     message = complaint(paceline("prepare", "cifar10", "--out", "out", "--from", "one.tar"))
-    assert "[not-cifar10]" in message
+    assert "[not-cifar]" in message
     assert "one.tar" in message
     assert not canary.exists()
     survived("pickles that execute code or dereference addresses", count + 1)

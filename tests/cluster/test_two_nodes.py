@@ -1,12 +1,18 @@
 """Two nodes that are started by hand, as two processes on this machine."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 from conftest import HANG, PRECISIONS, TINY, command, environment
-from processes import free_port, run_ranks
+from processes import free_port, run_ranks, start
+from sample_images import tree
 
+from paceline.data.prepare.convert import Variant
+from paceline.data.prepare.pack import prepare
+from paceline.data.prepare.sources import tree as source
+from paceline.system.host import host_name
 from paceline.track.records import RunFolder
 
 
@@ -59,4 +65,48 @@ def test_nodes_with_different_options_are_refused(tmp_path: Path) -> None:
         assert node.returncode == 1
         assert "rank 1 was started with a different recipe than rank 0: seed is 0 on rank 0, 1 on rank 1" in errors
         assert "[rank-recipe-mismatch]" in errors
+    assert not list(tmp_path.glob("runs/*"))
+
+
+_CALLBACK = """
+import paceline as pl
+
+@pl.register_callback("quiet")
+class Quiet(pl.Callback):
+    node = {}
+"""
+
+
+def test_nodes_with_different_code_are_refused(tmp_path: Path) -> None:
+    rendezvous = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{free_port()}")
+    nodes = []
+    for rank in range(2):
+        (module := tmp_path / f"node-{rank}" / "differing" / "__init__.py").parent.mkdir(parents=True)
+        module.write_text(_CALLBACK.format(rank))
+        words = command("train", "digits", *TINY, *rendezvous, "--node-rank", rank, "--import", "differing")
+        path = os.pathsep.join(filter(None, [str(module.parents[1]), os.environ.get("PYTHONPATH", "")]))
+        more = {"env": environment() | {"PYTHONPATH": path}, "stderr": subprocess.PIPE, "text": True}
+        nodes.append(subprocess.Popen(words, cwd=tmp_path, **more))
+    for node in nodes:
+        _, errors = node.communicate(timeout=HANG)
+        assert node.returncode == 1
+        assert "[rank-imports-mismatch]" in errors
+        assert f"rank 1 ({host_name()}): differing/__init__.py" in errors
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_nodes_with_different_data_are_rejected(tmp_path: Path) -> None:
+    rendezvous = ("--nodes", 2, "--rendezvous", f"127.0.0.1:{free_port()}")
+    nodes = []
+    for rank in range(2):
+        data = tmp_path / f"data-{rank}"
+        images = tree(tmp_path / f"images-{rank}", classes=4, images=20 - rank)
+        prepare(source(images, "folder"), data, [Variant()], 2)
+        fields = ("--data", "null", "--data.path", data, "--data.size", 24)
+        nodes.append(start(tmp_path, "train", "digits", *TINY, *fields, *rendezvous, "--node-rank", rank))
+    for node in nodes:
+        _, errors = node.communicate(timeout=HANG)
+        assert node.returncode == 1
+        assert "[rank-data-mismatch]" in errors
+        assert "rank 1" in errors
     assert not list(tmp_path.glob("runs/*"))

@@ -98,7 +98,7 @@ def test_model_of_photographs_predicts_as_the_evaluation_does(tmp_path: Path) ->
         for number in range(24):
             pixels = np.clip(rng.normal(color, 60, (48, 64, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.jpg")
-    folder = pl.prepare_folder("photos", "data", max_side=48, val_fraction=0.25, workers=1)
+    folder = pl.prepare("photos", "data", max_side=48, val_fraction=0.25, workers=1)
     data = {"name": "shards", "path": str(folder), "size": 32, "augment": None}
     run = pl.train("digits", SHORT | {"data": data, "train.global_batch": 12}, in_process=True)
     prepared = pl.PreparedData(folder)

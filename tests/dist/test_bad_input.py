@@ -59,7 +59,7 @@ from paceline.track.records import RunFolder
         (("evaluate", "nowhere"), "[not-a-run-or-checkpoint]"),
         (("evaluate", "nowhere", "--device"), "[not-a-run-or-checkpoint]"),
         (("prepare", "cifar10", "--from", "nowhere.tar"), "[source-not-found]"),
-        (("prepare", "imagenot"), ("[usage]", "'imagenot'")),
+        (("prepare", "imagenot"), ("[source-not-found]", "imagenot", "Did you mean imagenet?")),
         (("nonsense",), ("[unknown-command]", "'nonsense'")),
     ],
 )

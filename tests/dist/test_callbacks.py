@@ -80,11 +80,11 @@ def test_an_early_stop_is_not_a_partial_run(here, probe, tmp_path: Path) -> None
     for name in ("first", "second"):
         answer = here("train", "digits", *SHORT, "--name", name)
         assert answer.returncode == 0, answer.stderr
-        assert "stopped early by probe after step 3 of 6: no reason given" in answer.stderr
+        assert "(step 3 of 6) by probe: no reason given" in answer.stderr
     runs = [read(tmp_path / "runs" / name) for name in ("first", "second")]
     for run in runs:
         assert run.summary["total_steps"] == 3
-        assert "stopped early by probe: no reason given" in run.notes
+        assert "stopped early at epoch 0.1034 by probe: no reason given" in run.notes
         assert not any(note.startswith("partial") for note in run.notes)
         assert run.complete
     assert compare(runs).is_comparable

@@ -37,7 +37,9 @@ def _words(images: Path, *more: object) -> tuple[object, ...]:
     return ("train", "cifar10-resnet18", *data, *MODEL, *length, "--log.tensorboard", "false", *more)
 
 
-@pytest.mark.parametrize(("procs", "more"), [(1, ()), (2, ("--ema.decay", 0.5)), (2, ("--strategy", "fsdp"))])
+@pytest.mark.parametrize(
+    ("procs", "more"), [(1, ("--early_stop", "{patience: 1}")), (2, ("--ema.decay", 0.5)), (2, ("--strategy", "fsdp"))]
+)
 def test_the_best_checkpoint_is_tested_after_training(images, one_thread, tmp_path: Path, procs: int, more) -> None:
     # what is learned in 16 steps is destroyed in the last ones
     points = "[{at: 0ba, factor: 1.0}, {at: 16ba, factor: 1.0}, {at: 16ba, factor: 300.0}]"
@@ -52,6 +54,7 @@ def test_the_best_checkpoint_is_tested_after_training(images, one_thread, tmp_pa
     assert tested["step"] == best["step"] < 24
     assert f"test of step {best['step']}: top-1 " in log
     assert run.read_summary()["test"] == tested
+    assert run.read_summary()["step"] == (best["step"] + 4 if "--early_stop" in more else 24)
     assert tested["loss"] < 1
     for split, record in (("test", tested), ("val", best)):
         label, metrics = evaluate_path(path, "best", ["--device", "cpu"], split)

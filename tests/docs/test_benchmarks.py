@@ -17,6 +17,7 @@ SMALL = ("--size", "32", "--batch", "2", "--steps", "1", "--rounds", "1")
         ("loop.py", ("--steps", "3", "--rounds", "1", "--batch", "8"), "engine"),
         ("ddp.py", SMALL, "2 ranks x 1 thread, stock DDP"),
         ("strategies.py", (*SMALL, "--precisions", "fp32"), "fp32, FSDP x2"),
+        ("predict.py", ("--count", "16", "--rounds", "1"), "paceline, prepared"),
         ("checkpoint_memory.py", ("--model", "vit_tiny_patch16_224"), "load"),
     ],
 )

@@ -21,19 +21,24 @@ from paceline.system.logs import log
 Run = Callable[..., subprocess.CompletedProcess[str]]
 DOCUMENTS = documents()
 NOT_RUN = {
-    r"prepare cifar10": "downloads CIFAR-10",
-    r"train flowers\.yaml": "downloads pretrained weights",
+    r"prepare cifar100?": "downloads it",
+    r"prepare (hf:|s3://).*": "reads the Hugging Face Hub or an object store",
+    r"train flowers\.yaml.*": "downloads pretrained weights",
+    r"export .* --to hf:.*": "uploads a model; tests/unit/test_export_hub.py does",
+    r"export .* --to FOLDER": "needs a timm model; tests/unit/test_export.py has one",
     r"(data|train .*|launch .*--resume) s3://.*": "reads an object store",
     r"ec2 .*": "needs an AWS account",
     r"(doctor|selftest) --hosts .*": "needs other hosts",
     r"selftest --import .*": "needs a module of the user; tests/gpu/test_selftest.py imports one",
     r"train .*--rendezvous .*": "needs a second node at the same time; tests/cluster/test_two_nodes.py starts both",
     r"rendezvous .*": "serves until it is stopped",
+    r"serve runs/.*": "serves until it is stopped; tests/unit/test_serve.py starts it",
+    r"predict runs/flowers - .*": "reads names from another command; tests/unit/test_predict.py does",
     r"train .* --name demo-.*": "printed by `paceline demo`, which tests/docs/test_demo.py runs",
     r"find-batch cifar10-vit-b32-fsdp .*": "trains a ViT-B",
     r"train .*--profile .*": "profiles more steps than are trained here; tests/unit/test_profiling.py runs it",
     **dict.fromkeys(
-        ("train", "evaluate", "plan", "launch", "export", "compare", "prepare", "find-batch"),
+        ("train", "evaluate", "plan", "launch", "export", "compare", "prepare", "find-batch", "predict", "serve"),
         "names a command in a sentence",
     ),
 }
@@ -49,7 +54,6 @@ PLACEHOLDERS = {
     r"\b(RECIPE|NAME)\b": "digits",
     r"(?<!/)\bRUN\b": "runs/RUN",
     r"\bDIR\b": "data/images",
-    r"prepare folder TREE": "prepare folder IMAGES",
     r"--seed S\b": "--seed 1",
     r"step-\d+": f"step-{STEPS:08}",
 }

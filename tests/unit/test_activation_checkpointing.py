@@ -10,7 +10,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.config.recipe import Model
+from paceline.config.model import Model
 from paceline.models.activation_checkpointing import checkpoint_activations
 from paceline.system.torchvision_compat import allow_torchvision
 from paceline.track.records import RunFolder

@@ -70,9 +70,9 @@ def test_wrong_sources_of_data_are_refused(tmp_path: Path) -> None:
     with raises("missing-source"):
         pl.prepare_imagenet("out", train="train.tar")
     with raises("output-inside-source"):
-        pl.prepare_folder(tmp_path, tmp_path / "out")
+        pl.prepare(tmp_path, tmp_path / "out")
     with raises("invalid-quality"):
-        pl.prepare_folder("photos", "out", quality=101)
+        pl.prepare("photos", "out", quality=101)
     with raises("data-not-prepared"):
         pl.PreparedData(tmp_path)
 

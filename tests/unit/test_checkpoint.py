@@ -28,10 +28,14 @@ def _parts(step: int) -> dict:
         "progress": {
             "step": step,
             "scaler": {},
+            "evaluations": {"step": [], "top1": [], "top5": [], "loss": []},
             "recipe": {"data": {}, "checkpoint": {}},
-            "data": "d1",
+            "epoch": 0.5,
+            "data": {"name": "any", "fingerprint": "d1", "splits": {"train": 10, "val": 5, "test": 0}},
+            "precision": "fp32",
+            "versions": {"torch": "2"},
             "classes": [["a", "a"], ["b", "b"]],
-            "preprocessing": {"mean": [0.5], "std": [0.2]},
+            "preprocessing": {"mean": [0.5], "std": [0.2], "interpolation": "bilinear"},
             "model": {"name": "any", "num_classes": 2, "in_chans": 1, "options": {}},
         },
     }

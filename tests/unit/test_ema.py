@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from paceline.config.recipe import Ema
+from paceline.config.optim import Ema
 from paceline.optim.ema import AveragedModel
 
 

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from paceline.checkpoint.tensors import open_files, read_like
 from paceline.config.data import Data, Synthetic
-from paceline.config.recipe import Fsdp, Model, Recipe, Train
+from paceline.config.model import Model
+from paceline.config.recipe import Fsdp, Recipe, Train
 from paceline.data.load.order import Plan
 from paceline.data.load.source import open_source
 from paceline.distributed import flight_recorder, mesh, process_group

@@ -11,7 +11,7 @@ from small_net import config, net, train
 from torch import nn
 
 from paceline.checkpoint.state import HostCopies
-from paceline.config.recipe import Optim
+from paceline.config.optim import Optim
 from paceline.distributed.mesh import ShardId
 from paceline.errors import UserError
 from paceline.optim.factory import construct

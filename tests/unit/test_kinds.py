@@ -160,6 +160,96 @@ def test_an_invalid_list_is_refused(tmp_path: Path, lines: list[str], codes: str
     assert names in str(caught.value)
 
 
+def _records(lines: list[str]) -> list[dict[str, str]]:
+    """The rows of a CSV list whose values have no quotes."""
+    head, *rows = (line.split(",") for line in lines)
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def _write_as(suffix: str, tmp_path: Path, lines: list[str]) -> Path:
+    _list(tmp_path)
+    path = tmp_path / f"list{suffix}"
+    if suffix == ".parquet":
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        parquet.write_table(pa.Table.from_pylist(_records(lines)), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n\n" for row in _records(lines)))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_other_lists_are_read_as_csv_lists(tmp_path: Path, suffix: str) -> None:
+    lines = ["path,label,split", "dog/0.jpg,dog,train", "cat/0.jpg,cat,train", "cat/1.jpg,cat,val"]
+    path = _write_as(suffix, tmp_path, lines)
+    assert list_images(path) == list_images(_list(tmp_path, *lines))
+    assert kind_of(str(path)) == "list"
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("lines", "code", "names"),
+    [
+        (["path,kind", "cat/0.jpg,cat"], "list-column-missing", "label"),
+        (["path,label", "cat/0.jpg,"], "list-value-missing", "1 has no label"),
+        (["path,label,split", "cat/0.jpg,cat,later"], "list-split-invalid", "'later'"),
+        (
+            ["path,label,split", "cat/0.jpg,cat,train", "cat/0.jpg,cat,val"],
+            "list-image-duplicate",
+            "cat/0.jpg is already",
+        ),
+        (["path,label,class", "cat/0.jpg,cat,dog"], "list-column-ambiguous", "label and class"),
+        (["path,label,split", "cat/0.jpg,cat,train", "dog/0.jpg,dog,val"], "empty-classes", "which only val has"),
+    ],
+)
+def test_other_lists_have_the_same_errors(tmp_path: Path, suffix: str, lines: list[str], code: str, names: str) -> None:
+    with raises(code) as caught:
+        list_images(_write_as(suffix, tmp_path, lines))
+    assert names in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ("[1]\n", "list-unreadable"),
+        ("{broken\n", "list-unreadable"),
+        ("[" * 100_000, "list-unreadable"),
+        ('{"path": "cat/0.jpg", "label": 1.5}\n', "list-value-invalid"),
+        ('{"path": 7, "label": "cat"}\n', "list-value-invalid"),
+        ('{"path": "cat/0.jpg"}\n', "list-column-missing"),
+        ("", "list-column-missing"),
+    ],
+)
+def test_invalid_json_lines_are_refused(tmp_path: Path, content: str, code: str) -> None:
+    path = _list(tmp_path, name="list.jsonl")
+    path.write_text(content)
+    with raises(code):
+        list_images(path)
+
+
+def test_a_file_that_is_not_parquet_is_refused(tmp_path: Path) -> None:
+    path = _list(tmp_path, "path,label", name="list.parquet")
+    with raises("list-unreadable"):
+        list_images(path)
+
+
+def test_all_missing_files_of_a_list_are_counted(tmp_path: Path) -> None:
+    rows = [f"cat/{number}.jpg,cat" for number in range(30)]
+    with raises("list-image-not-found") as caught:
+        list_images(_list(tmp_path, "path,label", *rows))
+    assert caught.value.fields["missing"] == 26
+    assert "line 6: " in str(caught.value)
+    assert "and 16 more" in str(caught.value)
+
+
+def test_numbered_labels_are_in_the_order_of_their_values(tmp_path: Path) -> None:
+    rows = [
+        f"{label}/{number}.jpg,{'10' if label == 'cat' else '9'}" for label in ("cat", "dog") for number in range(4)
+    ]
+    assert list_images(_list(tmp_path, "path,label", *rows), Division(0.25)).ids == ["9", "10"]
+
+
 def test_a_list_is_prepared_and_trained(here, tmp_path: Path) -> None:
     root = tree(tmp_path / "photos", classes=2, images=3)
     files = sorted(root.rglob("*.JPEG"))

@@ -16,7 +16,7 @@ BANNED = {
     r"\bexchange(s|d)?\b|\bexchanging\b": "gradient synchronization, all-reduce",
     r"\bpowersgd_after\b": "powersgd_start_step",
     r"\btaken away\b|\btold to leave\b|\brent(s|ed|ing)?\b|\bgiven back\b": "preempted, launched, released",
-    r"--patience\b|\bpatience\b": "rank timeout",
+    r"--patience\b": "rank timeout",
     r"\bphotographs?\b": "images",
     r"\bdamaged?\b": "corrupt",
     r"\bmiddle crop\b|\bcrop_share\b": "center crop, crop_pct",
@@ -28,7 +28,7 @@ BANNED = {
     r"\bwish(es)?\b": "vote, spec",
     r"\bto mend\b|\bmend\b|\bput right\b|\bcures?\b": "fix",
     r"\bstrangers?\b": "untrusted",
-    r"\b(colour|neighbour|behaviour|normalis|optimis|recognis|initialis|licence)": "American spelling",
+    r"\b(colour|neighbour|behaviour|normalis|optimis(?!tic)|recognis|initialis|licence)": "American spelling",
 }
 OTHER_NAMES = {"synonyms.py"}  # lists the option names of other programs
 

@@ -12,10 +12,11 @@ from paceline.config.data import Augment, Data
 from paceline.config.phases import Phase
 from paceline.config.recipe import Evaluate, Recipe, Train
 from paceline.config.timeline import Timeline
+from paceline.data.center import center_boxes
 from paceline.data.images import ImageFiles, ImageSplit
 from paceline.data.listing import list_images
 from paceline.data.load.augment import mirrored
-from paceline.data.load.crops import center_boxes, random_boxes
+from paceline.data.load.crops import random_boxes
 from paceline.data.load.loader import ImageEvaluator, ImageLoader
 from paceline.data.load.order import Plan
 from paceline.data.prepare.convert import Variant

@@ -5,10 +5,10 @@ import torch
 from conftest import raises
 from safetensors.torch import save_file
 
-from paceline.config.recipe import Model
+from paceline.config.model import Model
 from paceline.distributed.world import World
 from paceline.engine.precision import resolve
-from paceline.models import factory
+from paceline.models import hub
 from paceline.models.airbench import AirbenchNet
 from paceline.models.factory import create
 from paceline.system.logs import log
@@ -107,14 +107,14 @@ def test_pretrained_weights_without_access_to_the_hub(monkeypatch, tmp_path: Pat
     def unresolved(*_: object) -> None:
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr(factory.socket, "getaddrinfo", unresolved)
-    monkeypatch.setattr(factory.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(hub.socket, "getaddrinfo", unresolved)
+    monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with raises("pretrained-weights-unavailable") as caught:
         create(Model(name="test_resnet", weights="pretrained"), 10, 3)
-    assert caught.value.fields == {"model": "test_resnet"}
-    assert "set model.weights to its path" in str(caught.value)
+    assert caught.value.fields == {"model": "test_resnet", "reason": "unreachable"}
+    assert "hf download timm/test_resnet.r160_in1k --local-dir DIR" in str(caught.value)
 
 
 def test_precision_that_the_device_does_not_support(monkeypatch, caplog) -> None:

@@ -7,8 +7,9 @@ from torch import nn
 
 from paceline import extensions
 from paceline.config.io import load_recipe
+from paceline.config.optim import Optim, Schedule, SchedulePoint
 from paceline.config.phases import Phase
-from paceline.config.recipe import Optim, Recipe, Schedule, SchedulePoint, Train
+from paceline.config.recipe import Recipe, Train
 from paceline.config.scaling import scaled
 from paceline.config.timeline import Timeline
 from paceline.errors import ConfigError

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from paceline.config.recipe import Optim
+from paceline.config.optim import Optim
 from paceline.optim.factory import construct
 from paceline.optim.groups import create, groups
 from paceline.optim.state import load_state, state_dict

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from paceline import extensions
 from paceline.checkpoint import store
 from paceline.checkpoint.state import HostCopies
-from paceline.config.recipe import Optim
+from paceline.config.optim import Optim
 from paceline.distributed.mesh import ShardId
 from paceline.optim.factory import check, construct
 from paceline.optim.groups import create, groups
@@ -52,10 +52,14 @@ def _resumed(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, fold
     progress = {
         "step": step,
         "scaler": {},
+        "evaluations": {"step": [], "top1": [], "top5": [], "loss": []},
         "recipe": {"data": {}, "checkpoint": {}},
-        "data": "d1",
+        "epoch": 0.5,
+        "data": {"name": "any", "fingerprint": "d1", "splits": {"train": 10, "val": 5, "test": 0}},
+        "precision": "fp32",
+        "versions": {"torch": "2"},
         "classes": [["a", "a"], ["b", "b"], ["c", "c"]],
-        "preprocessing": {"mean": [0.5] * 3, "std": [0.2] * 3},
+        "preprocessing": {"mean": [0.5] * 3, "std": [0.2] * 3, "interpolation": "bilinear"},
         "model": {"name": "any", "num_classes": 3, "in_chans": 3, "options": {}},
     }
     parts = {"model": model.state_dict(), "ema": {}, "optimizer": state_dict(optimizer), "progress": progress}

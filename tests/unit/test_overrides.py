@@ -92,6 +92,13 @@ def test_an_override_of_a_group_keeps_its_other_fields() -> None:
         load_recipe("digits", ["--optim", "3"])
 
 
+def test_a_path_for_data_replaces_the_dataset() -> None:
+    data = load_recipe("cifar10-resnet18", ["--data", "./photos", "--data.augment.translate", "0"]).data
+    assert (data.name, data.path, data.augment.flip) == ("", "./photos", "random")
+    with pytest.raises(ConfigError, match="field-is-group"):
+        load_recipe("digits", ["--data", "cifar10"])
+
+
 def test_null_removes_what_is_inherited(tmp_path: Path) -> None:
     (tmp_path / "none.yaml").write_text("base: digits\nname: none\nmodel: {options: null}\ndata: {augment: null}\n")
     recipe = load_recipe(str(tmp_path / "none.yaml"))

@@ -7,7 +7,7 @@ from conftest import raises
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
-from paceline.config.recipe import Optim
+from paceline.config.optim import Optim
 from paceline.optim.groups import groups
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hostile import exploits, python2_batch
 
-from paceline.data.prepare import cifar10
+from paceline.data.prepare import cifar
 from paceline.data.prepare.pickles import read_dictionary
 
 RNG = np.random.default_rng(0)
@@ -29,7 +29,7 @@ def test_batches_of_python_3_are_read(protocol: int) -> None:
     for data, labels in ((IMAGES, LABELS), (np.asfortranarray(IMAGES), np.array(LABELS))):
         batch = {b"labels": labels, b"data": data, b"filenames": [b"a.png"] * 300}
         for written in (batch, {key.decode(): value for key, value in batch.items()}):
-            pixels, numbers = cifar10._pickled(pickle.dumps(written, protocol))
+            pixels, numbers = cifar._pickled(cifar.CIFAR10, pickle.dumps(written, protocol))
             assert np.array_equal(pixels, IMAGES.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
             assert numbers.tolist() == LABELS
 
@@ -37,7 +37,7 @@ def test_batches_of_python_3_are_read(protocol: int) -> None:
 def test_names_in_a_pickle_are_never_called_or_dereferenced(tmp_path: Path) -> None:
     for what, content in exploits(tmp_path / "canary").items():
         with pytest.raises((ValueError, KeyError)):
-            print(what, cifar10._pickled(content))
+            print(what, cifar._pickled(cifar.CIFAR10, content))
     assert not (tmp_path / "canary").exists()
 
 

@@ -72,7 +72,8 @@ def test_preprocess_reads_wide_images_like_image_folders(tmp_path, mode: str) ->
     image.save(path := tmp_path / "image.tiff")
     out = np.zeros((1, 3, 8, 8), np.uint8)
     assert not ImageFiles(tmp_path, [(0, path)]).read(np.array([0]), _whole, out)
-    ready = Preprocess({"size": (8, 8), "crop_pct": 1.0, "mean": [0.0] * 3, "std": [1.0] * 3})(image)
+    settings = {"size": (8, 8), "crop_pct": 1.0, "mean": [0.0] * 3, "std": [1.0] * 3, "interpolation": "bilinear"}
+    ready = Preprocess(settings)(image)
     assert torch.equal((ready * 255).round().to(torch.uint8), torch.from_numpy(out[0]))
     assert abs(out[0] - RAMP).max() <= 1
 
@@ -184,3 +185,40 @@ def test_a_corrupt_first_item_has_a_fingerprint(opened) -> None:
             raise FileNotFoundError(str(index))
 
     assert opened(lambda split: Missing([(GRAY, 0)]))[1] == opened(lambda split: Missing([(GRAY, 0)]))[1]
+
+
+def test_a_dataset_may_have_a_test_split(opened) -> None:
+    """It is called with split="test" only if it says so: others would return validation images."""
+
+    class Tested(Listed):
+        splits = ("train", "val", "test")
+
+        def __init__(self, split: str):
+            super().__init__([(GRAY, 0)] * {"train": 4, "val": 3, "test": 2}[split])
+            self.classes = ("dark", "light") if split != "test" or agrees else ("dark", "other")
+
+    agrees = True
+    splits, _ = opened(Tested)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 4, "val": 3, "test": 2}
+    assert opened(lambda split: Listed([(GRAY, 0)] * 4))[0].keys() == {"train", "val"}
+    agrees = False
+    with raises("extension-failed") as caught:
+        opened(Tested)
+    assert "'test'" in str(caught.value)
+
+
+def test_images_are_upright(opened) -> None:
+    """Pillow opens a photo as the sensor saw it; viewers apply its EXIF orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = sample_image(8, 4)
+    image.info["exif"] = exif.tobytes()
+    split = opened(lambda split: Listed([(image, 0)]))[0]["val"]
+    assert split.sizes(np.array([0])).tolist() == [[4, 8]]
+    seen = []
+    split.read(
+        np.array([0]),
+        lambda sizes, _: seen.append(sizes) or np.array([[0, 0, 4, 8, 0]]),
+        np.zeros((1, 3, 8, 4), np.uint8),
+    )
+    assert seen[0].tolist() == [[4, 8]]

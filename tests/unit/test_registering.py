@@ -12,8 +12,8 @@ import paceline as pl
 from paceline import extensions
 from paceline.config.data import FROM_FILES, IN_MEMORY
 from paceline.config.io import load_recipe
+from paceline.config.optim import SCHEDULES
 from paceline.config.problems import LOSSES
-from paceline.config.recipe import SCHEDULES
 from paceline.errors import ConfigError
 from paceline.optim import factory
 

@@ -18,6 +18,7 @@ from paceline.checkpoint import store
 from paceline.checkpoint.tensors import TensorChunk
 from paceline.checkpoint.verified import CorruptCheckpoint
 from paceline.distributed.mesh import ShardId
+from paceline.engine.export.write import Exporter
 from paceline.errors import UserError
 
 STEP, SHARDS = 5, 3
@@ -40,10 +41,14 @@ def _parts(shard: int) -> dict[str, Any]:
         "progress": {
             "step": STEP,
             "scaler": {},
+            "evaluations": {"step": [], "top1": [], "top5": [], "loss": []},
             "recipe": {"data": {}, "checkpoint": {}},
-            "data": "d1",
+            "epoch": 0.5,
+            "data": {"name": "any", "fingerprint": "d1", "splits": {"train": 10, "val": 5, "test": 0}},
+            "precision": "fp32",
+            "versions": {"torch": "2"},
             "classes": [["a", "a"], ["b", "b"]],
-            "preprocessing": {"mean": [0.5], "std": [0.2]},
+            "preprocessing": {"mean": [0.5], "std": [0.2], "interpolation": "bilinear"},
             "model": {"name": "any", "num_classes": 2, "in_chans": 1, "options": {}},
         },
     }
@@ -67,7 +72,7 @@ def test_shards_are_read_as_whole_tensors(checkpoint: Path, tmp_path: Path) -> N
     assert torch.equal(parts["model"]["weight"], WEIGHT)
     assert parts["model"]["count"] == 9
     assert torch.equal(parts["optimizer"]["state"][0]["exp_avg"], WEIGHT / 2)
-    store.export_weights(checkpoint, tmp_path / "weights.safetensors", raw=False)
+    Exporter(checkpoint).write(tmp_path / "weights.safetensors", "safetensors")
     with safe_open(tmp_path / "weights.safetensors", "pt") as exported:
         assert torch.equal(exported.get_tensor("weight"), WEIGHT)
 

@@ -120,3 +120,27 @@ def test_a_list_without_training_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label,split\n" + "".join(rows))
     with raises("empty-split"):
         list_images(tmp_path / "list.csv", Division(0.5))
+
+
+@pytest.mark.parametrize("division", [Division(0.3), Division(0.3, 0.3), Division(0.6, 0.3)])
+def test_the_only_image_of_a_class_is_for_training(tmp_path: Path, caplog, division: Division) -> None:
+    root = tree(tmp_path / "images", classes=3, images=10, splits=("train",)) / "train"
+    for path in sorted((root / "n00000001").iterdir())[1:]:
+        path.unlink()
+    found = list_images(root, division)
+    assert [split for split, part in found.splits.items() if any(label == 1 for label, _ in part)] == ["train"]
+    assert "the val split has no images of n00000001" in caplog.text
+
+
+def test_classes_that_differ_between_split_folders_are_refused(tmp_path: Path) -> None:
+    root = tree(tmp_path / "images", classes=2, images=1)
+    (root / "val" / "n00000001").rename(root / "val" / "other")
+    with raises("empty-classes") as caught:
+        list_images(root)
+    assert caught.value.fields["classes"] == ["other"]
+    assert "only val" in str(caught.value)
+
+
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    with raises("too-few-classes"):
+        list_images(tree(tmp_path / "images", classes=1, images=1))

@@ -56,7 +56,6 @@ def test_internal_commands_work(command: str, capsys: pytest.CaptureFixture[str]
         ("find-batch digits --max-bach=2", "--max-batch"),
         ("launch local digits --node 2", "--nodes"),
         ("launch locl digits", "local"),
-        ("prepare foldr", "folder"),
         ("compare one two --ot x", "--out"),
     ],
 )

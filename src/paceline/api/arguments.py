@@ -39,6 +39,22 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise invalid(name, value, " or ".join(map(repr, choices)))
 
 
+def check_usage(device: str, precision: str, tta: str, crop_pct: float = 0.0) -> None:
+    """Refuse invalid settings of a model in use. Empty, and 0: those of the model."""
+    check_choice("device", device, ("auto", "cpu", "cuda", "mps"))
+    check_choice("precision", precision, ("", "auto", "fp32", "bf16", "fp16"))
+    check_choice("tta", tta, ("", "none", "flip", "flip-translate"))
+    if not isinstance(crop_pct, int | float) or not 0 <= crop_pct <= 1:
+        raise invalid("crop_pct", crop_pct, "a number from 0 to 1")
+
+
+def check_port(name: str, value: Any) -> int:
+    """Return a port; 0: any free one."""
+    if not isinstance(value, int) or not 0 <= value <= 65535:
+        raise invalid(name, value, "a port from 0 to 65535")
+    return value
+
+
 def check_path(name: str, value: Any) -> Path:
     """Return a path."""
     if not isinstance(value, str | os.PathLike):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.launch.installation import Finding
     from paceline.optim.schedules import LrPlan
 
-_SAMPLES = {"imagenet": 1_281_167, "cifar10": 50_000, "digits": 1437}
+_SAMPLES = {"imagenet": 1_281_167, "cifar10": 50_000, "cifar100": 50_000, "digits": 1437}
 _MAX_POINTS = 2000
 
 
@@ -64,6 +64,11 @@ class TrainingPlan:
 
         return LrPlan.of(self.recipe.optim, self.timeline)
 
+    @property
+    def decays_on_plateau(self) -> bool:
+        """Whether the learning rate also depends on the evaluations; `lr_at` and `lr_curve` are without its decays."""
+        return self._lr_plan.plateau is not None
+
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step."""
         from paceline.optim.schedules import lr_at
@@ -84,10 +89,12 @@ class TrainingPlan:
 
         from paceline.engine.trial import shape_of
         from paceline.models import factory
+        from paceline.models.freezing import freeze
 
         channels, _, classes = shape_of(self.recipe)
         with torch.device("meta"):
             model = factory.create(factory.untrained(self.recipe.model), classes, channels)
+            freeze(model, self.recipe.model)
         return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
     def estimates(
@@ -144,10 +151,21 @@ def plan(
     layouts(planned, ranks)
     if planned.data.path and Path(planned.data.path).exists():
         planned = resolve(planned)
+    planned = _with_preprocessing(planned)
     samples = train_images or _known_samples(planned)
     timeline = Timeline.of(planned, samples)
     check_samples(timeline, samples, planned.data.path or planned.data.name)
     return TrainingPlan(planned, nodes, each, samples, timeline)
+
+
+def _with_preprocessing(recipe: Recipe) -> Recipe:
+    """Return the recipe with the preprocessing of its weights, such as the image size."""
+    if recipe.model.weights == "random":
+        return recipe  # without the seconds of an import
+    from paceline.models.preprocessing import resolve
+
+    load_imports(recipe)
+    return resolve(recipe)[0]
 
 
 def _known_samples(recipe: Recipe) -> int:
@@ -216,6 +234,7 @@ def find_batch(
     from paceline.launch.batch_finder import find
 
     searched = loaded(recipe, overrides)
+    searched = _with_preprocessing(searched)
     folder = Path(out or Path("runs") / f"find-batch-{searched.name}")
     return find(
         searched,

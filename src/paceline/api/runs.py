@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.analysis import book, charts, page
 from paceline.analysis import compare as _comparing
 from paceline.analysis.curves import charts_of
+from paceline.analysis.details.read import Details, details_of
 from paceline.analysis.overview import RunRow, overview
 from paceline.analysis.read import read
 from paceline.analysis.run import LoggedRun, named_apart
@@ -47,6 +48,11 @@ class Run(LoggedRun):
     def bottlenecks(self) -> list[Bottleneck]:
         """Where the time went and what would make the run faster, most important first."""
         return verdict(self)
+
+    @property
+    def evaluations(self) -> list[Details]:
+        """What the model gets wrong, by `evaluate(..., details=True)`: `record` has the figures, `path` the files."""
+        return details_of(self.path)[0] if self.folder else []  # there may be new ones since the run was read
 
     def dataframe(self, kind: str = "") -> "pandas.DataFrame":
         """Return the metrics as a pandas DataFrame, all or those of one kind."""

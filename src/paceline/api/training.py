@@ -1,7 +1,9 @@
-"""Train, resume, evaluate and export."""
+"""Train, resume and evaluate."""
 
 from pathlib import Path
+from typing import Any
 
+from paceline.analysis.details.slices import DetailsSpec
 from paceline.api.arguments import Procs, check_name, check_path, check_procs, invalid
 from paceline.api.in_process import in_this_process
 from paceline.api.processes import run_in_processes
@@ -103,39 +105,50 @@ def evaluate(
     *,
     which: str = "best",
     split: str = "",
+    data: str | Path = "",
+    details: bool = False,
+    slice_by: str = "",
+    slice_file: str | Path = "",
+    out: str | Path = "",
     procs: Procs = "auto",
     in_process: bool = False,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Evaluate the best or the last checkpoint of a run, or a checkpoint folder, and return its metrics.
 
-    `split`: train, val or test; by default the validation images.
-    Fields of data and evaluate can be overridden, e.g. {"data.path": "other-photos"}.
+    `split`: train, val or test; by default the validation images. `data`: other prepared data, an image folder or a
+    list. Fields of data and evaluate can be overridden, e.g. {"evaluate.tta": "flip"}.
+
+    `details` also writes what the model gets wrong to a folder, `out` or one below the run, and the metrics have its
+    path as `details`; `Run.evaluations` reads it. `slice_by`: also figures per value of a column of the list or of
+    `slice_file`, or per text that a regular expression finds in the paths of images.
     """
     check_which(which)
+    if data and "data.path" in (overrides or {}):
+        raise UserError("conflicting-options", f"data={str(data)!r} and data.path: leave one out.", option="data")
+    overrides = {**(overrides or {}), **({"data.path": str(check_path("data", data))} if data else {})}
     words, procs = words_of(overrides), check_procs("procs", procs)
+    spec = _details_spec(details, slice_by, slice_file, out)
     if in_process:
         from paceline.engine.saved import evaluate_path
 
         _check_one_rank(procs)
         with in_this_process():
-            return evaluate_path(path_of(run), which, words, split)[1]
-    options = (["--last"] if which == "last" else []) + (["--split", split] if split else [])
+            return evaluate_path(path_of(run), which, words, split, spec)[1]
+    given = {"--split": split, "--slice-by": slice_by, "--slice-file": slice_file, "--out": out}
+    options = [f"{option}={value}" for option, value in given.items() if value]
+    options += ["--last"] * (which == "last") + ["--details"] * details
     command = ["evaluate", str(path_of(run))]
-    metrics: dict[str, float] = run_in_processes(command, None, [*options, *words], procs)["metrics"]
+    metrics: dict[str, Any] = run_in_processes(command, None, [*options, *words], procs)["metrics"]
     return metrics
 
 
-def export(run: str | Path | Run, to: str | Path, *, which: str = "best", raw: bool = False) -> str:
-    """Write the weights of a run or checkpoint to a .safetensors file that timm reads; return a summary.
-
-    These are the EMA weights if the recipe has them; with `raw`, the trained ones.
-    """
-    target = check_path("to", to)
-    if target.suffix != ".safetensors":
-        message = f"{target}: weights are written as .safetensors. Choose a name with that suffix."
-        raise UserError("wrong-suffix", message, path=target)
-    from paceline.checkpoint.store import export_weights
-    from paceline.engine.saved import find_checkpoint
-
-    check_which(which)
-    return export_weights(find_checkpoint(path_of(run), which), target, raw)
+def _details_spec(details: bool, slice_by: str, slice_file: str | Path, out: str | Path) -> DetailsSpec | None:
+    file = check_path("slice_file", slice_file) if slice_file else None
+    spec = DetailsSpec(slice_by, file, check_path("out", out) if out else None)
+    if details:
+        spec.check()
+        return spec
+    if spec != DetailsSpec():
+        message = "slice_by, slice_file and out need details=True. Add it, or leave them out."
+        raise UserError("missing-option", message, option="details")
+    return None

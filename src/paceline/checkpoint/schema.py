@@ -1,10 +1,12 @@
 """Validates the content of a checkpoint. Matching checksums do not prove that paceline wrote it."""
 
-from typing import Annotated, Any
+from itertools import pairwise
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
+from paceline.config.data import Interpolation
 from paceline.system.untrusted import HUGE, is_plain
 
 _MAX_FILE_BYTES, _MAX_DIMENSIONS = 1 << 36, 64
@@ -27,6 +29,7 @@ class _Metrics(TypedDict, total=False):
     top1: _Fraction
     top5: _Fraction
     loss: _Finite
+    samples: _Count
 
 
 @_EXACTLY
@@ -72,6 +75,7 @@ class _SavedRecipe(TypedDict):
 class _Preprocessing(TypedDict):
     mean: Annotated[list[_Finite], Field(min_length=1, max_length=1000)]
     std: Annotated[list[_AboveZero], Field(min_length=1, max_length=1000)]
+    interpolation: Interpolation
 
 
 @_EXACTLY
@@ -83,22 +87,71 @@ class _ModelArguments(TypedDict):
 
 
 @_EXACTLY
-class _Progress(TypedDict):
+class _Evaluations(TypedDict):
+    """A column for each; the learning rate and the end of training may depend on them."""
+
+    step: list[_Count]
+    top1: list[_Fraction]
+    top5: list[_Fraction]
+    loss: list[_Finite]
+
+
+@_EXACTLY
+class _DataFacts(TypedDict):
+    name: str
+    fingerprint: str
+    splits: dict[str, _Count]
+    """Number of images of each split."""
+
+
+class _Inference(TypedDict):
+    """What is needed to use the weights, and how they came about; in checkpoints and in exports."""
+
     step: _Count
-    scaler: Annotated[_Scaler, AfterValidator(_complete_or_empty)]
+    epoch: Annotated[float, Field(ge=0, le=HUGE)]
     recipe: _SavedRecipe
-    data: str
+    data: _DataFacts
+    precision: str
+    """Of training and evaluation: fp32, bf16 or fp16. The weights are fp32."""
+    versions: dict[str, str]
+    """Packages that trained the model."""
     classes: list[Annotated[list[str], Field(min_length=2, max_length=2)]]
     preprocessing: _Preprocessing
     model: _ModelArguments
 
 
-def _consistent(progress: _Progress) -> _Progress:
+@_EXACTLY
+class _Progress(_Inference):
+    scaler: Annotated[_Scaler, AfterValidator(_complete_or_empty)]
+    evaluations: _Evaluations
+
+
+@_EXACTLY
+class _ExportMetadata(_Inference):
+    format: Literal[1]
+    paceline: str
+    """The version that wrote the export."""
+    weights: Literal["ema", "model"]
+    metrics: dict[Literal["val", "test"], _Metrics]
+    comparison: NotRequired[dict[str, Any]]
+    """How the outputs of an exported graph differ from those of the model."""
+
+
+def _consistent(progress: Any) -> Any:
     channels = {len(progress["preprocessing"]["mean"]), len(progress["preprocessing"]["std"])}
     if channels != {progress["model"]["in_chans"]}:
         raise ValueError("mean, std and model.in_chans differ in their number of channels")
     if len(progress["classes"]) != progress["model"]["num_classes"]:
         raise ValueError("the number of classes differs from model.num_classes")
+    return progress
+
+
+def _in_order(progress: Any) -> Any:
+    evaluations, steps = progress["evaluations"], progress["evaluations"]["step"]
+    if {len(steps)} != set(map(len, evaluations.values())):
+        raise ValueError("the columns of evaluations differ in length")
+    if any(begin >= end for begin, end in pairwise([*steps, progress["step"] + 1])):
+        raise ValueError("the steps of evaluations are not in ascending order up to the step of the checkpoint")
     return progress
 
 
@@ -113,7 +166,9 @@ class _ChunkPlace(TypedDict):
 _FILE_NAME = r"^(state\.json|(model|ema|optimizer)(-\d{5}-of-\d{5})?\.safetensors)$"
 _MANIFEST: TypeAdapter[Any] = TypeAdapter(dict[Annotated[str, Field(pattern=_FILE_NAME)], _ManifestEntry])
 _CHUNKS: TypeAdapter[Any] = TypeAdapter(dict[str, _ChunkPlace])
-_STATE, _PROGRESS = TypeAdapter(_StateFile), TypeAdapter(Annotated[_Progress, AfterValidator(_consistent)])
+_CheckedProgress = Annotated[_Progress, AfterValidator(_consistent), AfterValidator(_in_order)]
+_STATE, _PROGRESS = TypeAdapter(_StateFile), TypeAdapter(_CheckedProgress)
+_METADATA: TypeAdapter[Any] = TypeAdapter(Annotated[_ExportMetadata, AfterValidator(_consistent)])
 
 
 def check_manifest(value: Any) -> None:
@@ -138,6 +193,13 @@ def check_progress(progress: Any, step: int) -> None:
     _check(_PROGRESS, progress, "progress.")
     if progress["step"] != step:
         raise ValueError(f"progress.step={progress['step']} differs from the step of the checkpoint, {step}")
+
+
+def check_metadata(value: Any) -> None:
+    """Validate the metadata of an export. ValueError names the key, its value and the problem."""
+    if not is_plain(value):
+        raise ValueError("it contains numbers that are not finite or too large")
+    _check(_METADATA, value, "")
 
 
 def check_optimizer(state: Any) -> None:

@@ -9,7 +9,6 @@
 `last` and `best` are found by reading committed checkpoints, never by trusting a name.
 """
 
-import json
 import math
 import os
 import re
@@ -22,7 +21,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from paceline.checkpoint.tensors import TensorChunk, file_name, header, materialize
+from paceline.checkpoint.tensors import TensorChunk, file_name, header
 from paceline.checkpoint.verified import (
     COMMIT,
     FORMAT,
@@ -37,13 +36,11 @@ from paceline.checkpoint.verified import (
 )
 from paceline.distributed.mesh import ShardId
 from paceline.errors import UserError
-from paceline.system.files import make_folder, replacing, sha256, sync, write_json, write_text
+from paceline.system.files import make_folder, sha256, sync, write_json, write_text
 from paceline.system.logs import log
 from paceline.system.trees import flatten
 
 _NAME = re.compile(r"step-\d{8,12}")
-_INFERENCE_KEYS = ("classes", "preprocessing", "model")
-"""Parts of `progress` that are needed to use the weights; an export has them as JSON in its header."""
 
 
 def write(
@@ -189,21 +186,6 @@ def files_of(folder: Path) -> list[Path]:
         return [folder / name for name in (*manifest_of(folder), MANIFEST, COMMIT)]
     except CorruptCheckpoint:
         return []
-
-
-def export_weights(folder: Path, target: Path, raw: bool) -> str:
-    """Write the EMA weights of a checkpoint, or with `raw` the trained ones, to one file. Returns a summary line."""
-    if not target.parent.is_dir():
-        message = f"{target} cannot be written: the folder {target.parent} does not exist. Create it first."
-        raise UserError("output-folder-not-found", message, path=target.parent)
-    checkpoint, parts = open_verified(folder)
-    averaged = bool(parts["ema"]) and not raw
-    weights = materialize(parts["ema"] if averaged else parts["model"])
-    with replacing(target) as file:
-        use = json.dumps({name: parts["progress"][name] for name in _INFERENCE_KEYS})
-        file.write(safetensors.torch.save(weights, {"format": "pt", "paceline": use}))
-    kind = "EMA weights" if averaged else "weights"
-    return f"{target}: {kind} of step {checkpoint.step} ({len(weights)} tensors) from {folder}"
 
 
 def last(folder: Path) -> CheckpointInfo | None:

@@ -20,7 +20,7 @@ from paceline.system.trees import unflatten
 from paceline.system.untrusted import check_regular, read_regular
 
 MANIFEST, COMMIT, STATE = "manifest.json", "COMMIT", "state.json"
-FORMAT = 3
+FORMAT = 4
 _MAX_MANIFEST, _MAX_STATE = 1 << 20, 1 << 26
 
 

@@ -82,6 +82,10 @@ class _Values(FilesCompleter):
             from paceline.config.io import shipped
 
             named = list(shipped())
+        elif metavar == "DATASET":
+            from paceline.extensions import BUILT_IN
+
+            named = list(BUILT_IN["reader"])
         elif metavar.startswith("RUN"):
             named = [str(path.parent) for path in Path("runs").glob("*/recipe.yaml")]
         return [*named, *(path for path in super().__call__(prefix) if path.rstrip("/") not in named)]

@@ -142,12 +142,14 @@ _USAGE_ERRORS = ("missing-backend", "unknown-backend", "unknown-option")
 # summary of each command, and the module with the function of the same name
 _COMMANDS = {
     "demo": ("train digits in one process, then in two, and compare", "demo"),
-    "prepare": ("convert a dataset to the format that training reads fastest", "data"),
+    "prepare": ("convert a dataset to the format that training reads fastest", "prepare"),
     "data": ("describe, verify, show or export prepared data", "data"),
     "recipes": ("list the shipped recipes, or show one", "recipes"),
     "train": ("train a recipe in one process or many", "train"),
-    "evaluate": ("evaluate a run or a checkpoint", "train"),
-    "export": ("export the weights of a run as one file", "train"),
+    "evaluate": ("evaluate a run or a checkpoint", "evaluate"),
+    "export": ("export a model: safetensors, timm, ONNX, torch.export, model card", "export"),
+    "predict": ("predict the classes of images with a trained model", "predict"),
+    "serve": ("serve a page and an HTTP API that classify images", "predict"),
     "plan": ("show phases, steps, time and cost of a recipe without training", "plan"),
     "find-batch": ("find the largest batch that fits in memory, and the fastest one", "find_batch"),
     "launch": ("train on several nodes, and follow the logs", "launch"),

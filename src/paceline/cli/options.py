@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -32,6 +32,15 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         options, rest = self.parse_known_args(args, namespace)
+        return self._without_rest(options, rest)
+
+    def parse_mixed_args(self, args: Any) -> Any:
+        """Parse positional arguments that may be between options."""
+        if Parser.before_parsing:
+            return self.parse_args(args)
+        return self._without_rest(*self.parse_known_intermixed_args(args))
+
+    def _without_rest(self, options: Any, rest: list[str]) -> Any:
         if rest:
             close = closest(rest[0], options_of(self))
             self.error(f"unrecognized arguments: {' '.join(rest)}" + (f". Did you mean {close}?" if close else ""))
@@ -186,6 +195,18 @@ def with_recipe(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[
         raise UserError("missing-recipe", "no recipe is given. `paceline recipes` lists the shipped ones.")
     allow_given(overrides)
     return options, load_recipe(source, overrides)
+
+
+def help_with_fields(
+    parser: argparse.ArgumentParser, source: str, overrides: list[str], only: Sequence[str] = ()
+) -> int:
+    """Print the help of a command, and the fields of a recipe that it takes; `only`: limit to these groups."""
+    from paceline.cli.help import print_fields
+    from paceline.config.io import load_recipe
+
+    parser.print_help()
+    print_fields(load_recipe(source, overrides), source, only)
+    return 0
 
 
 def add_scaling(parser: argparse.ArgumentParser) -> None:

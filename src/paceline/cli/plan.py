@@ -41,7 +41,10 @@ def plan(arguments: list[str]) -> int:
     print(f"\n{timeline.total:,} steps, {plan.images:,} images, {repeats:.2f} times the training set")
     curve = plan.lr_curve()
     rates = [rate for _, rate in curve]
-    print(f"learning rate, maximum {max(rates):.4g}:\n{sparkline(rates)}")
+    decays = " (without the decays of plateau, which depend on the evaluations)" if plan.decays_on_plateau else ""
+    print(f"learning rate{decays}, maximum {max(rates):.4g}:\n{sparkline(rates)}")
+    if patience := recipe.early_stop.patience:
+        print(f"The run may end earlier: early_stop.patience={patience}.")
     if options.chart:
         chart = Chart(f"{recipe.name}: learning rate", [Line("learning rate", curve)], from_zero=True)
         write_text(options.chart, svg(chart))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from paceline.distributed.plan import JoinSpec
 
 
-def add_process_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for processes and nodes."""
+def add_process_options(parser: argparse.ArgumentParser, help_action: str = "store_true") -> None:
+    """Add the options for processes and nodes, and --help."""
     group = parser.add_argument_group("processes")
     add_procs(group)
     group.add_argument(
@@ -47,7 +47,7 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--threads", type=count, metavar="N", help="compute threads per process (default: cores / processes)"
     )
-    parser.add_argument("-h", "--help", action="store_true", help="show this help")
+    parser.add_argument("-h", "--help", action=help_action, help="show this help")
 
 
 def add_procs(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:

@@ -41,7 +41,8 @@ def recipes(arguments: list[str]) -> int:
 
 def _cells(recipe: "Recipe") -> tuple[str, ...]:
     accuracies = (_accuracy(recipe.about.published), _accuracy(recipe.about.measured))
-    return recipe.name, recipe.model.name, recipe.data.name, recipe.train.duration.removesuffix("ep"), *accuracies
+    data = recipe.data.name or recipe.data.path
+    return recipe.name, recipe.model.name, data, recipe.train.duration.removesuffix("ep"), *accuracies
 
 
 def _accuracy(result: str) -> str:
@@ -65,8 +66,8 @@ def _details(recipe: "Recipe", source: str) -> Iterator[tuple[str, str]]:
 
 def _commands(recipe: "Recipe", source: str) -> Iterator[str]:
     """Yield the commands that prepare the data and train."""
-    if recipe.data.name == "cifar10":
-        yield "paceline prepare cifar10"
+    if recipe.data.name in ("cifar10", "cifar100"):
+        yield f"paceline prepare {recipe.data.name}"
     if recipe.data.name == "imagenet":
         variants = dict.fromkeys([recipe.data.variant, *(phase.variant for phase in recipe.phases)])
         sides: dict[str, list[int]] = {}
@@ -74,4 +75,6 @@ def _commands(recipe: "Recipe", source: str) -> Iterator[str]:
             sides.setdefault(f" --{variant[1]}-side", []).append(int(variant[2]))
         sizes = "".join(f"{option} {' '.join(map(str, sorted(values)))}" for option, values in sides.items())
         yield f"paceline prepare imagenet --train TAR --val TAR --devkit TAR{sizes}"
+    if recipe.data.path and not recipe.data.name:
+        yield f"paceline prepare IMAGES --out {recipe.data.path} --val-fraction 0.1 --test-fraction 0.1"
     yield f"paceline train {source}"

@@ -1,8 +1,7 @@
-"""The commands train, evaluate and export."""
+"""The command train."""
 
 import argparse
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from paceline.cli.options import (
     add_scaling,
     check_results_url,
     complete_source,
+    help_with_fields,
     make_parser,
     plain_name,
     refuse_misspelled,
@@ -26,9 +26,7 @@ from paceline.cli.ranks import (
 from paceline.distributed.env import under_launcher
 from paceline.errors import ConfigError, UserError
 from paceline.system.files import say
-from paceline.system.gpus import default_procs
 from paceline.system.host import bind_openmp
-from paceline.system.outcome import report_outcome
 from paceline.system.remote import is_remote, last_name
 from paceline.system.signals import interrupts_end
 
@@ -40,14 +38,6 @@ _TRAIN = """Train a recipe.
 RECIPE is a shipped recipe (see `paceline recipes`) or a YAML file. Any field can be overridden:
 `--optim.lr 0.5 --train.duration 20ep`. An interrupted run with the same name and recipe is resumed.
 `--import my_package.module` loads your own models, datasets, losses, ... (see docs/guides/extend.md)."""
-
-_EVALUATE = """Evaluate the best checkpoint of a run, or a given checkpoint, exactly, in any number of processes.
-
-Fields of data, evaluate, precision and device can be overridden: `--evaluate.tta flip --data.path DIR`."""
-
-_EXPORT = """Write the weights of a run to one file, which timm.create_model(NAME, checkpoint_path=FILE) reads."""
-
-_EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last", "tf32", "import")
 
 
 def train(arguments: list[str]) -> int:
@@ -67,7 +57,7 @@ def train(arguments: list[str]) -> int:
         _check_resume(options, source)
         source = str(options.resume / "recipe.yaml")
     if options.help:
-        return _help_with_fields(parser, source or "digits", overrides)
+        return help_with_fields(parser, source or "digits", overrides)
     if not source:
         raise UserError(
             "missing-recipe",
@@ -183,70 +173,3 @@ def _local_run(place: str, runs: Path) -> Path:
     from paceline.checkpoint.results import download
 
     return download(place, runs)
-
-
-def export(arguments: list[str]) -> int:
-    """Run `paceline export`; returns the exit status."""
-    parser = make_parser("export", "RUN|CHECKPOINT --to FILE.safetensors [--raw] [--last]", _EXPORT)
-    parser.add_argument("source", type=Path, metavar="RUN|CHECKPOINT", help="a run folder or a checkpoint folder")
-    parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="file to write: .safetensors")
-    parser.add_argument("--raw", action="store_true", help="the trained weights instead of their moving average (EMA)")
-    parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of the best one")
-    parser.add_argument("-h", "--help", action="help", help="show this help")
-    options = parser.parse_args(arguments)
-    from paceline.api.training import export as write
-
-    say(write(options.source, options.to, which="last" if options.last else "best", raw=options.raw))
-    return 0
-
-
-def evaluate(arguments: list[str]) -> int:
-    """Run `paceline evaluate`; returns the exit status."""
-    from paceline.config.imports import allow_given
-    from paceline.config.io import split_overrides
-
-    parser = make_parser("evaluate", "RUN|CHECKPOINT [--last] [--procs N] [--dotted.field VALUE ...]", _EVALUATE)
-    parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of the best one")
-    parser.add_argument("--split", choices=("train", "val", "test"), default="", help="which images (default: val)")
-    add_process_options(parser)
-    complete_source(parser, "RUN|CHECKPOINT")
-    source, rest = split_source(arguments)
-    options, overrides = parser.parse_known_args(rest)
-    refuse_misspelled(parser, overrides)
-    if options.help:
-        return _help_with_fields(parser, "digits", overrides, _EVALUATION_FIELDS)
-    if not source:
-        raise UserError("missing-run", "no run is given. Give a run folder or a checkpoint folder.")
-    for key, _ in split_overrides(overrides):
-        if key.partition(".")[0].replace("-", "_") not in _EVALUATION_FIELDS:
-            raise UserError(
-                "option-not-applicable",
-                f"--{key} does not apply to an evaluation. Only fields of {', '.join(_EVALUATION_FIELDS)} do.",
-                option=f"--{key}",
-            )
-    allow_given(overrides)
-    device = "".join(dict(split_overrides(overrides)).get("device", [])) or "auto"
-    choose_procs(options, lambda: default_procs(device))
-    if not under_launcher(os.environ) and needs_agent(options):
-        return start_with_options(["evaluate", *arguments], options)
-    enter_rank(options)
-    with interrupts_end():
-        from paceline.engine.saved import evaluate_path
-
-    label, metrics = evaluate_path(Path(source), "last" if options.last else "best", overrides, options.split)
-    if metrics:
-        report_outcome(metrics=metrics)
-        counts = f"{metrics['correct']} of {metrics['samples']}"
-        say(f"{label}: top-1 {metrics['top1']:.2%} ({counts}), top-5 {metrics['top5']:.2%}, loss {metrics['loss']:.4f}")
-    return 0
-
-
-def _help_with_fields(
-    parser: argparse.ArgumentParser, source: str, overrides: list[str], only: Sequence[str] = ()
-) -> int:
-    from paceline.cli.help import print_fields
-    from paceline.config.io import load_recipe
-
-    parser.print_help()
-    print_fields(load_recipe(source, overrides), source, only)
-    return 0

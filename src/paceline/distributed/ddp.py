@@ -13,6 +13,7 @@ from paceline.distributed.mesh import ShardId
 from paceline.distributed.powersgd import PowerSgd
 from paceline.distributed.world import World
 from paceline.errors import UserError
+from paceline.system.norms import FrozenNorm
 
 _STATISTICS, _NUM_BATCHES = ("running_mean", "running_var"), "num_batches_tracked"
 """Buffers of batch norm."""
@@ -61,7 +62,9 @@ def _synchronization(model: nn.Module, world: World, recipe: Recipe) -> AllReduc
     grad_sync = recipe.grad_sync
     dtype = WIRE_DTYPES[grad_sync.dtype]
     use_shm = grad_sync.transport != "network" and not grad_sync.powersgd_rank
-    use_shm = use_shm and can_share_memory(world, dtype.itemsize * sum(p.numel() for p in model.parameters()))
+    use_shm = use_shm and can_share_memory(
+        world, dtype.itemsize * sum(p.numel() for p in model.parameters() if p.requires_grad)
+    )
     if grad_sync.transport == "shm" and not use_shm:
         raise UserError(
             "shm-unavailable",
@@ -102,7 +105,9 @@ def average_buffers(model: nn.Module, world: World) -> None:
         return
     statistics, others = [], []
     for name, buffer in model.named_buffers():
-        kind = name.rpartition(".")[2]
+        path, _, kind = name.rpartition(".")
+        if isinstance(model.get_submodule(path), FrozenNorm):
+            continue  # the same on all ranks, and an average could round it
         if kind in _STATISTICS and buffer.is_floating_point():
             statistics.append(buffer)
         elif kind != _NUM_BATCHES:  # the same on all ranks

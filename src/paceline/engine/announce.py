@@ -1,6 +1,6 @@
 """The first log lines of a run: recipe, data, model, devices, duration, and warnings about suspicious settings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from paceline.config.timeline import phase_table
 from paceline.data.load.source import DataSource
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
+from paceline.engine.interval import IntervalTrigger
 from paceline.optim.schedules import lr_at
 from paceline.system.logs import log
 from paceline.system.tables import lines_of, new_table
@@ -18,11 +19,14 @@ from paceline.system.tables import lines_of, new_table
 _FEW_STEPS = 10
 
 
-def announce(setup: Setup, path: Path, checkpoint: Path | None) -> None:
-    """Log what is trained and where. `checkpoint` is the one the run resumes from, if any. All ranks must call this."""
+def announce(setup: Setup, path: Path, checkpoint: Path | None, notes: Sequence[str] = ()) -> None:
+    """Log what is trained and where. `checkpoint` is the one the run resumes from, if any. All ranks must call this.
+
+    `notes`: what the weights changed in the recipe.
+    """
     where = _devices(setup.world)  # a collective
     weights = f"weights of {checkpoint}" if checkpoint else _weights(setup.recipe.model.weights)
-    for line in _lines(setup, path, where, weights):
+    for line in [*_lines(setup, path, where, weights), *notes]:
         log.info("%s", line)
     if setup.world.is_rank_zero:
         for line in _warnings(setup):
@@ -34,8 +38,13 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
     optim = recipe.optim
     yield f"recipe: {recipe.name}, run folder {path}"
     yield f"data: {_data(setup.source)}"
-    parameters = sum(parameter.numel() for parameter in setup.replica.module.parameters())
-    yield f"model: {recipe.model.name}, {parameters:,} parameters, {weights}"
+    if classes := _classes(setup):
+        yield f"classes: {classes}"
+    parameters = list(setup.replica.module.parameters())
+    total = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    frozen = f" ({trained:,} trained, model.freeze={','.join(recipe.model.freeze)})" if recipe.model.freeze else ""
+    yield f"model: {recipe.model.name}, {total:,} parameters{frozen}, {weights}"
     tf32 = ", TF32" if recipe.tf32 and setup.world.device.type == "cuda" else ""
     yield f"device: {where}, {setup.precision}{tf32}"
     if strategy := ", ".join(_strategy(setup)):
@@ -46,6 +55,9 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
         yield f"training: {steps}, images {phases[0].size or size} px, validated at {size} px"
         yield f"batch: {setup.layout}"
     yield f"optimizer: {optim.name}, peak learning rate {setup.lr_plan.highest:.4g}, schedule {_schedule(setup)}"
+    if stop := recipe.early_stop.patience:
+        metric = recipe.early_stop.metric or recipe.checkpoint.best
+        yield f"early stop: after {stop} evaluation{'s' * (stop > 1)} without a better {metric}"
     if len(phases) > 1:
         yield f"training: {timeline.total:,} steps in total ({recipe.train.duration}), {len(phases)} phases"
         lr = lambda step: lr_at(step, setup.lr_plan)  # noqa: E731
@@ -76,6 +88,20 @@ def _data(source: DataSource) -> str:
     *first, last = (f"{count:,} {split}" for count, split in counts if count)
     images = f"{', '.join(first)} and {last} images"
     return f"{where}, {images}, {len(source.classes):,} classes, fingerprint {source.fingerprint}"
+
+
+def _classes(setup: Setup) -> str:
+    """Return how many images the classes have, and what corrects an imbalance; empty if labels are not known yet."""
+    if (labels := setup.loader.labels) is None:
+        return ""
+    counts = labels.bincount()
+    least, most = int(counts[counts > 0].min()), int(counts.max())
+    text = f"{least:,} to {most:,} training images per class, imbalance ratio {most / least:.3g}"
+    if setup.recipe.data.sampler == "balanced":
+        text += ", balanced sampler"
+    if (weights := setup.objective.weights) is not None:
+        text += f", class weights {weights.min():.3g} to {weights.max():.3g}"
+    return text
 
 
 def _weights(weights: str) -> str:
@@ -124,9 +150,30 @@ def _warnings(setup: Setup) -> Iterator[str]:
     if empty := _empty_classes(setup):
         some = ", ".join(empty[:5]) + (", ..." if empty[5:] else "")
         yield f"{len(empty)} of {len(setup.source.classes)} classes have no training images: {some}"
+    yield from _unreachable(setup)
     schedule, plan = recipe.optim.schedule, setup.lr_plan
     if plan.warmup >= setup.timeline.total and not plan.phases:
         yield (
             f"optim.schedule.warmup={schedule.warmup} is not shorter than "
             f"train.duration={recipe.train.duration}, so the learning rate only rises. Use a shorter warmup."
+        )
+
+
+def _unreachable(setup: Setup) -> Iterator[str]:
+    """Early stops and decays for which the run has too few evaluations before its end."""
+    recipe, plan = setup.recipe, setup.lr_plan
+    every = IntervalTrigger(recipe.evaluate.every, setup.timeline)
+    if (evaluations := every.times_before(setup.timeline.total)) is None:
+        return
+    if recipe.early_stop.patience and evaluations <= recipe.early_stop.patience:
+        yield (
+            f"early_stop.patience={recipe.early_stop.patience} cannot stop this run: it has {evaluations} evaluations "
+            f"before its end (evaluate.every={recipe.evaluate.every}). Use a smaller patience, or evaluate more often."
+        )
+    counted = evaluations - (every.times_before(plan.warmup) or 0)
+    if plan.plateau and counted < plan.plateau.patience + 2:  # the first one is always the best so far
+        yield (
+            f"optim.schedule.patience={plan.plateau.patience} never lowers the learning rate: the run has {counted} "
+            f"evaluations between warmup and end (evaluate.every={recipe.evaluate.every}). Use a smaller patience, or "
+            "evaluate more often."
         )

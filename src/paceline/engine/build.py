@@ -13,7 +13,8 @@ from paceline import extensions
 from paceline.checkpoint.tensors import materialize, read_like
 from paceline.config.batch import BatchLayout, check_strategy
 from paceline.config.io import to_tree
-from paceline.config.recipe import Model, Recipe
+from paceline.config.model import Model
+from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
 from paceline.data.load.order import Plan
 from paceline.data.load.source import DataSource, Evaluator, Loader, open_source
@@ -22,7 +23,9 @@ from paceline.distributed.ddp import Replica, average_buffers, broadcast_model
 from paceline.distributed.sync_batchnorm import synchronize
 from paceline.distributed.world import World
 from paceline.engine import precision
+from paceline.engine.class_weights import class_weights
 from paceline.engine.compiled import Compilation, compile_model
+from paceline.engine.history import History, follow_plateau
 from paceline.engine.input_dtype import input_dtype
 from paceline.engine.kernels import choose_kernels
 from paceline.engine.model import create_model, probe
@@ -33,6 +36,7 @@ from paceline.errors import UserError
 from paceline.models import factory
 from paceline.models.activation_checkpointing import checkpoint_activations
 from paceline.models.airbench import AirbenchNet
+from paceline.models.freezing import freeze
 from paceline.optim import groups
 from paceline.optim.ema import AveragedModel
 from paceline.optim.schedules import LrPlan
@@ -40,6 +44,8 @@ from paceline.optim.state import load_state, state_dict
 from paceline.optim.template import parameters_by_number
 from paceline.system.logs import log
 from paceline.system.norms import BATCH_NORMS
+from paceline.system.remote import last_name
+from paceline.track.environment import package_versions
 
 if TYPE_CHECKING:
     from paceline.distributed.fsdp import Sharded
@@ -63,6 +69,7 @@ class Setup:
     precision: str
     lr_plan: LrPlan
     compilation: Compilation = field(default_factory=Compilation)
+    history: History = field(default_factory=History)
     _evaluators: dict[tuple[int, bool, str, str], Evaluator] = field(default_factory=dict)
 
     @property
@@ -104,18 +111,25 @@ class Setup:
             "ema": self.ema.model.state_dict() if self.ema else {},
             "optimizer": state_dict(self.optimizer),
             "progress": {
-                "step": step,
                 "scaler": self.scaler.state_dict(),
-                "recipe": to_tree(self.recipe),
-                "data": self.source.fingerprint,
+                "evaluations": self.history.state(),
                 **self._inference_metadata(step),
             },
         }
 
     def _inference_metadata(self, step: int) -> dict[str, Any]:
-        """Return what is needed to use the weights: classes, preprocessing, model arguments."""
-        model, phase = self.recipe.model, self.timeline.phase_at(max(0, step - 1))
+        """Return what is needed to use the weights, and how they came about."""
+        model, phase, source = self.recipe.model, self.timeline.phase_at(max(0, step - 1)), self.source
+        # the kind of image files is no name for others
+        name = last_name(source.place) if self.recipe.data.name in ("folder", "list") else source.name
+        splits = {"train": source.num_train, "val": source.num_val, "test": source.num_test}
         return {
+            "step": step,
+            "epoch": self.timeline.epoch_at(step),
+            "recipe": to_tree(self.recipe),
+            "data": {"name": name, "fingerprint": source.fingerprint, "splits": splits},
+            "precision": self.precision,
+            "versions": package_versions(),
             "classes": [[entry.id, entry.name] for entry in self.source.classes],
             "preprocessing": {
                 "mean": self.loader.mean.tolist(),
@@ -133,10 +147,10 @@ class Setup:
     def load(self, parts: dict[str, Any], origin: str) -> int:
         """Load an open checkpoint and return the step to resume from. `origin` names it in messages."""
         step: int = parts["progress"]["step"]
-        if parts["progress"]["data"] != self.source.fingerprint:
+        if (trained_on := parts["progress"]["data"]["fingerprint"]) != self.source.fingerprint:
             raise UserError(
                 "checkpoint-data-mismatch",
-                f"{origin} was trained on data with fingerprint {parts['progress']['data']}, but the fingerprint of "
+                f"{origin} was trained on data with fingerprint {trained_on}, but the fingerprint of "
                 f"{self.source.name} is {self.source.fingerprint}. Start a new run with --name.",
                 path=origin,
             )
@@ -146,6 +160,8 @@ class Setup:
         load_state(self.optimizer, self.recipe.optim, self._optimizer_state(parts["optimizer"]), step, origin)
         if parts["progress"]["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(parts["progress"]["scaler"])
+        self.history.load(parts["progress"]["evaluations"])
+        self.lr_plan = follow_plateau(self.lr_plan, self.recipe, self.history)
         return step
 
     def _optimizer_state(self, saved: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +178,9 @@ def build(recipe: Recipe, world: World) -> Setup:
     """Return the data, model, optimizer and schedule of a recipe for this rank."""
     choose_kernels(world.device, recipe.tf32)
     source = open_source(recipe)
-    plan = Plan.of(recipe, source.num_train, world.size, world.rank)
+    labels = source.train_labels
+    plan = Plan.of(recipe, source.num_train, world.size, world.rank, labels)
+    weights = class_weights(recipe, source.classes, labels)
     timeline = plan.timeline
     loader = source.loader(plan, world.device)
     sharded = _strategy(recipe, world) == "fsdp"
@@ -173,7 +191,7 @@ def build(recipe: Recipe, world: World) -> Setup:
     check_same_model(model, world)
     if not sharded:
         broadcast_model(model, world)  # before it is copied; not all weights come from torch's generator
-    has_batch_norm = any(isinstance(module, BATCH_NORMS) for module in model.modules())
+    has_batch_norm = any(isinstance(module, BATCH_NORMS) and module.training for module in model.modules())
     for layout in plan.layouts.values():
         if layout.per_rank_batch == 1 and has_batch_norm and not recipe.model.sync_batchnorm:
             raise UserError(
@@ -204,7 +222,7 @@ def build(recipe: Recipe, world: World) -> Setup:
         loader=loader,
         replica=replica,
         optimizer=groups.create(model, recipe.optim, loss_scaling=resolved == "fp16"),
-        objective=Objective(recipe.train, len(source.classes), recipe.seed),
+        objective=Objective(recipe.train, len(source.classes), recipe.seed, weights),
         ema=ema,
         scaler=precision.grad_scaler(resolved, world.device, recipe.train.init_loss_scale),
         precision=resolved,
@@ -274,4 +292,5 @@ def _created(
         probe(model, config.name, num_classes, source.channels, size)
     if recipe.model.sync_batchnorm and world.size > 1:
         model = synchronize(model, world)
+    freeze(model, recipe.model)  # after batch norm has been replaced
     return model.train()

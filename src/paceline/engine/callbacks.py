@@ -168,7 +168,6 @@ class Callbacks:
         reason, planned = self.run._stop, self.run.total_steps
         if not reason or step == planned:
             return {}
-        log.info("stopped early by %s after step %d of %d: %s", self.stopped_by, step, planned, reason)
         return {"stopped_by": self.stopped_by, "stop_reason": reason, "total_steps": step}
 
     def end(self, summary: dict[str, Any]) -> None:

@@ -12,6 +12,8 @@ from paceline.data.load.batch import Batch
 from paceline.distributed.world import World
 from paceline.errors import Stopped, UserError
 
+Keep = Callable[[Batch, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
 
 @torch.no_grad()
 def evaluate(
@@ -23,12 +25,14 @@ def evaluate(
     tta: str = "none",
     on_batch: Callable[[int], object] = lambda _: None,
     stop: Callable[[], int] = lambda: 0,
+    keep: Keep = lambda *_: None,
 ) -> dict[str, float]:
     """Return top-1, top-5 and loss over all ranks' batches, with the counts they are computed from.
 
     `chance` is the accuracy of always predicting the most frequent class, `predicted` the number of classes that were
     predicted at least once. `on_batch` is called with the number of samples of each batch on this rank. If `stop`
-    returns a signal on any rank, that rank skips its remaining batches, and all ranks raise Stopped.
+    returns a signal on any rank, that rank skips its remaining batches, and all ranks raise Stopped. `keep` is called
+    with every batch, its labels, its logits in fp32, and the classes with the highest logits.
     """
     was_training = model.training
     model.eval()
@@ -52,6 +56,7 @@ def evaluate(
         totals[1] += top[:, 0].sum()
         totals[2] += top.any(1).sum()
         totals[3] += F.cross_entropy(logits, truth, reduction="none").double().sum()
+        keep(batch, truth, logits, best)
         on_batch(len(truth))
     model.train(was_training)
     world.sum_(labels)
@@ -86,7 +91,7 @@ def check_corrupt_fraction(metrics: dict[str, float], expected: int, max_corrupt
         )
 
 
-def predict(model: nn.Module, images: torch.Tensor, tta: str) -> torch.Tensor:
+def predict(model: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, tta: str) -> torch.Tensor:
     """Return logits averaged by test-time augmentation: flipped, or flipped and translated by one pixel."""
     if tta == "none":
         return model(images)
@@ -98,5 +103,5 @@ def predict(model: nn.Module, images: torch.Tensor, tta: str) -> torch.Tensor:
     return logits * 0.5 + (shifted[0] + shifted[1]) * 0.25
 
 
-def _with_flip(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+def _with_flip(model: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor) -> torch.Tensor:
     return (model(images) + model(images.flip(-1))) / 2

@@ -34,6 +34,12 @@ class IntervalTrigger:
             self._last = now
         return self._just_due
 
+    def times_before(self, step: int) -> int | None:
+        """Return how often the action is due before a step; None if that depends on the clock."""
+        if self._seconds:
+            return None
+        return max(0, step - 1) // self._steps if self._steps else min(max(0, step - 1), self._times(max(0, step - 1)))
+
     def _times(self, step: int) -> int:
         """Return how many whole periods end before the end of a step, rounded to the nearest step."""
         phase = self._timeline.phase_at(step)

@@ -64,6 +64,17 @@ def memory_of_evaluation(recipe: Recipe, world: World) -> Iterator[None]:
         raise _error(error, world, batch, "Lower --evaluate.per_rank_batch.") from error
 
 
+@contextmanager
+def memory_of_prediction(batch: int, world: World) -> Iterator[None]:
+    """Raise a UserError if predictions exhaust the memory."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not lacking_memory(error):
+            raise
+        raise _error(error, world, batch, "Lower --batch.") from error
+
+
 def _error(error: BaseException, world: World, batch: int, fix: str) -> UserError:
     memory = lacking_memory(error)
     code = "gpu-out-of-memory" if memory == "GPU" else "host-out-of-memory"

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed import DistError
 
 from paceline import extensions
-from paceline.config.recipe import Model
+from paceline.config.model import Model
 from paceline.distributed.process_group import is_lost_connection
 from paceline.engine.memory import lacking_memory
 from paceline.errors import USER_CODE_ERRORS, UserError, raised
@@ -22,6 +22,13 @@ def create_model(config: Model, seed: int, num_classes: int, channels: int) -> n
     return factory.create(config, num_classes, channels)
 
 
+def _fix(model: nn.Module, size: tuple[int, int]) -> str:
+    fixed = getattr(getattr(model, "patch_embed", None), "img_size", None)  # of a ViT
+    if not fixed or tuple(fixed) == size:
+        return "Set data.size, or choose another model."
+    return f"Set data.size to {fixed[0]}, or build the model for it: --model.options '{{img_size: {size[0]}}}'."
+
+
 def probe(model: nn.Module, name: str, num_classes: int, channels: int, size: tuple[int, int]) -> None:
     """Test the model on one image, which also initializes lazy modules. `size` is height and width."""
     what = f"{size[0]}x{size[1]} images with {channels} channels"
@@ -31,8 +38,7 @@ def probe(model: nn.Module, name: str, num_classes: int, channels: int, size: tu
     except (RuntimeError, AssertionError, ValueError) as error:
         raise UserError(
             "model-input-unsupported",
-            f"model.name={name} does not support {what} ({' '.join(str(error).split())[:160]}). Set data.size, or "
-            "choose another model.",
+            f"model.name={name} does not support {what} ({' '.join(str(error).split())[:160]}). {_fix(model, size)}",
             model=name,
             size=size,
             channels=channels,

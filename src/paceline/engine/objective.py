@@ -13,8 +13,9 @@ _MIXING = 0x31C5  # separates this random stream from the others
 
 
 class Objective:
-    def __init__(self, config: Train, num_classes: int, seed: int):
-        self._config, self._num_classes, self._seed = config, num_classes, seed
+    def __init__(self, config: Train, num_classes: int, seed: int, weights: torch.Tensor | None = None):
+        """`weights`: of the classes; None if all images count the same."""
+        self._config, self._num_classes, self._seed, self.weights = config, num_classes, seed, weights
         self._soft = config.loss == "bce" or config.mixup or config.cutmix
         self._registered = extensions.find("loss", config.loss)
 
@@ -56,7 +57,17 @@ class Objective:
                 found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:60]
                 raise self._registered.error(f"returns {found}, not a scalar tensor that depends on the logits")
             return loss
+        weights = self._weights_on(logits.device)
         if self._config.loss == "bce":
-            return F.binary_cross_entropy_with_logits(logits, targets)
+            per_image = None if weights is None else (targets * weights).sum(1, keepdim=True)
+            return F.binary_cross_entropy_with_logits(logits, targets, per_image)
         smoothing = 0.0 if self._soft else self._config.label_smoothing
-        return F.cross_entropy(logits, targets, label_smoothing=smoothing)
+        if weights is None:
+            return F.cross_entropy(logits, targets, label_smoothing=smoothing)
+        # divided by the images: torch divides by their weights, which differ between ranks and micro-batches
+        return F.cross_entropy(logits, targets, weights, reduction="sum", label_smoothing=smoothing) / len(logits)
+
+    def _weights_on(self, device: torch.device) -> torch.Tensor | None:
+        if self.weights is not None and self.weights.device != device:
+            self.weights = self.weights.to(device)
+        return self.weights

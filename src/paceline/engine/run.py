@@ -14,13 +14,13 @@ from typing import Any
 from paceline.checkpoint import store
 from paceline.distributed.reports import report_progress
 from paceline.distributed.world import World
+from paceline.engine.assessment import Assessment
 from paceline.engine.build import Setup
 from paceline.engine.callbacks import Callbacks, callback_error
 from paceline.engine.checkpoints import Checkpoints
 from paceline.engine.profiling import NoProfiler
 from paceline.engine.replicas import Replicas, newest_step
 from paceline.engine.resume import how_to_resume
-from paceline.engine.sanity import sanity_warnings
 from paceline.engine.totals import totals
 from paceline.engine.window import Window, WindowFigures
 from paceline.errors import UserError
@@ -45,15 +45,13 @@ class TrainingRun:
     display: Display
     replicas: Replicas
     callbacks: Callbacks
+    assessment: Assessment
     first_step: int = 0
-    best: float | None = None
     disk: DiskWarning = field(default_factory=DiskWarning)
     window: Window = field(init=False)
     profiler: NoProfiler = field(default_factory=NoProfiler)
-    below_curve: str = ""
-    """Why the run must end after its next checkpoint, if it fell below the expected curve."""
     _evaluation: dict[str, Any] = field(default_factory=dict)
-    _warned: set[str] = field(default_factory=set)
+    _saved: int = -1
     _scale: float = 0.0
     _status: str = "running"
 
@@ -147,14 +145,16 @@ class TrainingRun:
             )
         self._evaluation = record
         self.callbacks.evaluation(record)
-        self._compare_with_curve(record)
-        self._check_sanity(record)
         self.window.restart()
-        metric = self.setup.recipe.checkpoint.best
-        value = -metrics[metric] if metric == "loss" else metrics[metric]
-        improved = self.best is None or value > self.best
-        self.best = value if improved else self.best
-        return improved
+        return self.assessment.add(record)
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether this session evaluated the newest step."""
+        return self._evaluation.get("step") == step
+
+    def is_saved(self, step: int) -> bool:
+        """Whether this session began a checkpoint of the newest step, after its evaluation."""
+        return self._saved == step
 
     def tested(self, step: int, metrics: dict[str, float]) -> None:
         """Write the record of the best checkpoint, that of this step, on the test split."""
@@ -162,37 +162,14 @@ class TrainingRun:
         self.sink.write(record)
         self.display.tested(record)
 
-    def _compare_with_curve(self, record: dict[str, Any]) -> None:
-        """Warn if the run falls below the expected curve of its recipe, or end it if curve.stop is set."""
-        curve = self.setup.recipe.curve
-        expected, found = curve.expected(record["epoch"]), record[curve.metric]
-        if expected is None or found >= expected - curve.tolerance:
-            return
-        what = (
-            f"{curve.metric} is {found:.2%} after epoch {record['epoch']:.2f}, below the {expected:.2%} that "
-            f"{self.setup.recipe.name} expects"
-        )
-        if curve.stop:
-            self.below_curve = what
-        elif self._world.is_rank_zero:
-            log.warning("%s", what)
-
-    def _check_sanity(self, record: dict[str, Any]) -> None:
-        """Warn if an evaluation indicates a failed training: once for each reason, and again at the end."""
-        progress = record["step"] / self.setup.total_steps
-        for reason, text in sanity_warnings(record, len(self.setup.source.classes), progress).items():
-            if self._world.is_rank_zero and (reason not in self._warned or progress == 1):
-                log.warning("epoch %.2f: %s", record["epoch"], text)
-            self._warned.add(reason)
-
     def give_up(self, step: int) -> None:
         """End a run that fell below its curve. Its checkpoint can be resumed with curve.stop=false."""
         self.wait_for_checkpoint(step)
-        self._summarize("failed", step, message=self.below_curve)
+        self._summarize("failed", step, message=self.assessment.below_curve)
         self.close()
         raise UserError(
             "below-expected-curve",
-            f"{self.below_curve}. The run is stopped because of curve.stop=true. To continue it anyway: "
+            f"{self.assessment.below_curve}. The run is stopped because of curve.stop=true. To continue it anyway: "
             f"paceline train --resume {self.folder.path} --curve.stop false",
             path=self.folder.path,
         )
@@ -200,8 +177,9 @@ class TrainingRun:
     def save(self, step: int, setup: Setup) -> None:
         """Start writing a checkpoint. Training waits only for the copy to host memory."""
         begin = time.perf_counter()
-        measured = self._evaluation if self._evaluation.get("step") == step else {}
-        metrics: dict[str, float] = {name: measured[name] for name in ("top1", "top5", "loss") if name in measured}
+        self._saved, measured = step, self._evaluation if self.is_evaluated(step) else {}
+        kept = ("top1", "top5", "loss", "samples")
+        metrics: dict[str, float] = {name: measured[name] for name in kept if name in measured}
 
         def copied() -> None:
             self.callbacks.checkpoint_written()  # the previous one, which was perhaps still being written at every step
@@ -247,7 +225,11 @@ class TrainingRun:
             self._summarize("failed", step, message=failure)
             self.close()
             raise callback_error(failure) from self.callbacks.cause
-        return self._end("finished", step, **self.callbacks.early_stop(step))
+        early_stop = self.assessment.early_stop(step) or self.callbacks.early_stop(step)
+        if early_stop and self._world.is_rank_zero:
+            where = f"epoch {self._place(step)['epoch']:.4g} (step {step} of {self.setup.total_steps})"
+            log.info("stopped early at %s by %s: %s", where, early_stop["stopped_by"], early_stop["stop_reason"])
+        return self._end("finished", step, **early_stop)
 
     def _end(self, status: str, step: int, **more: Any) -> dict[str, Any]:
         """Close all outputs, and return the summary. On rank 0 trackers and callbacks may exceed the rank timeout."""

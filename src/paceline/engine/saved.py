@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.analysis.details.slices import DetailsSpec
 from paceline.checkpoint import store
 from paceline.checkpoint.verified import open_checkpoint, open_verified
 from paceline.config.imports import load_imports
@@ -18,12 +19,13 @@ from paceline.config.timeline import Timeline
 from paceline.data import kinds
 from paceline.data.classes import Class, match
 from paceline.data.load.batch import Batch
-from paceline.data.load.source import open_source
+from paceline.data.load.source import DataSource, open_source
 from paceline.data.splits import VAL
 from paceline.distributed.ddp import broadcast_model
 from paceline.distributed.world import World
 from paceline.engine import precision
 from paceline.engine.build import build_model
+from paceline.engine.details import DetailsWriter
 from paceline.engine.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.kernels import any_shape, choose_kernels
 from paceline.engine.memory import memory_of_evaluation
@@ -32,6 +34,8 @@ from paceline.engine.weights import load_weights
 from paceline.errors import UserError
 from paceline.models import factory
 from paceline.system import logs
+from paceline.system.files import printable
+from paceline.system.remote import is_remote
 from paceline.track.progress import display
 from paceline.track.records import RunFolder
 
@@ -63,10 +67,13 @@ def find_checkpoint(path: Path, which: str) -> Path:
     return best.folder if best else newest
 
 
-def evaluate_path(path: Path, which: str, overrides: Sequence[str], split: str = "") -> tuple[str, dict[str, float]]:
+def evaluate_path(
+    path: Path, which: str, overrides: Sequence[str], split: str = "", details: DetailsSpec | None = None
+) -> tuple[str, dict[str, Any]]:
     """Evaluate a checkpoint with its recipe and some overrides. Returns a label, and the metrics on rank 0.
 
-    `split`: by default that of validation, or what image files have instead of it.
+    `split`: by default that of validation, or what image files have instead of it. `details`: also write what the
+    model gets wrong; the metrics then have `details`, the folder.
     """
     # only rank 0 needs the folder, so the device cannot come from the recipe in it
     world = World.from_env("".join(dict(split_overrides(overrides)).get("device", [])) or "auto")
@@ -76,19 +83,11 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str], split: str =
         with world.long_timeout():
             place, progress = world.on_rank_zero(lambda: _verified(path, which))
         folder = Path(place)
-        recipe = _saved_recipe(progress, place, overrides)
+        recipe = evaluation_recipe(progress, place, overrides)
         load_imports(recipe)
         recipe = kinds.resolve(recipe)
         source = open_source(recipe, only_evaluate=True, split=split)
-        if (channels := len(progress["preprocessing"]["mean"])) != source.channels:
-            raise UserError(
-                "channels-mismatch",
-                f"{folder} was trained on images with {channels} channels, but {source.name} has {source.channels}. "
-                "Evaluate it on data with the same number of channels.",
-                path=folder,
-                expected=channels,
-                found=source.channels,
-            )
+        _check_channels(folder, len(progress["preprocessing"]["mean"]), source)
         # the checkpoint has all the weights, so none are downloaded
         plain = dataclasses.replace(recipe, model=factory.untrained(recipe.model))
         timeline = Timeline.of(recipe, source.num_train)
@@ -96,11 +95,13 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str], split: str =
         numbers = match(classes, source.classes, folder, source.place or source.name)
         model = build_model(plain, source, len(classes), timeline, world)
         with world.long_timeout():
-            world.on_rank_zero(lambda: _load(model, folder))
+            weights = world.on_rank_zero(lambda: _load(model, folder))
             broadcast_model(model, world)
         resolved = precision.resolve(recipe.precision, world)
         choose_kernels(world.device, recipe.tf32)
         batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device, split=split or VAL)
+        facts = _facts(progress, folder, weights, source, split, recipe, resolved)
+        writer = DetailsWriter(details, facts, folder, batches, world) if details else None
         with (
             memory_of_evaluation(recipe, world),
             closing(display(world.is_rank_zero)) as shown,
@@ -115,14 +116,46 @@ def evaluate_path(path: Path, which: str, overrides: Sequence[str], split: str =
                 lambda: precision.autocast(resolved, world.device),
                 recipe.evaluate.tta,
                 advance,
+                keep=writer.keep if writer else lambda *_: None,
             )
-    check_corrupt_fraction(metrics, batches.num_samples, recipe.data.max_corrupt)
+            check_corrupt_fraction(metrics, batches.num_samples, recipe.data.max_corrupt)
+            written = {"details": writer.write()} if writer else {}
     lost = batches.num_samples - metrics["samples"]
     some = f", {lost:g} corrupt images left out" if lost else ""
     some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
     data = f"{source.place or source.name}{f' ({split} split)' if split else ''}"
     label = f"{folder} (step {progress['step']}), {data}{some}, TTA {recipe.evaluate.tta}"
-    return label, metrics if world.is_rank_zero else {}
+    return label, metrics | written if world.is_rank_zero else {}
+
+
+def _check_channels(folder: Path, channels: int, source: DataSource) -> None:
+    if channels != source.channels:
+        raise UserError(
+            "channels-mismatch",
+            f"{folder} was trained on images with {channels} channels, but {source.name} has {source.channels}. "
+            "Evaluate it on data with the same number of channels.",
+            path=folder,
+            expected=channels,
+            found=source.channels,
+        )
+
+
+def _facts(
+    progress: dict[str, Any], folder: Path, weights: str, source: DataSource, split: str, recipe: Recipe, precision: str
+) -> dict[str, Any]:
+    """Return what is evaluated, for details.json."""
+    place = source.place and (source.place if is_remote(source.place) else str(Path(source.place).absolute()))
+    data = {
+        "name": printable((Path(place).stem if recipe.data.name == "list" else Path(place).name) or source.name),
+        "kind": recipe.data.name,
+        "place": printable(place),
+        "split": split or VAL,
+        # all variants have the same samples
+        "fingerprint": source.fingerprint.removesuffix(f"-{'+'.join(source.variants)}"),
+    }
+    classes = [{"id": printable(id_), "name": printable(name)} for id_, name in progress["classes"]]
+    settings = {"weights": weights, "tta": recipe.evaluate.tta, "precision": precision}
+    return {"checkpoint": folder.name, "step": progress["step"], **settings, "data": data, "classes": classes}
 
 
 def _relabeled(batches: Iterable[Batch], numbers: list[int]) -> Iterator[Batch]:
@@ -141,17 +174,19 @@ def _verified(path: Path, which: str) -> tuple[str, dict[str, Any]]:
     return str(checkpoint.folder), parts["progress"]
 
 
-def _load(model: nn.Module, folder: Path) -> None:
+def _load(model: nn.Module, folder: Path) -> str:
+    """Load the averaged weights if there are any, else the trained ones. Returns which."""
     _, parts = open_checkpoint(folder)
     load_weights(model, parts["ema"] or parts["model"], str(folder))
+    return "ema" if parts["ema"] else "model"
 
 
-def _saved_recipe(progress: dict[str, Any], origin: str, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe of a checkpoint, with the normalization of its training data."""
-    tree, seen = progress["recipe"], progress["preprocessing"]
+def evaluation_recipe(progress: dict[str, Any], origin: str, overrides: Sequence[str]) -> Recipe:
+    """Return the recipe of a checkpoint, with the preprocessing of its training data."""
+    saved, seen = progress["recipe"], progress["preprocessing"]
     # evaluation does not augment, and the settings may not be valid for other data
-    tree["data"] = tree["data"] | {"mean": seen["mean"], "std": seen["std"], "augment": {}}
+    data = saved["data"] | {key: seen[key] for key in ("mean", "std", "interpolation")} | {"augment": {}}
     given = {key for key, _ in split_overrides(overrides)}
     if "data.path" in given and "data.name" not in given:
-        tree["data"]["name"] = ""  # derived from the path
-    return recipe_from_tree(tree, origin, overrides)
+        data["name"] = ""  # derived from the path
+    return recipe_from_tree(saved | {"data": data}, origin, overrides)

@@ -1,6 +1,5 @@
 """One training session: chooses the run folder, builds the setup, trains or resumes."""
 
-import hashlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -12,11 +11,6 @@ from paceline.analysis.read import read
 from paceline.analysis.verdict import verdict
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
-from paceline.checkpoint.verified import open_checkpoint
-from paceline.checkpoint.writer import NoWriter, ShardedWriter, Writer
-from paceline.config.batch import memory_key, strategy
-from paceline.config.import_files import file_hashes, sources
-from paceline.config.io import dump_recipe, fingerprint, to_tree
 from paceline.config.recipe import Recipe
 from paceline.data import kinds
 from paceline.data.load.source import fetch
@@ -25,40 +19,24 @@ from paceline.distributed.reports import report_run
 from paceline.distributed.world import World
 from paceline.engine.announce import announce
 from paceline.engine.build import Setup, build
-from paceline.engine.callbacks import Callbacks
-from paceline.engine.checkpoints import Checkpoints
 from paceline.engine.covered import agree_on_checkpoint
-from paceline.engine.examples import examples
 from paceline.engine.memory import memory_of_training
+from paceline.engine.open_run import open_run
 from paceline.engine.parts import check_parts
-from paceline.engine.profiling import Profiler, profiled_steps
+from paceline.engine.profiling import profiled_steps
 from paceline.engine.rank_checks import check_same_data, check_same_imports, check_same_recipe
 from paceline.engine.replicas import Replicas
-from paceline.engine.resume import choose_folder, warn_of_changed_code
+from paceline.engine.resume import choose_folder
 from paceline.engine.run import TrainingRun
 from paceline.engine.train import train
 from paceline.errors import UserError
+from paceline.models import preprocessing
 from paceline.system import logs
-from paceline.system.files import LOCK_NAME, FolderLock, disk_error, make_folder, suppress_os_errors, write_text
+from paceline.system.files import LOCK_NAME, FolderLock, disk_error, make_folder, suppress_os_errors
 from paceline.system.logs import log
 from paceline.system.outcome import report_outcome
-from paceline.track import environment
-from paceline.track.json_lines import JsonLines
-from paceline.track.progress import display
-from paceline.track.records import RunFolder, largest_batch
-from paceline.track.sinks import (
-    DiskWarning,
-    Guarded,
-    InBackground,
-    MLflow,
-    MultiSink,
-    Sink,
-    WeightsAndBiases,
-    identity,
-    started,
-)
+from paceline.track.records import RunFolder
 from paceline.track.telemetry import HostSampler
-from paceline.track.tensorboard import TensorBoard
 
 _LOCK_GRACE = 5.0  # seconds that ranks of a killed launcher may need to exit and free their memory
 
@@ -79,7 +57,7 @@ def train_recipe(
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
     check_parts(recipe)  # before a folder is created or data is fetched
-    recipe = kinds.resolve(recipe)
+    recipe, notes = preprocessing.resolve(kinds.resolve(recipe))
     fetch(recipe)  # may take longer than the timeout of connected ranks
     # uploads end after the ranks have disconnected, because a slow upload would exceed their timeout
     with ExitStack() as after_disconnect, world.connected(), ExitStack() as cleanup:
@@ -105,9 +83,9 @@ def train_recipe(
         with memory_of_training(recipe, world, folder):
             setup = build(recipe, world)
             check_same_data(setup.source, world)
-            announce(setup, path, saved)
+            announce(setup, path, saved, notes)
             profiled = profiled_steps(profile, setup.timeline, store.step_of(saved) if saved else 0)
-            run = _open_run(folder, setup, saved, replicas, profiled)
+            run = open_run(folder, setup, saved, replicas, profiled)
         if results and world.local_rank == 0:
             only = "" if world.is_rank_zero else "telemetry"
             after_disconnect.callback(Results(path, results, recipe.checkpoint.best, only).close)
@@ -196,95 +174,3 @@ def _remove_if_unused(folder: RunFolder) -> None:
     """Remove the folder of a start that was refused before it trained anything."""
     if not folder.exists and {path.name for path in folder.path.iterdir()} <= {LOCK_NAME, folder.log.name}:
         shutil.rmtree(folder.path)
-
-
-def _open_run(folder: RunFolder, setup: Setup, saved: Path | None, replicas: Replicas, profiled: int) -> TrainingRun:
-    world, recipe = setup.world, setup.recipe
-    first_step = 0
-    if saved:
-        with world.long_timeout():  # every rank reads what it needs
-            first_step = world.raise_together(lambda: setup.load(open_checkpoint(saved)[1], str(saved)))
-    if first_step > setup.total_steps or (first_step == setup.total_steps and folder.finished):
-        raise UserError(
-            "run-finished",
-            f"{folder.path} is finished at step {first_step}. Increase --train.duration to train longer.",
-            path=folder.path,
-            step=first_step,
-        )
-    callbacks = Callbacks.create(recipe, world, folder, setup.total_steps, first_step)
-    if saved:
-        log.info("resuming from step %d (%s)", first_step, saved)
-    hosts = world.hosts()
-    start = environment.collect(hosts, world.device)
-    if world.is_rank_zero:  # only after all checks: a refused start changes nothing
-        import_files = file_hashes(recipe.imports)
-        if saved:
-            warn_of_changed_code(folder, import_files)
-            store.set_aside_from(folder.checkpoints, first_step + 1)
-        text = dump_recipe(recipe)
-        checksum = hashlib.sha256(text.encode()).hexdigest()
-        folder.append_environment(
-            start
-            | {"ranks": world.size, "host_of_rank": hosts, "precision": setup.precision, "first_step": first_step}
-            | {"recipe": fingerprint(recipe), "recipe_sha256": checksum, "data": setup.source.fingerprint}
-            | {"imports": sources(recipe.imports), "import_files": import_files}
-            | {"strategy": strategy(recipe, world.size), "threads_chosen": "PACELINE_THREADS" in os.environ}
-            | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
-        )
-        write_text(folder.recipe, text)
-    metric = recipe.checkpoint.best
-    best = world.on_rank_zero(lambda: _best_value(folder, metric))
-    disk = DiskWarning()
-    run = TrainingRun(
-        folder,
-        setup,
-        MultiSink(_sinks(folder, setup, first_step, disk) if world.is_rank_zero else []),
-        Checkpoints(world, _writer(folder, setup), replicas),
-        display(world.is_rank_zero, setup.total_steps, first_step),
-        replicas,
-        callbacks,
-        first_step,
-        best=best,
-        disk=disk,
-    )
-    if world.is_rank_zero:
-        if profiled:
-            run.profiler = Profiler(folder.profile, profiled, world.device, run.sink)
-        run.begin()
-    return run
-
-
-def _writer(folder: RunFolder, setup: Setup) -> Writer | NoWriter:
-    settings, shard = setup.recipe.checkpoint, setup.replica.shard
-    if shard.count > 1:
-        # FSDP is for models that fill the memory: on CPUs there is none for a copy, so that training waits for the disk
-        copies_cpu = setup.world.device.type != "cpu"
-        return ShardedWriter(folder.checkpoints, settings.keep, settings.best, shard, copies_cpu)
-    return Writer(folder.checkpoints, settings.keep, settings.best) if setup.world.is_rank_zero else NoWriter()
-
-
-def _best_value(folder: RunFolder, metric: str) -> float | None:
-    """Return the metric of the best checkpoint, negated if lower is better."""
-    best = store.best(folder.checkpoints, metric)
-    return (-best.metrics[metric] if metric == "loss" else best.metrics[metric]) if best else None
-
-
-def _sinks(folder: RunFolder, setup: Setup, first_step: int, disk: DiskWarning) -> list[Sink]:
-    resumed = first_step > 0 or folder.metrics.exists()
-    missing = first_step - folder.last_recorded_step if first_step else 0
-    lines = JsonLines(folder.metrics)
-    if resumed:
-        gap = {"missing": missing} if missing > 0 else {}
-        lines.write({"kind": "resume", "step": first_step, "ranks": setup.world.size} | gap)
-    sinks: list[Sink] = [Guarded(lines, disk)]
-    settings, recipe = setup.recipe.log, setup.recipe
-    if settings.tensorboard:
-        board = (folder.tensorboard, first_step, to_tree(recipe))
-        sinks.append(started(lambda: TensorBoard(*board, examples(setup)), "TensorBoard", disk))
-    begun = folder.read_starts()[0].get("started", "")
-    there = (folder.path, identity(folder.path, begun), settings.project, to_tree(recipe))
-    if settings.wandb:
-        sinks.append(InBackground(lambda: WeightsAndBiases(*there), "Weights & Biases"))
-    if settings.mlflow:
-        sinks.append(InBackground(lambda: MLflow(*there), "MLflow"))
-    return sinks

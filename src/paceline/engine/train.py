@@ -50,7 +50,11 @@ def train(setup: Setup, run: TrainingRun) -> dict[str, Any]:
     agreement, done = Agreement(setup.world, 5, wait), run.first_step
     batches = setup.loader.steps(run.first_step)
     with Signals(setup.world) as signals, closing(agreement):
+        if _is_unevaluated(setup, run.first_step, evaluate_every):
+            pause(setup, run, done, evaluating=True, checkpointing=True, stop=0, signals=signals)
         for step in range(run.first_step, total):
+            if run.assessment.stop_reason:
+                break
             with run.window.waiting_for_data():
                 micro_batches = next(batches)
             lr = lr_at(step, setup.lr_plan)
@@ -81,7 +85,8 @@ def train(setup: Setup, run: TrainingRun) -> dict[str, Any]:
             if evaluating or checkpointing or stop:
                 pause(setup, run, done, evaluating, checkpointing, stop, signals)
         # the last step is always evaluated and checkpointed; a run that is stopped here resumes here
-        pause(setup, run, done, evaluating=True, checkpointing=True, stop=0, signals=signals)
+        if not run.is_saved(done):
+            pause(setup, run, done, evaluating=not run.is_evaluated(done), checkpointing=True, stop=0, signals=signals)
         if setup.source.num_test:
             try:
                 test_best(setup, run, done, stop=lambda: signals.received)
@@ -95,19 +100,26 @@ def pause(
     setup: Setup, run: TrainingRun, done: int, evaluating: bool, checkpointing: bool, stop: int, signals: Signals
 ) -> None:
     """Evaluate, checkpoint or stop between two steps. Stopping also writes a checkpoint."""
-    setup.average_buffers()
+    if done > run.first_step:  # a checkpoint has averages already
+        setup.average_buffers()
     if evaluating and not stop:
         try:
             checkpointing |= run.evaluate(done, partial(measure, setup, done, stop=lambda: signals.received))
         except Stopped as early:
             stop = early.signum
-    if checkpointing or stop or run.below_curve:
+    if checkpointing or stop or run.assessment.below_curve:
         run.save(done, setup)
-    if run.below_curve:
+    if run.assessment.below_curve:
         run.give_up(done)
     if stop:
         run.stopped(done)
         raise Stopped(stop)
+
+
+def _is_unevaluated(setup: Setup, first_step: int, every: IntervalTrigger) -> bool:
+    """Whether a signal stopped the run in place of an evaluation that is due after the step it resumes from."""
+    resumed = 0 < first_step < setup.total_steps and setup.history.last_step < first_step
+    return resumed and every.due(first_step, agreed=0, now=time.monotonic())
 
 
 def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -> StepResult:

@@ -22,7 +22,7 @@ from paceline.system import logs
 from paceline.system.device import peak_memory, wait
 from paceline.system.files import write_json
 
-_SHAPES = {"digits": (1, 8, 10), "cifar10": (3, 32, 10), "imagenet": (3, DEFAULT_SIZE, 1000)}
+_SHAPES = {"digits": (1, 8, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100), "imagenet": (3, DEFAULT_SIZE, 1000)}
 """Channels, side and classes of known datasets, which are not needed for a trial."""
 
 

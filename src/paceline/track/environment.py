@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -26,11 +27,17 @@ def collect(hosts: list[str], device: torch.device) -> dict[str, Any]:
         "command": list(map(_without_password, sys.argv)),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "packages": package_versions(),
         "code": _code(),
         "hosts": dict(Counter(hosts)),
         "hardware": _hardware(device),
     } | _price()
+
+
+@cache
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that affect the results of a training."""
+    return {name: metadata.version(name) for name in _PACKAGES}
 
 
 def _without_password(word: str) -> str:

@@ -24,7 +24,7 @@ class Display:
     def train(self, record: dict[str, Any]) -> None: ...
 
     @contextmanager
-    def evaluating(self, work: Evaluation) -> Iterator[Callable[[int], object]]:
+    def evaluating(self, work: Evaluation, what: str = "evaluating") -> Iterator[Callable[[int], object]]:
         """Show an evaluation. Yields a function to call with the number of samples of every batch."""
         yield lambda _: None
 
@@ -51,14 +51,14 @@ class Lines(Display):
             self._pending = {}
 
     @contextmanager
-    def evaluating(self, work: Evaluation) -> Iterator[Callable[[int], object]]:
+    def evaluating(self, work: Evaluation, what: str = "evaluating") -> Iterator[Callable[[int], object]]:
         seen = 0
 
         def advance(samples: int) -> None:
             nonlocal seen
             seen += samples
             if time.monotonic() - self._last_line > self.quiet_seconds:
-                self._log(f"evaluating: {seen / work.rank_samples:.0%}")
+                self._log(f"{what}: {seen / work.rank_samples:.0%}")
 
         yield advance
 
@@ -102,8 +102,8 @@ class Bar(Lines):
         self._progress.update(self._task, figures=figures)
 
     @contextmanager
-    def evaluating(self, work: Evaluation) -> Iterator[Callable[[int], object]]:
-        task = self._progress.add_task("evaluating", total=work.num_samples, figures=())
+    def evaluating(self, work: Evaluation, what: str = "evaluating") -> Iterator[Callable[[int], object]]:
+        task = self._progress.add_task(what, total=work.num_samples, figures=())
         factor = work.num_samples / max(1, work.rank_samples)  # assumes that the other ranks are as far as this one
         try:
             yield lambda samples: self._progress.advance(task, samples * factor)

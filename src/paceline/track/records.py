@@ -8,6 +8,7 @@ log.txt            the terminal output
 checkpoints/       checkpoints
 tensorboard/       event files
 profile/           trace and memory snapshot of --profile
+evaluations/       what the model gets wrong, of `paceline evaluate --details`
 flight-recorder/   recent collectives of each rank, if one timed out
 summary.json       status and results; rewritten during the run
 """
@@ -53,12 +54,20 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.profile = path / "profile"
+        self.evaluations = path / "evaluations"
         self.flight_recorder = path / "flight-recorder"
         self.summary = path / "summary.json"
         self.num_corrupt = 0
         """The number of corrupt lines found by the last call of `records`."""
         self.cut_off = False
         """Whether the last line was incomplete, as in the records of a killed run."""
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Path) -> "RunFolder | None":
+        """Return the run folder that a checkpoint is in; None if it is elsewhere."""
+        # a path stays as the user gave it, unless it is too short to have the run folder in it
+        place = checkpoint if len(checkpoint.parts) > 2 else checkpoint.absolute()
+        return cls(place.parent.parent) if place.parent.name == "checkpoints" else None
 
     @property
     def exists(self) -> bool:

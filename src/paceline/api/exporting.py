@@ -1,0 +1,51 @@
+"""Export models."""
+
+from pathlib import Path
+
+from paceline.api.arguments import check_path, invalid
+from paceline.api.runs import Run, check_which, path_of
+from paceline.errors import UserError
+
+_HUB = "hf:"
+
+
+def export(
+    run: str | Path | Run,
+    to: str | Path,
+    *,
+    format: str = "",
+    which: str = "best",
+    raw: bool = False,
+    force: bool = False,
+    images: str | Path | None = None,
+    license: str = "",
+    public: bool = False,
+) -> str:
+    """Export the model of a run or checkpoint, with its classes, preprocessing and metrics; return a summary.
+
+    `format`: safetensors, timm-hub, onnx, torch-export or card; by default that of the suffix of `to`, a file, a
+    folder, or hf:USER/NAME to upload a timm-hub folder, private unless `public`. onnx and torch-export are compared
+    with the model on `images`, by default validation images of the run. `raw`: the trained weights instead of their
+    moving average (EMA). `license`: of the weights, for the model card. `force` replaces an existing export.
+    """
+    check_which(which)
+    if not isinstance(format, str):
+        raise invalid("format", format, "a name")
+    from paceline.engine.export.write import Exporter, choose_format
+    from paceline.engine.saved import find_checkpoint
+
+    shown = check_path("images", images) if images is not None else None
+    is_hub = isinstance(to, str) and to.startswith(_HUB)
+    if is_hub and format not in ("", "timm-hub"):
+        message = f"--to {to} uploads a timm-hub folder, not {format}. Leave --format out, or give a local path."
+        raise UserError("conflicting-options", message, option="--format")
+    if public and not is_hub:
+        raise UserError("conflicting-options", "--public needs --to hf:USER/NAME.", option="--public")
+    target = Path() if is_hub else check_path("to", to)
+    chosen = "timm-hub" if is_hub else choose_format(target, format)
+    exporter = Exporter(find_checkpoint(path_of(run), which), raw, shown, license)
+    if is_hub:
+        from paceline.engine.export.hub import push
+
+        return push(exporter, str(to).removeprefix(_HUB), public, force)
+    return exporter.write(target, chosen, force)
