@@ -40,9 +40,9 @@ def test_runs_in_this_process_and_in_others_are_equal() -> None:
     assert [record["loss"] for record in here.trained] == [record["loss"] for record in there.trained]
     assert here.path.resolve() == Path("runs/here").resolve()
     assert here.best["top1"] >= here.last["top1"] > 0.5
-    metrics = pl.evaluate(there, which="last")
+    metrics = pl.evaluate(there, checkpoint="last")
     assert metrics["top1"] == pytest.approx(there.last["top1"])
-    assert pl.evaluate(there, which="last", in_process=True) == metrics
+    assert pl.evaluate(there, checkpoint="last", in_process=True) == metrics
     assert "the same experiment" in pl.compare(here, there).summary
 
 
@@ -69,7 +69,7 @@ def test_errors_have_the_codes_of_the_commands() -> None:
     with raises("in-process-needs-one-rank"):
         pl.train("digits", procs=2, in_process=True)
     with raises("unknown-checkpoint"):
-        pl.evaluate("runs/none", which="newest")
+        pl.evaluate("runs/none", checkpoint="newest")
     assert "RANK" not in os.environ
 
 
@@ -117,7 +117,7 @@ def test_runs_are_listed_exported_and_explained() -> None:
     run = pl.train("digits", SHORT, name="one", in_process=True)
     (row,) = pl.list_runs()
     assert (row.name, row.status, row.model) == ("one", "finished", "airbench")
-    assert "tensors" in pl.export(run, "weights.safetensors", which="last")
+    assert "tensors" in pl.export(run, "weights.safetensors", checkpoint="last")
     assert run.bottlenecks[0].cause in run.bottlenecks[0].text
     comparison = pl.compare(run, "runs/one")
     assert {path.name for path in comparison.write("out")} >= {"comparison.md", "comparison.json", "comparison.csv"}

@@ -68,7 +68,7 @@ def test_ema_is_evaluated_checkpointed_and_resumed(here, tmp_path: Path) -> None
         source = ("digits", *TINY) if duration == "20ba" else ("--resume", "runs/digits")
         run_ranks(tmp_path, 2, "train", *source, *words, "--train.duration", duration)
     final = _final(tmp_path / "runs" / "digits")["final"]
-    answer = here("evaluate", "runs/digits", "--last")
+    answer = here("evaluate", "runs/digits", "--checkpoint", "last")
     assert f"({final['correct']} of 360)" in answer.stdout, answer.stdout + answer.stderr
     assert f"loss {final['loss']:.4f}" in answer.stdout
     assert (tmp_path / "runs" / "digits" / "checkpoints" / "step-00000040" / "ema.safetensors").exists()

@@ -53,5 +53,5 @@ def test_sizes_batches_and_learning_rates_change_as_published(tmp_path: Path) ->
     evaluated = [record for record in records if record["kind"] == "eval"]
     assert {record["samples"] for record in evaluated} == {SAMPLES}
     # evaluating the same weights on one process has the same result, also with rectangular batches
-    alone = run_ranks(tmp_path, 1, "evaluate", tmp_path / "runs" / "small", "--last")
+    alone = run_ranks(tmp_path, 1, "evaluate", tmp_path / "runs" / "small", "--checkpoint", "last")
     assert f"({evaluated[-1]['correct']} of {SAMPLES})" in alone.stdout

@@ -119,9 +119,9 @@ def test_curves_and_checkpoints_that_do_not_exist_are_refused(tmp_path: Path) ->
         with raises("invalid-argument") as caught:
             run.curve(*arguments)
         assert "top1" in str(caught.value) or "epoch" in str(caught.value) or "eval" in str(caught.value)
-    for which in ("first", 3):
+    for checkpoint in ("first", 3):
         with raises("unknown-checkpoint"):
-            run.load_model(which)
+            run.load_model(checkpoint)
 
 
 def test_plans_use_registered_schedules_of_imported_modules(tmp_path: Path, monkeypatch) -> None:

@@ -116,7 +116,7 @@ def test_evaluation_on_one_class_without_a_training_split(here, tmp_path: Path, 
 
 def test_checkpoints_and_exports_describe_classes_and_preprocessing(here, tmp_path: Path, trained: Path) -> None:
     _, parts = read(next(store.committed(trained / "checkpoints")))
-    assert here("export", trained, "--last", "--to", "weights.safetensors").returncode == 0
+    assert here("export", trained, "--checkpoint", "last", "--to", "weights.safetensors").returncode == 0
     with safe_open(tmp_path / "weights.safetensors", "pt") as file:
         metadata = json.loads(file.metadata()["paceline"])
     same = {name: value for name, value in parts["progress"].items() if name not in ("scaler", "evaluations", "recipe")}

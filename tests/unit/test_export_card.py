@@ -44,9 +44,9 @@ def test_card_has_the_figures_of_this_checkpoint_only(trained: Path) -> None:
         place.mkdir(parents=True)
         (place / "classes.csv").write_text(f"{head}0,x,{name},40,38,30,0.75,0.6,0.86\n1,y,empty,0,0,0,,,\n")
         (place / "details.json").write_text(json.dumps({"step": step, "weights": "ema"}) if step else "{")
-    pl.export(trained, "card.md", which="last")
+    pl.export(trained, "card.md", checkpoint="last")
     text = Path("card.md").read_text()
-    pl.export(trained, "raw.md", which="last", raw=True)
+    pl.export(trained, "raw.md", checkpoint="last", raw=True)
     assert "## Accuracy per class" not in Path("raw.md").read_text()
     assert "| a\\|b | 40 | 75.0 % (60.0 to 86.0) |" in text
     assert "| empty | 0 | - |" in text

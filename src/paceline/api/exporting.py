@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from paceline.api.arguments import check_path, invalid
-from paceline.api.runs import Run, check_which, path_of
+from paceline.api.runs import Run, check_best_or_last, path_of
 from paceline.errors import UserError
 
 _HUB = "hf:"
@@ -14,7 +14,7 @@ def export(
     to: str | Path,
     *,
     format: str = "",
-    which: str = "best",
+    checkpoint: str = "best",
     raw: bool = False,
     force: bool = False,
     images: str | Path | None = None,
@@ -28,7 +28,7 @@ def export(
     with the model on `images`, by default validation images of the run. `raw`: the trained weights instead of their
     moving average (EMA). `license`: of the weights, for the model card. `force` replaces an existing export.
     """
-    check_which(which)
+    check_best_or_last(checkpoint)
     if not isinstance(format, str):
         raise invalid("format", format, "a name")
     from paceline.engine.export.write import Exporter, choose_format
@@ -43,7 +43,7 @@ def export(
         raise UserError("conflicting-options", "--public needs --to hf:USER/NAME.", option="--public")
     target = Path() if is_hub else check_path("to", to)
     chosen = "timm-hub" if is_hub else choose_format(target, format)
-    exporter = Exporter(find_checkpoint(path_of(run), which), raw, shown, license)
+    exporter = Exporter(find_checkpoint(path_of(run), checkpoint), raw, shown, license)
     if is_hub:
         from paceline.engine.export.hub import push
 

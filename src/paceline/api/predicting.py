@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paceline.api.arguments import Procs, check_count, check_path, check_procs, check_usage, invalid
 from paceline.api.in_process import in_this_process
 from paceline.api.processes import run_in_processes
-from paceline.api.runs import Run, check_which, path_of
+from paceline.api.runs import Run, check_best_or_last, path_of
 from paceline.config.imports import trust as trust_modules
 from paceline.engine.prediction_files import ClassProbability, cells, check_target, columns, writing
 from paceline.errors import UserError
@@ -89,7 +89,7 @@ def predict(
     run's evaluation; the default precision of exports is fp32. `trust` opens .pt2 files, which can run code. The
     command line writes millions of predictions to a file; here they are held in memory.
     """
-    check_which(checkpoint)
+    check_best_or_last(checkpoint)
     check_usage(device, precision, tta, crop_pct)
     names = [os.fspath(check_path("images", name)) for name in _several(images)]
     if not names:
@@ -152,7 +152,7 @@ def load_classifier(
     from paceline.distributed.world import World
     from paceline.engine.open_model import Usage, open_model
 
-    check_which(checkpoint)
+    check_best_or_last(checkpoint)
     check_usage(device, precision, tta, crop_pct)
     trust_modules(imports)
     usage = Usage(checkpoint, precision, tta, crop_pct, trust, tuple(imports))

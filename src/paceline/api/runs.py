@@ -78,15 +78,15 @@ class Run(LoggedRun):
             raise invalid("metric", metric, f"one of the {kind} records: {', '.join(sorted(known))}")
         return self.points(metric, kind, x_axis)
 
-    def load_model(self, which: str = "best") -> "nn.Module":
+    def load_model(self, checkpoint: str = "best") -> "nn.Module":
         """Return the model of the best or the last checkpoint, in evaluation mode on the CPU.
 
         `model.preprocess` is the transform of evaluation (PIL image to tensor), `model.classes` the class names.
         """
         from paceline.engine.inference import load_model
 
-        check_which(which)
-        return load_model(self.path, which)
+        check_best_or_last(checkpoint)
+        return load_model(self.path, checkpoint)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.status}, {self.bottlenecks[0]})"
@@ -189,7 +189,8 @@ def path_of(run: str | Path | LoggedRun) -> Path:
     return run.origin if isinstance(run, LoggedRun) else check_path("run", run)
 
 
-def check_which(which: str) -> None:
+def check_best_or_last(checkpoint: str) -> None:
     """Refuse a choice of checkpoint that is neither the best nor the last."""
-    if which not in ("best", "last"):
-        raise UserError("unknown-checkpoint", f'which={which!r} is neither "best" nor "last".', which=which)
+    if checkpoint not in ("best", "last"):
+        message = f'checkpoint={checkpoint!r} is neither "best" nor "last".'
+        raise UserError("unknown-checkpoint", message, checkpoint=checkpoint)

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.api.arguments import check_count, check_port, check_usage
 from paceline.api.in_process import in_this_process
-from paceline.api.runs import Run, check_which, path_of
+from paceline.api.runs import Run, check_best_or_last, path_of
 from paceline.config.imports import trust as trust_modules
 from paceline.data.center import decode_center
 from paceline.data.prepare.isolated import Isolated
@@ -105,7 +105,7 @@ def serve(
     By default only this machine can reach it; host="0.0.0.0" opens it to the network. `trust` opens .pt2 files, which
     can run code.
     """
-    check_which(checkpoint)
+    check_best_or_last(checkpoint)
     check_usage(device, precision, tta, crop_pct)
     port = check_port("port", port)
     top, max_upload_mb = check_count("top", top), check_count("max_upload_mb", max_upload_mb)

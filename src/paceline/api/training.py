@@ -7,7 +7,7 @@ from paceline.analysis.details.slices import DetailsSpec
 from paceline.api.arguments import Procs, check_name, check_path, check_procs, invalid
 from paceline.api.in_process import in_this_process
 from paceline.api.processes import run_in_processes
-from paceline.api.runs import Run, check_which, path_of
+from paceline.api.runs import Run, check_best_or_last, path_of
 from paceline.config.imports import load_imports
 from paceline.config.io import load_recipe as _load_recipe
 from paceline.config.io import recipe_from_tree, shipped, to_tree
@@ -103,7 +103,7 @@ def evaluate(
     run: str | Path | Run,
     overrides: Overrides | None = None,
     *,
-    which: str = "best",
+    checkpoint: str = "best",
     split: str = "",
     data: str | Path = "",
     details: bool = False,
@@ -122,7 +122,7 @@ def evaluate(
     path as `details`; `Run.evaluations` reads it. `slice_by`: also figures per value of a column of the list or of
     `slice_file`, or per text that a regular expression finds in the paths of images.
     """
-    check_which(which)
+    check_best_or_last(checkpoint)
     if data and "data.path" in (overrides or {}):
         raise UserError("conflicting-options", f"data={str(data)!r} and data.path: leave one out.", option="data")
     overrides = {**(overrides or {}), **({"data.path": str(check_path("data", data))} if data else {})}
@@ -133,10 +133,16 @@ def evaluate(
 
         _check_one_rank(procs)
         with in_this_process():
-            return evaluate_path(path_of(run), which, words, split, spec)[1]
-    given = {"--split": split, "--slice-by": slice_by, "--slice-file": slice_file, "--out": out}
+            return evaluate_path(path_of(run), checkpoint, words, split, spec)[1]
+    given = {
+        "--checkpoint": checkpoint,
+        "--split": split,
+        "--slice-by": slice_by,
+        "--slice-file": slice_file,
+        "--out": out,
+    }
     options = [f"{option}={value}" for option, value in given.items() if value]
-    options += ["--last"] * (which == "last") + ["--details"] * details
+    options += ["--details"] * details
     command = ["evaluate", str(path_of(run))]
     metrics: dict[str, Any] = run_in_processes(command, None, [*options, *words], procs)["metrics"]
     return metrics

@@ -5,7 +5,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.options import complete_source, help_with_fields, make_parser, refuse_misspelled, split_source
+from paceline.cli.options import (
+    add_checkpoint_option,
+    complete_source,
+    help_with_fields,
+    make_parser,
+    refuse_misspelled,
+    split_source,
+)
 from paceline.cli.ranks import add_process_options, choose_procs, enter_rank, needs_agent, start_with_options
 from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
@@ -29,7 +36,7 @@ _EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last"
 def _parser() -> argparse.ArgumentParser:
     usage = "RUN|CHECKPOINT [--split test] [--data DIR|LIST] [--details] [--procs N] [--dotted.field VALUE ...]"
     parser = make_parser("evaluate", usage, _EVALUATE)
-    parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of the best one")
+    add_checkpoint_option(parser)
     parser.add_argument("--split", choices=("train", "val", "test"), default="", help="which images (default: val)")
     parser.add_argument(
         "--data", metavar="DIR|LIST", help="other data: prepared data, an image folder or a list (as --data.path)"
@@ -83,8 +90,7 @@ def evaluate(arguments: list[str]) -> int:
     with interrupts_end():
         from paceline.engine.saved import evaluate_path
 
-    which = "last" if options.last else "best"
-    label, metrics = evaluate_path(Path(source), which, overrides, options.split, details)
+    label, metrics = evaluate_path(Path(source), options.checkpoint, overrides, options.split, details)
     if metrics:
         report_outcome(metrics=metrics)
         _show(label, metrics)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from paceline.cli.options import make_parser
+from paceline.cli.options import add_checkpoint_option, make_parser
 from paceline.system.files import say
 
 _EXPORT = """Export a trained model, with its classes, preprocessing, recipe and metrics.
@@ -27,7 +27,7 @@ def export(arguments: list[str]) -> int:
     )
     parser.add_argument("--format", default="", choices=_FORMATS, help="default: that of the suffix of --to")
     parser.add_argument("--raw", action="store_true", help="the trained weights instead of their moving average (EMA)")
-    parser.add_argument("--last", action="store_true", help="the newest checkpoint of the run instead of the best one")
+    add_checkpoint_option(parser)
     parser.add_argument("--force", action="store_true", help="replace an existing export")
     parser.add_argument(
         "--images",
@@ -47,7 +47,7 @@ def export(arguments: list[str]) -> int:
         options.source,
         options.to,
         format=options.format,
-        which="last" if options.last else "best",
+        checkpoint=options.checkpoint,
         raw=options.raw,
         force=options.force,
         images=options.images,

@@ -209,6 +209,12 @@ def help_with_fields(
     return 0
 
 
+def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint", choices=("best", "last"), default="best", help="which checkpoint of a run (default: best)"
+    )
+
+
 def add_scaling(parser: argparse.ArgumentParser) -> None:
     """Add --scale-batch."""
     parser.add_argument(

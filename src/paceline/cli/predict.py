@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.options import Parser, count, fraction, make_parser, parser_settings
+from paceline.cli.options import Parser, add_checkpoint_option, count, fraction, make_parser, parser_settings
 from paceline.cli.ranks import add_process_options, choose_procs, enter_rank, needs_agent, start_with_options
 from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
@@ -36,9 +36,7 @@ _JOB_OPTIONS = ("inputs_from", "files_from", "out", "top", "batch", "device", "s
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="RUN|EXPORT", help="a run folder, a checkpoint or an export")
     parser.add_argument("--top", type=count, default=5, metavar="K", help="classes per image (default 5)")
-    parser.add_argument(
-        "--checkpoint", choices=("best", "last"), default="best", help="which checkpoint of a run (default best)"
-    )
+    add_checkpoint_option(parser)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="default auto")
     parser.add_argument(
         "--precision",
@@ -76,8 +74,8 @@ def _usage(options: argparse.Namespace) -> dict[str, Any]:
     from paceline.config.imports import trust
 
     trust(options.imports)
-    given = {name: getattr(options, name) for name in ("precision", "tta", "crop_pct", "trust")}
-    return given | {"which": options.checkpoint, "imports": tuple(options.imports)}
+    given = {name: getattr(options, name) for name in ("checkpoint", "precision", "tta", "crop_pct", "trust")}
+    return given | {"imports": tuple(options.imports)}
 
 
 def predict(arguments: list[str]) -> int:

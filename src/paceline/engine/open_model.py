@@ -36,7 +36,7 @@ from paceline.errors import UserError
 class Usage:
     """How a model is used."""
 
-    which: str = "best"
+    checkpoint: str = "best"
     """Of a run: the best or the last checkpoint."""
     precision: str = ""
     """Empty: that of the recipe; fp32 for exports."""
@@ -87,7 +87,7 @@ def open_model(path: Path, world: World, usage: Usage) -> OpenedModel:
     is_run = world.on_rank_zero(lambda: path.suffix.lower() not in _EXPORTS and not (path / WEIGHTS_FILE).is_file())
     if is_run:
         with world.long_timeout():  # a running training may replace its checkpoints, so rank 0 chooses one for all
-            place, values = world.on_rank_zero(lambda: _verified(path, usage.which))
+            place, values = world.on_rank_zero(lambda: _verified(path, usage.checkpoint))
         path = Path(place)
     else:
         values = _same_metadata(path, world)
