@@ -30,6 +30,7 @@ from turns import Group, peak_bytes, rounds
 import paceline as pl
 from paceline.engine.open_model import Usage
 from paceline.engine.predictions import PredictionJob, predict_images
+from paceline.system.host import limit_openmp_spinning
 
 MODELS = {"mobilenetv3_small_050": (64, 1), "resnet18": (224, 16)}
 """Image size, and by how much fewer images the model predicts."""
@@ -162,6 +163,7 @@ def main() -> None:
         work = Path(folder) / "work"
         make_data(options, work)
         sys.argv += ["--work", str(work)]
+        limit_openmp_spinning()  # as the command does; the script gets the same setting
         groups = [Group(number, 1, apart=True) for number in range(len(CONTESTANTS))]
         turns = rounds(groups, options.rounds)
         for group in groups:

@@ -13,49 +13,58 @@ static int to_bits(int tiles)
 
 /* ---- writing ---- */
 
-/* Returns a mask of the nonzero values among 64. */
-static uint64_t present(const int16_t *values)
+/* Which of 64 values have a magnitude above 0, 7 and 127: a bit per value. */
+typedef struct {
+    uint64_t above_0, above_7, above_127;
+} Magnitudes;
+
+static Magnitudes magnitudes(const int16_t *values)
 {
-    uint64_t mask = 0;
+    Magnitudes found = {0};
 #ifdef __SSE2__
-    const __m128i zero = _mm_setzero_si128();
+    const __m128i zero = _mm_setzero_si128(), seven = _mm_set1_epi8(7);
     for (int i = 0; i < 64; i += 16) {
-        __m128i low = _mm_cmpeq_epi16(_mm_loadu_si128((const __m128i *)(values + i)), zero);
-        __m128i high = _mm_cmpeq_epi16(_mm_loadu_si128((const __m128i *)(values + i + 8)), zero);
-        mask |= (uint64_t)(uint16_t)~_mm_movemask_epi8(_mm_packs_epi16(low, high)) << i;
+        __m128i low = _mm_loadu_si128((const __m128i *)(values + i));
+        __m128i high = _mm_loadu_si128((const __m128i *)(values + i + 8));
+        low = _mm_max_epi16(low, _mm_subs_epi16(zero, low));
+        high = _mm_max_epi16(high, _mm_subs_epi16(zero, high));
+        __m128i bytes = _mm_packs_epi16(low, high); /* at most 127 */
+        found.above_0 |= (uint64_t)_mm_movemask_epi8(_mm_cmpgt_epi8(bytes, zero)) << i;
+        found.above_7 |= (uint64_t)_mm_movemask_epi8(_mm_cmpgt_epi8(bytes, seven)) << i;
+        found.above_127 |= (uint64_t)_mm_movemask_epi8(_mm_packus_epi16(low, high)) << i;
     }
 #else
-    for (int i = 0; i < 64; i++)
-        mask |= (uint64_t)(values[i] != 0) << i;
+    for (int i = 0; i < 64; i++) {
+        int magnitude = values[i] < 0 ? -values[i] : values[i];
+        found.above_0 |= (uint64_t)(magnitude > 0) << i;
+        found.above_7 |= (uint64_t)(magnitude > 7) << i;
+        found.above_127 |= (uint64_t)(magnitude > 127) << i;
+    }
 #endif
-    return mask;
+    return found;
+}
+
+/* Returns how many tiles there are up to the last one that has a bit. */
+static int tiles_until(uint64_t mask)
+{
+    return mask ? 8 - (__builtin_clzll(mask) >> 3) : 0;
 }
 
 static uint8_t *pack_block(uint8_t *out, const int16_t *values, int *previous_dc)
 {
-    uint64_t mask = present(values) & ~1ull; /* the DC is stored separately */
-    int magnitude[8], tiles = 0, bytes_until = 0, wide = 0;
+    const uint64_t without_dc = ~1ull; /* which is stored separately */
+    Magnitudes found = magnitudes(values);
+    uint64_t mask = found.above_0 & without_dc;
+    int tiles = tiles_until(mask), bytes_until = tiles_until(found.above_7 & without_dc);
+    int wide = !!(found.above_127 & without_dc);
     int difference = (int16_t)(values[0] - *previous_dc);
     *previous_dc = values[0];
-    for (int tile = 0; tile < 8; tile++) {
-        magnitude[tile] = 0;
-        for (uint64_t left = mask >> 8 * tile & 255; left; left &= left - 1) {
-            int value = values[8 * tile + __builtin_ctzll(left)];
-            magnitude[tile] |= value < 0 ? -value : value;
-        }
-        if (magnitude[tile])
-            tiles = tile + 1;
-        if (magnitude[tile] > 7)
-            bytes_until = tile + 1;
-    }
     /* blocks of at most two tiles use whole bytes only, since the decoder has a fast path for them */
     if (tiles <= 2)
         bytes_until = 8;
     int tile_bits = to_bits(tiles), until_bits = to_bits(bytes_until);
     tiles = tiles_from_bits(tile_bits);
     bytes_until = tiles_from_bits(until_bits);
-    for (int tile = 0; tile < bytes_until; tile++)
-        wide |= magnitude[tile] > 127;
     int wide_dc = difference != (int8_t)difference;
 
     *out++ = (uint8_t)(tile_bits | until_bits << 3 | wide_dc << 6 | wide << 7);
