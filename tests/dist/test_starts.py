@@ -57,7 +57,6 @@ def test_a_run_resumes_and_is_used_without_the_file_of_its_initial_weights(here,
     assert "[weights-not-found]" in here("train", *words, "--name", "again").stderr
 
 
-
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision_trains_on_the_cpu(here, tmp_path: Path, precision: str) -> None:
     words = (

@@ -1,9 +1,9 @@
 """Numbers the classes of labeled images, and assigns every image to a split: the same rules for all sources."""
 
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from paceline.data.classes import class_names
 from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, Item, divide
 from paceline.errors import UserError
 from paceline.system.logs import log
@@ -28,7 +28,13 @@ def assign(
     """
     division.check()
     rows = list(rows)
-    ids = list(classes) or in_order({label for _, label, _ in rows})
+    examples = {label: item for _, label, item in reversed(rows)}
+    names = class_names(
+        dict.fromkeys([*classes, *sorted(examples)]),
+        place,
+        lambda label: name_of(examples[label]) if label in examples else "",
+    )
+    ids = [names[label] for label in classes] or in_order(names.values())
     if len(ids) < 2:
         message = f"{place} has {len(ids)} class{'es' * (len(ids) != 1)}. A classifier needs at least two."
         raise UserError("too-few-classes", message, path=place)
@@ -38,16 +44,11 @@ def assign(
     for split, label, item in rows:
         seen[split, label] += 1
         if not limit_per_class or seen[split, label] <= limit_per_class:
-            splits.setdefault(split, []).append((numbers[label], item))
+            splits.setdefault(split, []).append((numbers[names[label]], item))
     rest = sorted(splits.pop("", []), key=lambda entry: (entry[0], name_of(entry[1])))
     completed = _completed(splits, rest, division, place, name_of)
     _check_classes(ids, completed, place)
     return ids, {split: completed[split] for split in SPLITS if completed[split] or split != TEST}
-
-
-def class_name(text: str) -> str:
-    """Return the name of a class as written in a table: without surrounding spaces, in Unicode's composed form."""
-    return unicodedata.normalize("NFC", text.strip())
 
 
 def in_order(labels: Iterable[str]) -> list[str]:

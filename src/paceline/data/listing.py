@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.data.assign import LabeledRow, assign, empty_split, in_order
+from paceline.data.classes import class_names
 from paceline.data.lists import read_list
 from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, LabeledFile, named_splits, split_named
 from paceline.errors import UserError
@@ -33,17 +34,19 @@ def list_one_split(root: Path, split: str = "") -> Listing:
         present = [name for name in (VAL, TEST, TRAIN) if any(row[0] == name for row in rows)]
         wanted = split or (present[0] if present else "")
         rows = [row for row in rows if row[0] == wanted]
-        ids = in_order({label for _, label, _ in rows})
-        files = [(ids.index(label), file) for _, label, file in rows]
+        names = class_names(sorted({label for _, label, _ in rows}), root)
+        ids = in_order(names.values())
     else:
         folders = split_folders(root)
         first = next((folders[name] for name in (VAL, TEST, TRAIN) if name in folders), root)
         folder = folders.get(split) if split else first
-        ids = _class_names(folder) if folder else []
-        files = [(ids.index(label), file) for _, label, file in _files(folder, "", ids)] if folder else []
-    if not files:
+        names = class_names(_class_names(folder), root) if folder else {}
+        ids = list(names.values())
+        rows = _files(folder, "", names) if folder else []
+    if not rows:
         raise empty_split(root, split or VAL)
-    return Listing(ids, {TRAIN: [], VAL: []} | {split or VAL: files})
+    numbers = {label: ids.index(name) for label, name in names.items()}
+    return Listing(ids, {TRAIN: [], VAL: []} | {split or VAL: [(numbers[label], file) for _, label, file in rows]})
 
 
 def list_images(root: Path, division: Division = AS_GIVEN, limit_per_class: int = 0) -> Listing:

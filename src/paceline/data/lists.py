@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.data.assign import class_name
 from paceline.data.splits import split_named
 from paceline.errors import UserError
 
@@ -192,5 +191,4 @@ def _text(value: Any, kind: str, place: str, path: Path, line: int) -> str:
     if not valid:
         message = f"{place} has the {kind} {value!r:.40}. Write it as {form}."
         raise UserError("list-value-invalid", message, path=path, line=line)
-    text = str(value).lower() if isinstance(value, bool) else str(value).strip()
-    return class_name(text) if kind == "label" else text
+    return str(value).lower() if isinstance(value, bool) else str(value).strip()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.data.assign import assign
-from paceline.data.classes import Class
+from paceline.data.classes import Class, not_text
 from paceline.data.splits import AS_GIVEN, Division
 from paceline.errors import UserError
 
@@ -115,10 +115,10 @@ def _check_names(entries: Iterable[RawImage], place: str) -> None:
 
 def _classes(labels: list[str], readable: Mapping[str, str], place: str) -> list[Class]:
     """Return the classes, with IDs that are valid as names of folders."""
-    for label in labels:
-        if not label or label != label.encode(errors="ignore").decode():
-            message = f"{place} has a class named {label!r:.60}, which is empty or not valid Unicode. Rename it."
-            raise UserError("class-name-invalid", message, path=place)
+    for label, name in readable.items():
+        if problem := not_text(name):
+            message = f"{place}: the name of class {label}, {name!r:.60}, {problem}. Rename it."
+            raise UserError("class-name-invalid", message, path=place, name=name)
     ids = [re.sub(r"^\.|[/\\\x00]", "_", label)[:255] for label in labels]
     if twice := [id_ for id_, count in Counter(ids).items() if count > 1]:
         message = (

@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from paceline.data.assign import class_name, in_order
+from paceline.data.assign import in_order
 from paceline.data.pillow import MAX_BYTES
 from paceline.data.prepare.raw import UNKNOWN_SIZE, RawImage, SourceImages
 from paceline.data.splits import named_splits, split_named
@@ -117,7 +117,7 @@ class _Table:
     @property
     def names(self) -> list[str]:
         """The names of the classes, if the column knows them."""
-        return [class_name(name) for name in getattr(self.rows.features[self.label], "names", None) or ()]
+        return list(getattr(self.rows.features[self.label], "names", None) or ())
 
     def images(self) -> list[RawImage]:
         labels, found = self.names, []
@@ -149,7 +149,7 @@ class _Table:
                 f"{_UNLABELED} means that it is missing."
             )
             raise UserError("hf-label-invalid", message, source=self.source, row=number)
-        return class_name(text)
+        return text if names else text.strip()
 
     @cached_property
     def _roots(self) -> list[Path]:
