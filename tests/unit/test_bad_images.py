@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 from sample_images import jpeg, sample_image, tree
 
 from paceline.data import codec
+from paceline.data.center import decode_center
 from paceline.data.images import ImageFiles
 from paceline.data.listing import list_images
 from paceline.data.pillow import plain
@@ -87,7 +88,7 @@ def _trained(content: bytes, path: Path, size: tuple[int, int]) -> np.ndarray:
     files = ImageFiles(path.parent, [(0, path)])
     assert tuple(files.sizes(np.array([0]))[0]) == size
     out = np.zeros((1, 3, height, width), np.uint8)
-    assert files.read(np.array([0]), lambda sizes, _: np.array([[0, 0, *sizes[0], 0]]), out) == {}
+    assert files.read(np.array([0]), lambda sizes, _: np.array([[0, 0, *sizes[0], 0]], np.int32), out) == {}
     return out[0].transpose(1, 2, 0)
 
 
@@ -134,21 +135,36 @@ UNREADABLE = {
     "zero bytes": (b"", "the file is empty"),
     "text": (b"<html>404 not found</html>", "not an image"),
     "only a header": (jpeg(IMAGE)[:300], "not an image"),
+    "truncated jpeg": (jpeg(IMAGE, quality=98)[:-200], "truncated"),
+    "truncated progressive jpeg": (jpeg(IMAGE, quality=98, progressive=True)[:-200], "truncated"),
+    "truncated rotated jpeg": (_rotated(6)[:-200], "truncated"),
     "truncated png": (_encoded("png")[:2000], "not an image"),
     "decompression bomb": (png_of(50_000, 50_000), "pixels"),
 }
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_unreadable_images_have_the_same_reason_in_preparation_and_training(tmp_path: Path, kind: str) -> None:
+def test_unreadable_images_have_the_same_reason_everywhere(tmp_path: Path, kind: str) -> None:
     content, reason = UNREADABLE[kind]
-    with pytest.raises(Unreadable, match=reason):
-        convert(content, [Variant()])
+    for variant in (Variant(), Variant(max_side=32)):
+        with pytest.raises(Unreadable, match=reason):
+            convert(content, [variant])
+    with pytest.raises(Unreadable, match=reason):  # as in predict and serve
+        decode_center(content, 1.0, 8, 8, "bilinear")
     path = tmp_path / "image.jpg"
     path.write_bytes(content)
     out = np.zeros((1, 3, 8, 8), np.uint8)
     failures = ImageFiles(tmp_path, [(0, path)]).read(np.array([0]), lambda *_: pytest.fail("it was decoded"), out)
     assert reason in failures[0]
+
+
+@pytest.mark.parametrize("ending", [b"\xff\xd9 trailing bytes", b"\xff", b""])
+def test_a_baseline_jpeg_without_its_end_marker_is_complete(tmp_path: Path, ending: bytes) -> None:
+    content = jpeg(IMAGE, quality=98).removesuffix(b"\xff\xd9") + ending
+    for variant in (Variant(), Variant(max_side=32)):
+        convert(content, [variant])
+    pixels = _trained(content, tmp_path / "image.jpg", IMAGE.size)
+    assert (pixels == _trained(jpeg(IMAGE, quality=98), tmp_path / "image.jpg", IMAGE.size)).all()
 
 
 def test_files_without_an_image_extension_are_counted(tmp_path: Path, caplog) -> None:

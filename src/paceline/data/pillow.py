@@ -6,6 +6,7 @@ import warnings
 
 from PIL import Image, ImageOps
 
+from paceline.data import codec
 from paceline.system.files import size_text
 from paceline.system.untrusted import Unreadable
 
@@ -14,7 +15,6 @@ MAX_BYTES = 250_000_000
 """The maximum size of an image file."""
 MAX_PIXELS = 200_000_000
 """The maximum size of an image: as many pixels as the largest camera sensors have."""
-TRUNCATED = "truncated; the missing part is gray"
 _MAX_SCANS = 100  # of a JPEG; encoders write about ten, and each one costs a pass over the whole image
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")  # markers followed by a length, and the end marker
 _ORIENTATION = 0x0112
@@ -49,9 +49,11 @@ def open_image(content: bytes) -> tuple[Image.Image, str]:
             except OSError as error:
                 if "truncated" not in str(error) or not is_jpeg:
                     raise
+                if not _lacks_only_end_marker(content):
+                    raise Unreadable("truncated") from None
                 image = _opened(content + _END_OF_JPEG)
                 image.load()
-                remarks.append(TRUNCATED)
+                remarks.append("without an end marker")
             if not is_jpeg and _is_animated(content):
                 remarks.append("the first of several frames")
             if orientation(image) != 1:
@@ -59,6 +61,8 @@ def open_image(content: bytes) -> tuple[Image.Image, str]:
             if image.mode not in ("L", "RGB"):
                 remarks.append(f"converted from mode {image.mode}")
             return plain(image), "; ".join(remarks)
+        except Unreadable:
+            raise
         except Image.DecompressionBombError:
             limit = min(MAX_PIXELS, 2 * (Image.MAX_IMAGE_PIXELS or MAX_PIXELS))
             raise Unreadable(f"more than {limit:,} pixels") from None
@@ -101,6 +105,15 @@ def is_rotated_jpeg(content: bytes) -> bool:
         return orientation(_opened(content)) != 1
     except Exception:  # not an image; whoever decodes it reports that
         return False
+
+
+def _lacks_only_end_marker(content: bytes) -> bool:
+    """Whether a JPEG has all its pixels. Known for baseline JPEGs only; the codec needs no end marker."""
+    try:
+        codec.pack(content)
+    except codec.CodecError:
+        return False
+    return True
 
 
 def _is_animated(content: bytes) -> bool:
