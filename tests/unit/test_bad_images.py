@@ -48,6 +48,20 @@ def _wide() -> Image.Image:
     return Image.fromarray(np.linspace(0, 65535, WIDTH * HEIGHT).astype(np.uint16).reshape(HEIGHT, WIDTH))
 
 
+def _dark() -> Image.Image:
+    """16 bits per pixel, none above 250: nearly black."""
+    return Image.fromarray((np.arange(WIDTH * HEIGHT) % 251).astype(np.uint16).reshape(HEIGHT, WIDTH))
+
+
+def _big_endian() -> Image.Image:
+    return Image.frombytes("I;16B", (WIDTH, HEIGHT), np.asarray(_wide()).astype(">u2").tobytes())
+
+
+def _pgm(bits: int) -> bytes:
+    values = (np.asarray(_wide()) >> (16 - bits)).astype(">u2")
+    return f"P5 {WIDTH} {HEIGHT} {2**bits - 1}\n".encode() + values.tobytes()
+
+
 def _gray(values: np.ndarray) -> Image.Image:
     return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
@@ -58,6 +72,10 @@ SHOWN = {
     "png named .jpg": (_encoded("png"), IMAGE, "a PNG file"),
     "16-bit png": (_encoded("png", _wide()), SCALED, "converted from mode I;16"),
     "16-bit tiff": (_encoded("tiff", _wide()), SCALED, "converted from mode I;16"),
+    "big-endian tiff": (_encoded("tiff", _big_endian()), SCALED, "converted from mode I;16B"),
+    "16-bit pgm": (_pgm(16), SCALED, "converted from mode I"),
+    "12-bit pgm": (_pgm(12), SCALED, "converted from mode I"),
+    "dark 16-bit png": (_encoded("png", _dark()), _gray(np.zeros((HEIGHT, WIDTH))), "converted from mode I;16"),
     "alpha": (_encoded("png", IMAGE.convert("RGBA")), IMAGE, "converted from mode RGBA"),
     "gray with alpha": (_encoded("png", IMAGE.convert("LA")), IMAGE.convert("L").convert("RGB"), "LA"),
     "animated gif": (
@@ -139,6 +157,8 @@ UNREADABLE = {
     "truncated progressive jpeg": (jpeg(IMAGE, quality=98, progressive=True)[:-200], "truncated"),
     "truncated rotated jpeg": (_rotated(6)[:-200], "truncated"),
     "truncated png": (_encoded("png")[:2000], "not an image"),
+    "32-bit tiff": (_encoded("tiff", Image.fromarray(np.full((9, 9), 1 << 20, np.int32))), "more than 16 bits"),
+    "float tiff": (_encoded("tiff", Image.fromarray(np.ones((9, 9), np.float32))), "floating-point"),
     "decompression bomb": (png_of(50_000, 50_000), "pixels"),
 }
 

@@ -18,6 +18,7 @@ MAX_PIXELS = 200_000_000
 _MAX_SCANS = 100  # of a JPEG; encoders write about ten, and each one costs a pass over the whole image
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")  # markers followed by a length, and the end marker
 _ORIENTATION = 0x0112
+_MAX_16_BITS = 65535
 _EXIF_BYTES = 1 << 17  # at the start of a JPEG, where its EXIF segment is
 _START_OF_SCAN = b"\xff\xda"
 Image.init()
@@ -136,16 +137,28 @@ def _has_too_many_scans(content: bytes) -> bool:
 
 
 def plain(image: Image.Image) -> Image.Image:
-    """Return an image as gray or RGB, upright. Values of more than 8 bits are scaled to 0-255."""
+    """Return an image as gray or RGB, upright. Values of 16 bits are scaled to 0-255, whatever their maximum is.
+
+    Raises Unreadable if the range of values is unknown.
+    """
     if orientation(image) != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode in ("L", "RGB"):
         return image
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        # Pillow's conversion of 16-bit images would clip values at 255
-        _, high = image.getextrema()
-        scale = 255.0 / (65535.0 if high > 255 else 255.0 if high > 1 else 1.0)  # type: ignore[operator]
-        return image.convert("F").point(lambda value: value * scale).convert("L")
+    if image.mode == "F":
+        raise Unreadable("floating-point pixels, whose range is unknown; convert them to 8 or 16 bits")
+    if image.mode.startswith("I;16") or image.mode == "I":
+        return _scaled_to_8_bits(image)
     if image.mode in ("1", "LA"):
         return image.convert("L")
     return image.convert("RGB")
+
+
+def _scaled_to_8_bits(image: Image.Image) -> Image.Image:
+    """Return an image of 16 bits as gray. Mode I, as which Pillow opens some of them, may hold 32 bits."""
+    values = image.convert("I")
+    low, high = values.getextrema()
+    if low < 0 or high > _MAX_16_BITS:  # type: ignore[operator]
+        raise Unreadable(f"pixels from {low} to {high}, more than 16 bits; convert them to 8 or 16 bits")
+    # Pillow's own conversion would clip values at 255
+    return values.convert("F").point(lambda value: value * (255 / _MAX_16_BITS)).convert("L")
