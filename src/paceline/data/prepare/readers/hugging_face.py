@@ -12,6 +12,7 @@ from paceline.data.prepare.raw import UNKNOWN_SIZE, RawImage, SourceImages
 from paceline.data.splits import named_splits, split_named
 from paceline.errors import UserError
 from paceline.system.logs import log
+from paceline.system.packages import needs_package
 from paceline.system.untrusted import read_regular
 
 _LABELS = ("label", "labels", "class", "category", "target")
@@ -47,11 +48,8 @@ def hugging_face(source: str, image_column: str = "", label_column: str = "") ->
 
 def _loaded(source: str) -> dict[str, Any]:
     """Return the dataset of each split; the name is empty if it has no splits."""
-    try:
+    with needs_package("datasets", source, extra="hf"):
         import datasets
-    except ImportError:
-        message = f"{source} needs datasets, which is not installed. Run: pip install 'paceline[hf]'"
-        raise UserError("missing-package", message, package="datasets") from None
     name, _, config = source.removeprefix("hf:").partition(":")
     try:
         if source.startswith("hf:"):
