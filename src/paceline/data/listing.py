@@ -62,13 +62,13 @@ def list_rows(root: Path) -> tuple[list[str], list[LabeledRow[Path]]]:
     if not root.is_dir():
         raise UserError("source-not-found", f"{root} does not exist on this machine.", path=root)
     folders = split_folders(root)
-    if TRAIN not in folders:
+    if TRAIN not in folders and not _only_splits(root, folders):
         folders = {"": root}
     elif others := sorted(set(_class_names(root)) - {folder.name for folder in folders.values()}):
         log.warning("%s: these folders are not splits and are ignored: %s", root, ", ".join(others[:10]))
     ids = sorted({name for folder in folders.values() for name in _class_names(folder)})
     if len(ids) < 2:
-        place = folders.get(TRAIN, root)
+        place = next(iter(folders.values()))
         message = f"{place} contains {len(ids)} class folders. It must contain one folder per class, at least two."
         raise UserError("too-few-classes", message, path=place)
     return ids, [row for split, folder in folders.items() for row in _files(folder, split, _class_names(folder))]
@@ -81,6 +81,12 @@ def split_folders(root: Path) -> dict[str, Path]:
         names = [name for name in names if _class_names(root / name)]
     found = named_splits(names, root)
     return {split: root / found[split] for split in SPLITS if split in found}
+
+
+def _only_splits(root: Path, folders: dict[str, Path]) -> bool:
+    """Whether a folder contains nothing but splits with class folders."""
+    names = {folder.name for folder in folders.values() if _class_names(folder)}
+    return bool(names) and names == set(_class_names(root))
 
 
 def _class_names(root: Path) -> list[str]:

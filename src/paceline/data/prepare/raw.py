@@ -85,7 +85,15 @@ def raw_dataset(
     entries = images.entries
     _check_names(entries, place)
     rows = ((entry.split, entry.label, number) for number, entry in enumerate(entries))
-    labels, splits = assign(rows, place, lambda number: entries[number].name, division, limit_per_class, images.classes)
+    labels, splits = assign(
+        rows,
+        place,
+        lambda number: entries[number].name,
+        division,
+        limit_per_class,
+        images.classes,
+        only_evaluate=True,
+    )
     if images.stream:
         splits = {split: sorted(part, key=lambda pair: pair[1]) for split, part in splits.items()}
     sizes = {split: [entries[number].size for _, number in part] for split, part in splits.items()}

@@ -15,12 +15,13 @@ def sort_tree(names: Sequence[str], place: str, top_folder: bool = False) -> lis
     parts = [PurePosixPath(name).parts for name in images]
     around = _around(parts) if top_folder else 0
     parts = [path[around:] for path in parts]
-    folders = 2 if all(split_named(path[0]) for path in parts) else 1  # a class may be called train
+    only_splits = bool(parts) and all(split_named(path[0]) for path in parts)
+    folders = 2 if only_splits else 1  # a class may be called train
     if loose := [name for name, path in zip(images, parts, strict=True) if len(path) <= folders]:
         message = f"{place} contains {len(loose):,} images that are in no class folder, e.g. {loose[0]}."
         fix = "Sort them as CLASS/IMAGE or SPLIT/CLASS/IMAGE."
         raise UserError("image-without-class", f"{message} {fix}", path=place, names=loose[:10])
-    has_splits = TRAIN in named_splits(sorted({path[0] for path in parts if len(path) > 2}), place)
+    has_splits = TRAIN in named_splits(sorted({path[0] for path in parts if len(path) > 2}), place) or only_splits
     found = []
     for name, path in zip(images, parts, strict=True):
         if not has_splits:
