@@ -192,7 +192,7 @@ def test_files_without_an_image_extension_are_counted(tmp_path: Path, caplog) ->
     for name in ("photo", "notes.txt", ".hidden"):
         (root / "train" / "n00000000" / name).write_bytes(jpeg(IMAGE))
     assert len(list_images(root).splits["train"]) == 2
-    assert "2 files are ignored" in caplog.text
+    assert "ignored 2 files" in caplog.text
     assert "n00000000/notes.txt" in caplog.text
 
 

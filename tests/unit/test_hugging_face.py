@@ -45,7 +45,7 @@ def test_a_saved_hugging_face_dataset(photos: Path, tmp_path: Path, caplog) -> N
     assert read_all(source) == files  # the bytes of the files: nothing was decoded
     assert [entry.id for entry in open_source(source, "", {}, AS_GIVEN).classes] == ["dog", "cat"]
     assert "extra are not used" in caplog.text
-    assert "1 classes have no images" in caplog.text
+    assert "left out 1 class without images" in caplog.text
 
 
 def test_columns_splits_and_labels_of_hugging_face_datasets(photos: Path, tmp_path: Path) -> None:

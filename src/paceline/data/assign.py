@@ -7,6 +7,7 @@ from paceline.data.classes import class_names
 from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, Item, divide, no_split
 from paceline.errors import UserError
 from paceline.system.logs import log
+from paceline.system.wording import counted
 
 LabeledRow = tuple[str, str, Item]
 """Split (empty if not given), label and image."""
@@ -38,7 +39,7 @@ def assign(
     )
     ids = [names[label] for label in classes] or in_order(names.values())
     if len(ids) < 2:
-        message = f"{place} has {len(ids)} class{'es' * (len(ids) != 1)}. A classifier needs at least two."
+        message = f"{place} has {counted(len(ids), 'class', 'classes')}. A classifier needs at least two."
         raise UserError("too-few-classes", message, path=place)
     numbers = {id_: number for number, id_ in enumerate(ids)}
     splits: Splits[Item] = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from paceline.errors import UserError
 from paceline.system.files import printable
+from paceline.system.wording import counted
 
 _SHOWN = 10
 _NOT_TEXT = ("Cc", "Cs", "Zl", "Zp")
@@ -67,7 +68,7 @@ def match(model: Sequence[Class], data: Sequence[Class], origin: object, place: 
     if unknown:
         raise UserError(
             "unknown-classes",
-            f"{place} has {len(unknown)} class{'es' * (len(unknown) > 1)} that the model of {origin} does not have. "
+            f"{place} has {counted(len(unknown), 'class', 'classes')} that the model of {origin} does not have. "
             f"{sides} Rename the classes of the data to match the model.",
             classes=unknown,
         )

@@ -13,6 +13,7 @@ from paceline.data.lists import read_list
 from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, LabeledFile, named_splits, split_named
 from paceline.errors import UserError
 from paceline.system.logs import log
+from paceline.system.wording import counted
 
 _ENDINGS = "jpg jpeg jpe jfif png bmp gif webp avif tif tiff ppm pgm"
 EXTENSIONS = frozenset(f".{ending}" for ending in _ENDINGS.split())
@@ -69,7 +70,9 @@ def list_rows(root: Path) -> tuple[list[str], list[LabeledRow[Path]]]:
     ids = sorted({name for folder in folders.values() for name in _class_names(folder)})
     if len(ids) < 2:
         place = next(iter(folders.values()))
-        message = f"{place} contains {len(ids)} class folders. It must contain one folder per class, at least two."
+        message = (
+            f"{place} contains {counted(len(ids), 'class folder')}. It must contain one folder per class, at least two."
+        )
         raise UserError("too-few-classes", message, path=place)
     return ids, [row for split, folder in folders.items() for row in _files(folder, split, _class_names(folder))]
 
@@ -109,8 +112,8 @@ def warn_of_others(place: object, names: list[str]) -> None:
     """Warn about files that are ignored because of their names."""
     if names:
         log.warning(
-            "%s: %d files are ignored, since their names do not end like those of images (.jpg, .png ...), e.g. %s",
-            *(place, len(names), names[0]),
+            "%s: ignored %s with names that do not end like those of images (.jpg, .png ...), e.g. %s",
+            *(place, counted(len(names), "file"), names[0]),
         )
 
 

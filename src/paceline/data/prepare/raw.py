@@ -11,6 +11,7 @@ from paceline.data.assign import assign
 from paceline.data.classes import Class, not_text
 from paceline.data.splits import AS_GIVEN, Division
 from paceline.errors import UserError
+from paceline.system.wording import counted
 
 UNKNOWN_SIZE = -1
 
@@ -117,7 +118,7 @@ def raw_dataset(
 def _check_names(entries: Iterable[RawImage], place: str) -> None:
     times = Counter(entry.name for entry in entries)
     if twice := [name for name, count in times.items() if count > 1]:
-        message = f"{place} contains {len(twice):,} images more than once, e.g. {twice[0]}. Remove the copies."
+        message = f"{place} lists {counted(len(twice), 'image')} more than once, e.g. {twice[0]}. Keep one image each."
         raise UserError("duplicate-images", message, path=place, names=twice[:10])
 
 

@@ -14,6 +14,7 @@ from paceline.errors import UserError
 from paceline.system.logs import log
 from paceline.system.packages import needs_package
 from paceline.system.untrusted import read_regular
+from paceline.system.wording import counted
 
 _LABELS = ("label", "labels", "class", "category", "target")
 _BATCH = 4096  # rows listed at a time
@@ -42,7 +43,8 @@ def hugging_face(source: str, image_column: str = "", label_column: str = "") ->
         log.warning("%s: the splits %s are not used; train, validation and test are", source, ", ".join(others))
     used = {entry.label for entry in entries}
     if absent := [name for name in names if name not in used]:
-        log.warning("%s: %d classes have no images and are left out: %s", source, len(absent), ", ".join(absent[:5]))
+        classes = counted(len(absent), "class", "classes")
+        log.warning("%s: left out %s without images: %s", source, classes, ", ".join(absent[:5]))
     return SourceImages(entries, [name for name in names if name in used] or in_order(used))
 
 
@@ -130,7 +132,8 @@ class _Table:
             text = self._class(label, labels, number)
             found.append(RawImage(name, text, partial(_content, images, number, file), split_named(self.split), size))
         if unlabeled and found:
-            message = f"{self.source}: {unlabeled:,} images of {self.split or 'it'} have no label. Remove them first."
+            problem = f"{counted(unlabeled, 'image')} without a label"
+            message = f"{self.source}: {self.split or 'it'} has {problem}. Remove such images first."
             raise UserError("image-without-class", message, source=self.source, split=self.split)
         if unlabeled:
             log.warning("%s: the images of %s have no labels; they are not used", self.source, self.split)

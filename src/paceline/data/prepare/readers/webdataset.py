@@ -16,6 +16,7 @@ from paceline.data.splits import SPLIT_NAMES, named_splits, split_named
 from paceline.errors import UserError
 from paceline.system.logs import log
 from paceline.system.remote import is_remote, redacted
+from paceline.system.wording import counted
 
 _IMAGES = ("jpg", "jpeg", "png", "webp")
 _LABELS = ("cls", "json", "txt")  # the first one that a sample has
@@ -42,7 +43,7 @@ def webdataset(source: str, label_column: str = "") -> SourceImages:
         entries += _samples(shard, splits[shard], label_column)
         bounds.append(len(entries))
     if not entries:
-        message = f"{redacted(source)} contains no images ({', '.join(_IMAGES)}) in {len(shards)} shards."
+        message = f"{redacted(source)} contains no images ({', '.join(_IMAGES)}) in {counted(len(shards), 'shard')}."
         raise UserError("source-empty", message, path=source)
     return SourceImages(entries, stream=partial(_stream, shards, entries, bounds))
 
