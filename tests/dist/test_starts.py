@@ -38,6 +38,25 @@ def test_weights_of_a_checkpoint_start_another_run(here, tmp_path: Path) -> None
     assert more < 0.9 * first
 
 
+def test_a_run_resumes_and_is_used_without_the_file_of_its_initial_weights(here, tmp_path: Path) -> None:
+    run, weights = tmp_path / "runs" / "digits", tmp_path / "initial.safetensors"
+    assert here("train", "digits", *TINY, "--train.duration", "10ba", "--name", "first").returncode == 0
+    checkpoint = tmp_path / "runs" / "first" / "checkpoints" / "step-00000010"
+    weights.write_bytes((checkpoint / "model.safetensors").read_bytes())
+    words = ("digits", *TINY, "--train.duration", "10ba", "--model.weights", weights)
+    assert here("train", *words).returncode == 0
+    weights.unlink()
+    for command in (
+        ("train", "--resume", run, "--train.duration", "20ba"),
+        ("evaluate", run),
+        ("export", run, "--to", tmp_path / "exported.safetensors"),
+    ):
+        answer = here(*command)
+        assert answer.returncode == 0, answer.stderr
+    assert _final(run)["step"] == 20
+    assert "[weights-not-found]" in here("train", *words, "--name", "again").stderr
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision_trains_on_the_cpu(here, tmp_path: Path, precision: str) -> None:
     words = (

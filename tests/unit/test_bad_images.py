@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 from sample_images import jpeg, sample_image, tree
 
 from paceline.data import codec
+from paceline.data.center import decode_center
 from paceline.data.images import ImageFiles
 from paceline.data.listing import list_images
 from paceline.data.pillow import plain
@@ -47,6 +48,20 @@ def _wide() -> Image.Image:
     return Image.fromarray(np.linspace(0, 65535, WIDTH * HEIGHT).astype(np.uint16).reshape(HEIGHT, WIDTH))
 
 
+def _dark() -> Image.Image:
+    """16 bits per pixel, none above 250: nearly black."""
+    return Image.fromarray((np.arange(WIDTH * HEIGHT) % 251).astype(np.uint16).reshape(HEIGHT, WIDTH))
+
+
+def _big_endian() -> Image.Image:
+    return Image.frombytes("I;16B", (WIDTH, HEIGHT), np.asarray(_wide()).astype(">u2").tobytes())
+
+
+def _pgm(bits: int) -> bytes:
+    values = (np.asarray(_wide()) >> (16 - bits)).astype(">u2")
+    return f"P5 {WIDTH} {HEIGHT} {2**bits - 1}\n".encode() + values.tobytes()
+
+
 def _gray(values: np.ndarray) -> Image.Image:
     return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
@@ -57,6 +72,10 @@ SHOWN = {
     "png named .jpg": (_encoded("png"), IMAGE, "a PNG file"),
     "16-bit png": (_encoded("png", _wide()), SCALED, "converted from mode I;16"),
     "16-bit tiff": (_encoded("tiff", _wide()), SCALED, "converted from mode I;16"),
+    "big-endian tiff": (_encoded("tiff", _big_endian()), SCALED, "converted from mode I;16B"),
+    "16-bit pgm": (_pgm(16), SCALED, "converted from mode I"),
+    "12-bit pgm": (_pgm(12), SCALED, "converted from mode I"),
+    "dark 16-bit png": (_encoded("png", _dark()), _gray(np.zeros((HEIGHT, WIDTH))), "converted from mode I;16"),
     "alpha": (_encoded("png", IMAGE.convert("RGBA")), IMAGE, "converted from mode RGBA"),
     "gray with alpha": (_encoded("png", IMAGE.convert("LA")), IMAGE.convert("L").convert("RGB"), "LA"),
     "animated gif": (
@@ -87,7 +106,7 @@ def _trained(content: bytes, path: Path, size: tuple[int, int]) -> np.ndarray:
     files = ImageFiles(path.parent, [(0, path)])
     assert tuple(files.sizes(np.array([0]))[0]) == size
     out = np.zeros((1, 3, height, width), np.uint8)
-    assert files.read(np.array([0]), lambda sizes, _: np.array([[0, 0, *sizes[0], 0]]), out) == {}
+    assert files.read(np.array([0]), lambda sizes, _: np.array([[0, 0, *sizes[0], 0]], np.int32), out) == {}
     return out[0].transpose(1, 2, 0)
 
 
@@ -134,16 +153,24 @@ UNREADABLE = {
     "zero bytes": (b"", "the file is empty"),
     "text": (b"<html>404 not found</html>", "not an image"),
     "only a header": (jpeg(IMAGE)[:300], "not an image"),
+    "truncated jpeg": (jpeg(IMAGE, quality=98)[:-200], "truncated"),
+    "truncated progressive jpeg": (jpeg(IMAGE, quality=98, progressive=True)[:-200], "truncated"),
+    "truncated rotated jpeg": (_rotated(6)[:-200], "truncated"),
     "truncated png": (_encoded("png")[:2000], "not an image"),
+    "32-bit tiff": (_encoded("tiff", Image.fromarray(np.full((9, 9), 1 << 20, np.int32))), "more than 16 bits"),
+    "float tiff": (_encoded("tiff", Image.fromarray(np.ones((9, 9), np.float32))), "floating-point"),
     "decompression bomb": (png_of(50_000, 50_000), "pixels"),
 }
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_unreadable_images_have_the_same_reason_in_preparation_and_training(tmp_path: Path, kind: str) -> None:
+def test_unreadable_images_have_the_same_reason_everywhere(tmp_path: Path, kind: str) -> None:
     content, reason = UNREADABLE[kind]
-    with pytest.raises(Unreadable, match=reason):
-        convert(content, [Variant()])
+    for variant in (Variant(), Variant(max_side=32)):
+        with pytest.raises(Unreadable, match=reason):
+            convert(content, [variant])
+    with pytest.raises(Unreadable, match=reason):  # as in predict and serve
+        decode_center(content, 1.0, 8, 8, "bilinear")
     path = tmp_path / "image.jpg"
     path.write_bytes(content)
     out = np.zeros((1, 3, 8, 8), np.uint8)
@@ -151,12 +178,21 @@ def test_unreadable_images_have_the_same_reason_in_preparation_and_training(tmp_
     assert reason in failures[0]
 
 
+@pytest.mark.parametrize("ending", [b"\xff\xd9 trailing bytes", b"\xff", b""])
+def test_a_baseline_jpeg_without_its_end_marker_is_complete(tmp_path: Path, ending: bytes) -> None:
+    content = jpeg(IMAGE, quality=98).removesuffix(b"\xff\xd9") + ending
+    for variant in (Variant(), Variant(max_side=32)):
+        convert(content, [variant])
+    pixels = _trained(content, tmp_path / "image.jpg", IMAGE.size)
+    assert (pixels == _trained(jpeg(IMAGE, quality=98), tmp_path / "image.jpg", IMAGE.size)).all()
+
+
 def test_files_without_an_image_extension_are_counted(tmp_path: Path, caplog) -> None:
     root = tree(tmp_path / "in", classes=2, images=1)
     for name in ("photo", "notes.txt", ".hidden"):
         (root / "train" / "n00000000" / name).write_bytes(jpeg(IMAGE))
     assert len(list_images(root).splits["train"]) == 2
-    assert "2 files are ignored" in caplog.text
+    assert "ignored 2 files" in caplog.text
     assert "n00000000/notes.txt" in caplog.text
 
 

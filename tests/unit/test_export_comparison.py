@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from conftest import raises
+from safetensors.torch import save_file
 from torch import nn
 
 from paceline.config.data import Augment
@@ -117,6 +118,26 @@ def test_corrupt_archives_are_refused(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     with raises("export-metadata-invalid"):
         read_metadata(path)
+
+
+def _written_by_others(path: Path) -> None:
+    if path.suffix == ".onnx":
+        path.write_bytes(onnx.ModelProto(ir_version=8).SerializeToString())
+    elif path.suffix == ".pt2":
+        path.write_bytes(_zipped(lambda content: None).replace(b"paceline.json", b"somebody.json"))
+    else:
+        save_file({"fc.weight": torch.zeros(2, 2)}, path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "folder", "model.onnx", "model.pt2"])
+def test_weights_without_metadata_are_refused_with_the_fix(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if not path.suffix:
+        path.mkdir()
+    _written_by_others(path if path.suffix else path / "model.safetensors")
+    with raises("export-without-metadata") as caught:
+        read_metadata(path)
+    assert (f"--model.weights {path}" in str(caught.value)) == (path.suffix in ("", ".safetensors"))
 
 
 def test_suffixes_of_other_files_are_refused(tmp_path: Path) -> None:

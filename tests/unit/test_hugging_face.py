@@ -11,7 +11,6 @@ from photo_sources import Found, files_of, make_photos, read_all
 from PIL import Image
 from sample_images import sample_image
 
-from paceline.data.prepare.raw import RawImage, SourceImages, raw_dataset
 from paceline.data.prepare.readers import detect
 from paceline.data.prepare.sources import open_source
 from paceline.data.splits import AS_GIVEN, Division
@@ -46,7 +45,7 @@ def test_a_saved_hugging_face_dataset(photos: Path, tmp_path: Path, caplog) -> N
     assert read_all(source) == files  # the bytes of the files: nothing was decoded
     assert [entry.id for entry in open_source(source, "", {}, AS_GIVEN).classes] == ["dog", "cat"]
     assert "extra are not used" in caplog.text
-    assert "1 classes have no images" in caplog.text
+    assert "left out 1 class without images" in caplog.text
 
 
 def test_columns_splits_and_labels_of_hugging_face_datasets(photos: Path, tmp_path: Path) -> None:
@@ -86,23 +85,6 @@ def test_labels_that_name_no_class_are_refused(tmp_path: Path, labels: list[obje
     datasets.Dataset(table).save_to_disk(str(tmp_path / "saved"))
     with raises("hf-label-invalid"):
         read_all(str(tmp_path / "saved"), division=Division(0.5))
-
-
-def test_names_of_classes_are_read_without_surrounding_spaces(tmp_path: Path) -> None:
-    import datasets
-
-    rows = {"image": [{"bytes": bytes([number]), "path": None} for number in range(4)], "label": [0, 0, 1, 1]}
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat ", "e\u0301mu"])})
-    datasets.Dataset.from_dict(rows, features).save_to_disk(str(tmp_path / "saved"))
-    found = open_source(str(tmp_path / "saved"), "", {}, Division(0.5))
-    assert [entry.id for entry in found.classes] == ["cat", "\u00e9mu"]
-
-
-@pytest.mark.parametrize("label", ["", "\ud800x"])
-def test_names_of_classes_that_cannot_be_stored_are_refused_before_images_are_read(label: str) -> None:
-    entries = [RawImage(f"{number}.jpg", name, bytes) for number, name in enumerate(["a", "a", label, label])]
-    with raises("class-name-invalid"):
-        raw_dataset(SourceImages(entries), "some", "some", Division(0.5))
 
 
 def test_only_files_of_the_dataset_are_read(photos: Path, tmp_path: Path, monkeypatch) -> None:

@@ -127,7 +127,7 @@ def test_images_that_cannot_be_read_are_listed_and_skipped(folder: Path, tmp_pat
         assert any(f"{tmp_path}/{name}: " in line and reason in line for line in answer.stderr.splitlines()), (
             answer.stderr
         )
-    assert "3 of 5 images could not be read" in answer.stderr
+    assert "skipped 3 of 5 images" in answer.stderr
     answer = here("predict", folder / "runs" / "colors", tmp_path / "b.jpg", tmp_path / "c.jpg", "--out", "o.csv", *CPU)
     assert "[no-image-readable]" in complaint(answer)
     assert not list(tmp_path.glob("*o.csv*"))
@@ -139,7 +139,7 @@ def test_names_are_read_from_standard_input(folder: Path, tmp_path: Path, here, 
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
     answer = here("predict", folder / "runs" / "colors", "-", *CPU)
     assert [line.partition(": ")[0] for line in answer.stdout.splitlines()] == names
-    assert "1 of 4 images could not be read" in answer.stderr
+    assert "skipped 1 of 4 images" in answer.stderr
     assert read_names(b"a b\r\nc\n\n") == ["a b", "c"]
     assert read_names(b"a\nb\0c\0") == ["a\nb", "c"]
 

@@ -94,5 +94,5 @@ def test_wrong_archives_are_rejected(here, tmp_path: Path, archives: dict[str, P
     invalid.write_bytes(b"rubbish" * 1000)
     check("archive-corrupt", "invalid.tar", train=invalid)
     few = tar(tmp_path / "few.tar", {"ILSVRC2012_val_00000001.JPEG": b""})
-    check("devkit-mismatch", "few.tar", "1 images", "5", val=few)
+    check("devkit-mismatch", "few.tar", "1 image", "5", val=few)
     assert not any((tmp_path / out / "dataset.json").exists() for out in outs)

@@ -102,6 +102,25 @@ def test_predicts_raw_bytes_and_forms(running: Running, image: bytes) -> None:
     assert first_file("image/jpeg", image) == image
 
 
+def test_a_request_may_ask_for_fewer_classes(running: Running, image: bytes) -> None:
+    whole = running.ask("POST", "/predict", image)[1]["top"]
+    for top in (1, 2, 3, 9):
+        assert running.ask("POST", f"/predict?top={top}", image)[:2] == (200, {"top": whole[:top]})
+    for query in ("top=0", "top=-1", "top=x", "top=", "top=1.5", "top=9999999999", "top=%D9%A3", "tops=1", "a&" * 99):
+        status, answer, _ = running.ask("POST", f"/predict?{query}", image)
+        assert status == 400, query
+        assert answer["error"]
+
+
+def test_refused_images_are_logged_with_the_reason(running: Running, image: bytes, caplog) -> None:
+    caplog.set_level("INFO", "paceline")
+    assert running.ask("POST", "/predict", image[:-40])[0] == 415
+    assert "truncated" in caplog.text
+    caplog.clear()
+    assert running.ask("POST", "/predict", image)[0] == 200
+    assert not caplog.text
+
+
 def test_page_has_no_external_assets_and_is_protected(running: Running) -> None:
     for path, kind in {"/": "text/html", "/serve.css": "text/css", "/serve.js": "text/javascript"}.items():
         status, content, headers = running.ask("GET", path)

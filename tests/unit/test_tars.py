@@ -40,7 +40,7 @@ def test_skipped_links_are_counted_once(caplog) -> None:
     for _ in range(2):
         assert len(list(archive(io.BytesIO(content), "linked.tar"))) == 1
     (record,) = caplog.records
-    assert "1 links are skipped, e.g. b/h.jpg" in record.getMessage()
+    assert "skipped 1 link, e.g. b/h.jpg" in record.getMessage()
 
 
 def _corrupt(content: bytes, where: int) -> bytes:

@@ -172,6 +172,7 @@ def _known_samples(recipe: Recipe) -> int:
     from paceline.data.listing import list_images
     from paceline.data.registered import open_registered
     from paceline.data.shards import Dataset, default_folder
+    from paceline.data.splits import no_split
 
     data = recipe.data
     if data.name == "synthetic":
@@ -182,7 +183,10 @@ def _known_samples(recipe: Recipe) -> int:
     if data.name in ("folder", "list") and place.exists():
         return len(list_images(place).splits["train"])
     if data.name not in IN_MEMORY and place.exists():
-        return int(Dataset.open(place).description["splits"]["train"]["samples"])
+        splits = Dataset.open(place).description["splits"]
+        if "train" not in splits:
+            raise no_split(place, "train", splits)
+        return int(splits["train"]["samples"])
     if data.name not in _SAMPLES:
         raise UserError(
             "unknown-dataset-size",

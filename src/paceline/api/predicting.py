@@ -14,7 +14,7 @@ from paceline.api.processes import run_in_processes
 from paceline.api.runs import Run, check_best_or_last, path_of
 from paceline.config.imports import trust as trust_modules
 from paceline.engine.prediction_files import ClassProbability, cells, check_target, columns, writing
-from paceline.errors import UserError
+from paceline.system.packages import needs_package
 
 if TYPE_CHECKING:
     import pandas
@@ -57,11 +57,8 @@ class Predictions(list[Prediction]):
 
     def dataframe(self) -> "pandas.DataFrame":
         """Return a pandas DataFrame with the columns file, class_1, id_1, probability_1, class_2, ..."""
-        try:
+        with needs_package("pandas", "Predictions.dataframe()"):
             import pandas
-        except ImportError:
-            message = "Predictions.dataframe() needs the package pandas. Run: pip install pandas"
-            raise UserError("missing-package", message, package="pandas") from None
         names = columns(len(self[0].top) if self else 1)
         return pandas.DataFrame([cells(each.file, each.top) for each in self], columns=names)
 

@@ -17,6 +17,7 @@ from paceline.analysis.verdict import Bottleneck, verdict
 from paceline.api.arguments import check_choice, check_path, invalid
 from paceline.errors import UserError
 from paceline.system.files import make_folder, write_text
+from paceline.system.packages import needs_package
 
 if TYPE_CHECKING:
     import pandas
@@ -56,11 +57,8 @@ class Run(LoggedRun):
 
     def dataframe(self, kind: str = "") -> "pandas.DataFrame":
         """Return the metrics as a pandas DataFrame, all or those of one kind."""
-        try:
+        with needs_package("pandas", "Run.dataframe()"):
             import pandas
-        except ImportError:
-            message = "Run.dataframe() needs the package pandas. Run: pip install pandas"
-            raise UserError("missing-package", message, package="pandas") from None
         return pandas.json_normalize([record for record in self.records if kind in ("", record["kind"])])
 
     def curve(self, metric: str, kind: str = "eval", x_axis: str = "epoch") -> list[tuple[float, float]]:

@@ -22,13 +22,16 @@ from paceline.distributed.world import World
 from paceline.engine.classifier import Classifier
 from paceline.engine.open_model import Usage, open_model
 from paceline.errors import UserError
-from paceline.system.files import say
+from paceline.system.files import say, size_text
 from paceline.system.http_server import HttpAnswer, HttpError, HttpRequest, HttpServer, Site
+from paceline.system.logs import log
+from paceline.system.logs import set_up as set_up_log
 from paceline.system.multipart import first_file
 from paceline.system.untrusted import Unreadable
 
 _DECODERS = 4  # images that are decoded at the same time; each may need gigabytes
 _CPU_SECONDS = 20
+_MAX_DIGITS = 6  # of the parameter top
 _ASSETS = {
     "/": ("serve.html", "text/html"),
     "/serve.css": ("serve.css", "text/css"),
@@ -62,6 +65,7 @@ class ModelServer:
         return HttpAnswer.json(about | {"size": self.classifier.size})
 
     def _predict(self, request: HttpRequest) -> HttpAnswer:
+        top = self._top_of(request)
         content = first_file(request.content_type, request.body)
         if content is None:
             raise HttpError(400, "the form has no file")
@@ -69,13 +73,24 @@ class ModelServer:
             with self._decoders:
                 (pixels,), _ = self._decode(content)
         except Unreadable as error:
+            if content:
+                log.info("refused an image of %s: %s", size_text(len(content)), error)
             raise HttpError(415 if content else 400, f"the image cannot be read: {error}") from None
         except UserError:  # the decoder was killed, or could not be started
             raise HttpError(503, "the server is out of memory or busy; try again later") from None
         size = self.classifier.size
         decoded = np.frombuffer(bytearray(pixels), np.uint8).reshape(1, 3, size, size)
-        (topk,) = self.classifier.classify_pixels(decoded, self._top)
+        (topk,) = self.classifier.classify_pixels(decoded, top)
         return HttpAnswer.json({"top": [vars(each) for each in topk]})
+
+    def _top_of(self, request: HttpRequest) -> int:
+        """Return the number of classes that a request asks for."""
+        if unknown := sorted(request.query.keys() - {"top"}):
+            raise HttpError(400, f"the parameter {unknown[0]:.40} is unknown; only top is known")
+        text = request.query.get("top", str(self._top))
+        if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and int(text)):
+            raise HttpError(400, f"top={text:.40} is not a number from 1")
+        return int(text)
 
     def close(self) -> None:
         self._decode.__exit__()
@@ -122,6 +137,7 @@ def serve_model(
     host, port = place
     world = World.from_env(device)
     with world.connected():
+        set_up_log()
         classifier = open_model(model, world, usage).classifier
         with closing(ModelServer(classifier, top, max_upload_mb, host, model.resolve().name)) as server:
             _listen(server, host, port)

@@ -38,17 +38,17 @@ def spec_of(options: argparse.Namespace, source: str, overrides: Sequence[str]) 
     kind = _KINDS[options.backend]
     same = {field.name: getattr(options, field.name) for field in fields(kind) if hasattr(options, field.name)}
     spec: Spec | ManifestSpec = new_spec(kind, recipe, same | given)
-    _check_names(recipe)
+    _check_names(recipe, bool(resumed))
     return spec
 
 
-def _check_names(recipe: Recipe) -> None:
+def _check_names(recipe: Recipe, resume: bool) -> None:
     """Refuse what training would refuse on the nodes. Packages that only the nodes have leave that to them."""
     try:
         with interrupts_end():
             from paceline.engine.parts import check_parts
         load_imports(recipe)
-        check_parts(recipe)
+        check_parts(recipe, resume)
     except (ImportError, UserError) as error:
         cause = error.__cause__ if isinstance(error, UserError) else error
         if not isinstance(cause, ImportError):

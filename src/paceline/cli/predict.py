@@ -15,6 +15,7 @@ from paceline.system.files import say
 from paceline.system.gpus import default_procs
 from paceline.system.outcome import report_outcome
 from paceline.system.signals import interrupts_end
+from paceline.system.wording import counted
 
 _PREDICT = """Predict the classes of images with a trained model, with the pixels and the computation of an evaluation.
 
@@ -116,7 +117,10 @@ def _predict(arguments: list[str], options: argparse.Namespace) -> int:
         )
     )
     if counts.is_rank_zero and not report_outcome(images=counts.images, skipped=counts.skipped) and options.out:
-        say(f"{options.out}: {counts.images} images" + (f", {counts.skipped} skipped" if counts.skipped else ""))
+        say(
+            f"{options.out}: {counted(counts.images, 'image')}"
+            + (f", {counts.skipped} skipped" if counts.skipped else "")
+        )
     return 0
 
 

@@ -1,12 +1,13 @@
 """Numbers the classes of labeled images, and assigns every image to a split: the same rules for all sources."""
 
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, Item, divide
+from paceline.data.classes import class_names
+from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, Item, divide, no_split
 from paceline.errors import UserError
 from paceline.system.logs import log
+from paceline.system.wording import counted
 
 LabeledRow = tuple[str, str, Item]
 """Split (empty if not given), label and image."""
@@ -21,16 +22,24 @@ def assign(
     division: Division = AS_GIVEN,
     limit_per_class: int = 0,
     classes: Sequence[str] = (),
+    only_evaluate: bool = False,
 ) -> tuple[list[str], Splits[Item]]:
     """Return the classes, and the numbered images of each split; those without a split are divided.
 
-    `name_of` returns the relative path of an image, `classes` gives the order of classes.
+    `name_of` returns the relative path of an image, `classes` gives the order of classes. `only_evaluate`: there may be
+    no training images, if all images have a split.
     """
     division.check()
     rows = list(rows)
-    ids = list(classes) or in_order({label for _, label, _ in rows})
+    examples = {label: item for _, label, item in reversed(rows)}
+    names = class_names(
+        dict.fromkeys([*classes, *sorted(examples)]),
+        place,
+        lambda label: name_of(examples[label]) if label in examples else "",
+    )
+    ids = [names[label] for label in classes] or in_order(names.values())
     if len(ids) < 2:
-        message = f"{place} has {len(ids)} class{'es' * (len(ids) != 1)}. A classifier needs at least two."
+        message = f"{place} has {counted(len(ids), 'class', 'classes')}. A classifier needs at least two."
         raise UserError("too-few-classes", message, path=place)
     numbers = {id_: number for number, id_ in enumerate(ids)}
     splits: Splits[Item] = {}
@@ -38,16 +47,16 @@ def assign(
     for split, label, item in rows:
         seen[split, label] += 1
         if not limit_per_class or seen[split, label] <= limit_per_class:
-            splits.setdefault(split, []).append((numbers[label], item))
+            splits.setdefault(split, []).append((numbers[names[label]], item))
     rest = sorted(splits.pop("", []), key=lambda entry: (entry[0], name_of(entry[1])))
+    if splits and not rest and TRAIN not in splits and division == AS_GIVEN:
+        if not only_evaluate:
+            raise no_split(place, TRAIN, splits)
+        _warn_of_absent_classes(ids, splits, place)
+        return ids, {split: splits[split] for split in SPLITS if split in splits}
     completed = _completed(splits, rest, division, place, name_of)
     _check_classes(ids, completed, place)
     return ids, {split: completed[split] for split in SPLITS if completed[split] or split != TEST}
-
-
-def class_name(text: str) -> str:
-    """Return the name of a class as written in a table: without surrounding spaces, in Unicode's composed form."""
-    return unicodedata.normalize("NFC", text.strip())
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
@@ -75,7 +84,8 @@ def _completed(
         raise UserError(
             "no-val-split",
             f"{place} has no validation split, by which the best checkpoint is chosen. Use a fraction of the images: "
-            f'run "paceline prepare {place} --val-fraction 0.1 --out DIR".',
+            f'run "paceline prepare {place} --val-fraction 0.1 --out DIR". For images that are only evaluated, run '
+            f'"paceline prepare --test {place} --out DIR".',
             path=place,
         )
     if any(wanted.values()):
@@ -86,24 +96,35 @@ def _completed(
 
 def _check_classes(ids: list[str], splits: Splits[Item], place: object) -> None:
     """Refuse empty splits and classes without training images; warn about classes that are not evaluated."""
-    trained = {label for label, _ in splits[TRAIN]}
-    for split, files in splits.items():
-        present = {label for label, _ in files}
-        absent = [id_ for label, id_ in enumerate(ids) if label not in present]
-        names = ", ".join(absent[:_SHOWN]) + (", ..." if absent[_SHOWN:] else "")
-        if not files and split != TEST:
+    for split in (TRAIN, VAL):
+        if not splits[split]:
             raise empty_split(place, split)
-        if absent and split == TRAIN:
-            others = [name for name in (VAL, TEST) if {label for label, _ in splits[name]} - trained]
-            only = f", which only {' and '.join(others)} {'has' if len(others) == 1 else 'have'}" if others else ""
-            raise UserError(
-                "empty-classes",
-                f"{place} has no training images of {names}{only}. Add some, or remove or rename these classes.",
-                path=place,
-                classes=absent,
-            )
-        if absent and files:
-            log.warning("%s: the %s split has no images of %s", place, split, names)
+    if absent := _absent(ids, splits[TRAIN]):
+        trained = {label for label, _ in splits[TRAIN]}
+        others = [name for name in (VAL, TEST) if {label for label, _ in splits[name]} - trained]
+        only = f", which only {' and '.join(others)} {'has' if len(others) == 1 else 'have'}" if others else ""
+        raise UserError(
+            "empty-classes",
+            f"{place} has no training images of {_shown(absent)}{only}. Add some, or remove or rename these classes.",
+            path=place,
+            classes=absent,
+        )
+    _warn_of_absent_classes(ids, splits, place)
+
+
+def _warn_of_absent_classes(ids: list[str], splits: Splits[Item], place: object) -> None:
+    for split, files in splits.items():
+        if files and (absent := _absent(ids, files)):
+            log.warning("%s: the %s split has no images of %s", place, split, _shown(absent))
+
+
+def _absent(ids: list[str], files: list[tuple[int, Item]]) -> list[str]:
+    present = {label for label, _ in files}
+    return [id_ for label, id_ in enumerate(ids) if label not in present]
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if names[_SHOWN:] else "")
 
 
 def empty_split(place: object, split: str) -> UserError:

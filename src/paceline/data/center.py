@@ -27,5 +27,5 @@ def decode_center(
     def choose(sizes: np.ndarray, _: np.ndarray) -> np.ndarray:
         return center_boxes(sizes, crop_pct, width, height)
 
-    decode(content, choose, np.zeros(1, np.int64), pixels, interpolation, complete=True)
+    decode(content, choose, np.zeros(1, np.int64), pixels, interpolation)
     return [pixels.tobytes()], None

@@ -1,14 +1,17 @@
-"""Classes, matched by id or name so that a model can be evaluated on other data."""
+"""Classes: their names, and their match by id or name so that a model can be evaluated on other data."""
 
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import UserError
 from paceline.system.files import printable
+from paceline.system.wording import counted
 
 _SHOWN = 10
+_NOT_TEXT = ("Cc", "Cs", "Zl", "Zp")
+"""Unicode's categories of control characters, lone surrogates, and separators of lines and paragraphs."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,41 @@ class Class:
     """Unique: the folder name, or the WordNet id of ImageNet."""
     name: str
     """Human-readable; two classes may have the same one."""
+
+
+def class_names(
+    labels: Iterable[str], place: object, example: Callable[[str], str] = lambda label: ""
+) -> dict[str, str]:
+    """Return the name of the class of every label: without surrounding spaces, in Unicode's composed form.
+
+    Raises for names that are not plain text, and for labels that differ only in spaces or composition. `example`
+    returns an image of a label.
+    """
+    names: dict[str, str] = {}
+    first: dict[str, str] = {}
+    for label in labels:
+        name = names[label] = _normalized(label.strip())
+        if problem := not_text(name):
+            where = f" (e.g. of {printable(found)})" if (found := example(label)) else ""
+            message = f"{place} has a class named {label!r:.60}{where}, which {problem}. Rename it."
+            raise UserError("class-name-invalid", message, path=place, name=label)
+        if (other := first.setdefault(name, label)) != label:
+            message = (
+                f"{place} has the classes {other!a:.80} and {label!a:.80}, whose names differ only in surrounding "
+                "spaces or in how Unicode encodes accents. Rename one of them, or merge them."
+            )
+            raise UserError("duplicate-classes", message, path=place, classes=[other, label])
+    return names
+
+
+def not_text(name: str) -> str:
+    """Return why a name of a class cannot be used, or an empty string."""
+    if not name:
+        return "is empty"
+    kinds = {unicodedata.category(character) for character in name}
+    if "Cs" in kinds:
+        return "is not valid Unicode"
+    return "contains a line break or another control character" if kinds.intersection(_NOT_TEXT) else ""
 
 
 def match(model: Sequence[Class], data: Sequence[Class], origin: object, place: object) -> list[int]:
@@ -30,7 +68,7 @@ def match(model: Sequence[Class], data: Sequence[Class], origin: object, place: 
     if unknown:
         raise UserError(
             "unknown-classes",
-            f"{place} has {len(unknown)} class{'es' * (len(unknown) > 1)} that the model of {origin} does not have. "
+            f"{place} has {counted(len(unknown), 'class', 'classes')} that the model of {origin} does not have. "
             f"{sides} Rename the classes of the data to match the model.",
             classes=unknown,
         )

@@ -16,6 +16,7 @@ from paceline.errors import UserError
 from paceline.system.files import printable, size_text
 from paceline.system.logs import console
 from paceline.system.tables import new_table, show
+from paceline.system.wording import counted
 
 _MAX_REASONS = 12
 
@@ -54,7 +55,8 @@ def _remarks(dataset: Dataset) -> Iterator[str]:
         return
     total = sum(split["remarks"] for split in dataset.description["splits"].values())
     listed = "all" if total == len(remarks) else f"{len(remarks):,} of them"
-    yield f"{total:,} files were skipped or re-encoded ({listed} listed in {dataset.folder / 'dataset.json'}):"
+    files = counted(total, "file")
+    yield f"{files} skipped or re-encoded ({listed} listed in {dataset.folder / 'dataset.json'}):"
     ordered = sorted(groups.items(), key=lambda group: (not group[0].startswith(LEFT_OUT), -len(group[1])))
     for reason, group in ordered[:_MAX_REASONS]:
         first = group[0]
@@ -78,8 +80,7 @@ def check(dataset: Dataset, variant: str = "", fix: str = PREPARE_AGAIN) -> None
     ]
     if problems:
         shown = "\n  ".join(problems[:20])
-        count = f"{len(problems)} problem{'s' * (len(problems) > 1)} found"
-        message = f"{dataset.folder}: {count}:\n  {shown}\n{fix}"
+        message = f"{dataset.folder}: {counted(len(problems), 'problem')} found:\n  {shown}\n{fix}"
         raise UserError("dataset-corrupt", message, path=dataset.folder, problems=problems)
     console.print(f"{dataset.folder}: every checksum matches")
 
@@ -133,7 +134,7 @@ def write_contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: s
         for row, status in zip(index, statuses, strict=True)
     ]
     sheets.write_png(sheets.contact_sheet(list(pixels.transpose(0, 2, 3, 1)), labels, columns, side), out)
-    console.print(f"{out}: {len(chosen)} random images of {split_name}")
+    console.print(f"{out}: {counted(len(chosen), 'random image')} of {split_name}")
 
 
 def export(dataset: Dataset, out: Path, variant: str, splits: list[str]) -> None:
@@ -155,8 +156,8 @@ def export(dataset: Dataset, out: Path, variant: str, splits: list[str]) -> None
             except OSError as error:
                 target.unlink(missing_ok=True)  # incomplete
                 raise OSError(error.errno, error.strerror, str(target)) from None
-    console.print(f"{out}: {written:,} JPEG files")
+    console.print(f"{out}: {counted(written, 'JPEG file')}")
     if failed:
         shown = "\n  ".join(failed[:20])
-        message = f"{len(failed)} images could not be exported:\n  {shown}\n{PREPARE_AGAIN}"
+        message = f"{counted(len(failed), 'image')} could not be exported:\n  {shown}\n{PREPARE_AGAIN}"
         raise UserError("dataset-corrupt", message, path=dataset.folder, problems=failed)

@@ -14,6 +14,7 @@ from paceline.data.shards import Dataset, Split
 from paceline.system.files import printable, write_text
 from paceline.system.logs import console
 from paceline.system.tables import new_table, show
+from paceline.system.wording import counted
 
 _EFFECTS = {
     ("val", "train"): "the validation accuracy may be too high",
@@ -32,9 +33,9 @@ def print_duplicates(found: Duplicates, splits: Sequence[str], screen: Console) 
     """Print how many images have near-duplicates where, the first pairs, and a warning if they cross splits."""
     clusters = len({pair.cluster for pair in found.pairs})
     differ = sum(pair.labels_differ for pair in found.pairs)
-    facts = f"{_count(len(found.pairs), 'pair')} of near-duplicates in {_count(clusters, 'cluster')}"
-    labels = f"{_count(differ, 'pair')} with different labels"
-    screen.print(f"{_count(found.num_images, 'image')}: {facts}, {labels}", soft_wrap=True)
+    facts = f"{counted(len(found.pairs), 'pair')} of near-duplicates in {counted(clusters, 'cluster')}"
+    labels = f"{counted(differ, 'pair')} with different labels"
+    screen.print(f"{counted(found.num_images, 'image')}: {facts}, {labels}", soft_wrap=True)
     heads = ("images with a copy", *(f"in {name}" for name in splits))
     rows = [(f"of {name}", *(f"{found.copies[name, other]:,}" for other in splits)) for name in splits]
     show(new_table(heads, rows), screen)
@@ -47,19 +48,15 @@ def print_duplicates(found: Duplicates, splits: Sequence[str], screen: Console) 
         screen.print(line, soft_wrap=True)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def _text(image: DuplicateImage) -> str:
     return f"{image.split} {image.name}"
 
 
 def _remarks(found: Duplicates) -> Iterator[str]:
     if found.flat:
-        yield f"{found.flat:,} images have hardly any contrast and were not compared"
+        yield f"{counted(found.flat, 'image')} with hardly any contrast not compared"
     if found.unreadable:
-        images = _count(len(found.unreadable), "image")
+        images = counted(len(found.unreadable), "image")
         yield f"warning: {images} cannot be read, e.g. {found.unreadable[0]}. Run with --check."
     for (split, other), effect in _EFFECTS.items():
         if count := found.copies.get((split, other), 0):
@@ -80,7 +77,7 @@ def write_pairs(found: Duplicates, out: Path) -> None:
         for pair in found.pairs
     )
     _write_csv(out, (*_COLUMNS, "labels_differ", "distance", "correlation"), rows)
-    console.print(f"{out}: {_count(len(found.pairs), 'pair')} of near-duplicates")
+    console.print(f"{out}: {counted(len(found.pairs), 'pair')} of near-duplicates")
 
 
 def write_kept(found: Duplicates, dataset: Dataset, variant: str, out: Path) -> None:
@@ -93,8 +90,8 @@ def write_kept(found: Duplicates, dataset: Dataset, variant: str, out: Path) -> 
                 kept.append((path, ids[int(label)], name))
     _write_csv(out, ("path", "label", "split"), kept)
     console.print(
-        f"{out}: a list of {len(kept):,} images, without {len(found.leaked):,}. Paths are those of the source: move it "
-        f'to the source folder SRC and run "paceline prepare SRC/{out.name} --out DIR".',
+        f"{out}: a list of {counted(len(kept), 'image')}, without {len(found.leaked):,}. Paths are those of the source"
+        f': move it to the source folder SRC and run "paceline prepare SRC/{out.name} --out DIR".',
         soft_wrap=True,
     )
 

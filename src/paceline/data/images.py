@@ -10,7 +10,7 @@ from PIL import Image
 from paceline.config.data import Interpolation
 from paceline.data import codec
 from paceline.data.listing import relative_name
-from paceline.data.pillow import FORMATS, TRUNCATED, check_size, is_rotated_jpeg, open_image, upright_size
+from paceline.data.pillow import FORMATS, check_size, is_rotated_jpeg, open_image, upright_size
 from paceline.data.splits import LabeledFile
 from paceline.system.untrusted import Unreadable
 
@@ -69,7 +69,6 @@ class ImageFiles:
     """One split of an image folder, decoded on every use."""
 
     fix = "Replace or remove those files."
-    _complete = False
 
     def __init__(self, folder: Path, entries: list[LabeledFile]):
         self.folder, self._entries = folder, entries
@@ -108,7 +107,7 @@ class ImageFiles:
             try:
                 check_size(path.stat().st_size)
                 key = keys[position : position + 1]
-                decode(path.read_bytes(), choose, key, out[position], interpolation, self._complete)
+                decode(path.read_bytes(), choose, key, out[position], interpolation)
             except (Unreadable, OSError) as error:
                 failures[position] = str(error)
         return failures
@@ -116,8 +115,6 @@ class ImageFiles:
 
 class UnlabeledFiles(ImageFiles):
     """Image files without labels. Holds their names only, because there may be millions."""
-
-    _complete = True
 
     def __init__(self, names: list[str]):
         self.folder, self._names = Path(), names
@@ -136,13 +133,10 @@ class UnlabeledFiles(ImageFiles):
         return Path(self._names[number % len(self)])
 
 
-def decode(
-    content: bytes, choose: Choose, key: np.ndarray, out: np.ndarray, interpolation: Interpolation, complete: bool
-) -> None:
+def decode(content: bytes, choose: Choose, key: np.ndarray, out: np.ndarray, interpolation: Interpolation) -> None:
     """Write a crop of an encoded image to `out`, uint8 (3, height, width). Raises Unreadable.
 
     An upright baseline JPEG has the same pixels as after its preparation, bit for bit. Pillow decodes other files.
-    `complete`: refuse a truncated JPEG; otherwise its missing part is gray, as after its preparation.
     """
     if not content:
         raise Unreadable("the file is empty")
@@ -151,9 +145,7 @@ def decode(
     except codec.CodecError:
         record = None
     if record is None:
-        image, remark = open_image(content)
-        if complete and TRUNCATED in remark:
-            raise Unreadable("truncated") from None
+        image, _ = open_image(content)
         height, width = out.shape[1:]
         out[:] = crop(image, choose(np.array([image.size]), key)[0], height, width, interpolation)
         return

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.data.assign import LabeledRow, assign, empty_split, in_order
+from paceline.data.classes import class_names
 from paceline.data.lists import read_list
 from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, LabeledFile, named_splits, split_named
 from paceline.errors import UserError
 from paceline.system.logs import log
+from paceline.system.wording import counted
 
 _ENDINGS = "jpg jpeg jpe jfif png bmp gif webp avif tif tiff ppm pgm"
 EXTENSIONS = frozenset(f".{ending}" for ending in _ENDINGS.split())
@@ -33,17 +35,19 @@ def list_one_split(root: Path, split: str = "") -> Listing:
         present = [name for name in (VAL, TEST, TRAIN) if any(row[0] == name for row in rows)]
         wanted = split or (present[0] if present else "")
         rows = [row for row in rows if row[0] == wanted]
-        ids = in_order({label for _, label, _ in rows})
-        files = [(ids.index(label), file) for _, label, file in rows]
+        names = class_names(sorted({label for _, label, _ in rows}), root)
+        ids = in_order(names.values())
     else:
         folders = split_folders(root)
         first = next((folders[name] for name in (VAL, TEST, TRAIN) if name in folders), root)
         folder = folders.get(split) if split else first
-        ids = _class_names(folder) if folder else []
-        files = [(ids.index(label), file) for _, label, file in _files(folder, "", ids)] if folder else []
-    if not files:
+        names = class_names(_class_names(folder), root) if folder else {}
+        ids = list(names.values())
+        rows = _files(folder, "", names) if folder else []
+    if not rows:
         raise empty_split(root, split or VAL)
-    return Listing(ids, {TRAIN: [], VAL: []} | {split or VAL: files})
+    numbers = {label: ids.index(name) for label, name in names.items()}
+    return Listing(ids, {TRAIN: [], VAL: []} | {split or VAL: [(numbers[label], file) for _, label, file in rows]})
 
 
 def list_images(root: Path, division: Division = AS_GIVEN, limit_per_class: int = 0) -> Listing:
@@ -59,14 +63,16 @@ def list_rows(root: Path) -> tuple[list[str], list[LabeledRow[Path]]]:
     if not root.is_dir():
         raise UserError("source-not-found", f"{root} does not exist on this machine.", path=root)
     folders = split_folders(root)
-    if TRAIN not in folders:
+    if TRAIN not in folders and not _only_splits(root, folders):
         folders = {"": root}
     elif others := sorted(set(_class_names(root)) - {folder.name for folder in folders.values()}):
         log.warning("%s: these folders are not splits and are ignored: %s", root, ", ".join(others[:10]))
     ids = sorted({name for folder in folders.values() for name in _class_names(folder)})
     if len(ids) < 2:
-        place = folders.get(TRAIN, root)
-        message = f"{place} contains {len(ids)} class folders. It must contain one folder per class, at least two."
+        place = next(iter(folders.values()))
+        message = (
+            f"{place} contains {counted(len(ids), 'class folder')}. It must contain one folder per class, at least two."
+        )
         raise UserError("too-few-classes", message, path=place)
     return ids, [row for split, folder in folders.items() for row in _files(folder, split, _class_names(folder))]
 
@@ -78,6 +84,12 @@ def split_folders(root: Path) -> dict[str, Path]:
         names = [name for name in names if _class_names(root / name)]
     found = named_splits(names, root)
     return {split: root / found[split] for split in SPLITS if split in found}
+
+
+def _only_splits(root: Path, folders: dict[str, Path]) -> bool:
+    """Whether a folder contains nothing but splits with class folders."""
+    names = {folder.name for folder in folders.values() if _class_names(folder)}
+    return bool(names) and names == set(_class_names(root))
 
 
 def _class_names(root: Path) -> list[str]:
@@ -100,8 +112,8 @@ def warn_of_others(place: object, names: list[str]) -> None:
     """Warn about files that are ignored because of their names."""
     if names:
         log.warning(
-            "%s: %d files are ignored, since their names do not end like those of images (.jpg, .png ...), e.g. %s",
-            *(place, len(names), names[0]),
+            "%s: ignored %s with names that do not end like those of images (.jpg, .png ...), e.g. %s",
+            *(place, counted(len(names), "file"), names[0]),
         )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.data.assign import class_name
 from paceline.data.splits import split_named
 from paceline.errors import UserError
+from paceline.system.packages import needs_package
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 _COLUMNS = {"path": ("path", "image", "file", "filename"), "label": ("label", "class"), "split": ("split",)}
@@ -108,11 +108,8 @@ def _json_lines(file: Any, path: Path) -> tuple[list[str], list[_Record]]:
 
 
 def _parquet(path: Path, wanted: Collection[str]) -> tuple[list[str], list[_Record]]:
-    try:
+    with needs_package("pyarrow", str(path), extra="parquet"):
         from pyarrow import ArrowException, parquet
-    except ImportError:
-        message = f"{path} needs pyarrow, which is not installed. Run: pip install 'paceline[parquet]'"
-        raise UserError("missing-package", message, package="pyarrow") from None
     try:
         names = parquet.ParquetFile(path).schema_arrow.names
         # other columns may hold whole images; of columns with the same name, none can be meant
@@ -192,5 +189,4 @@ def _text(value: Any, kind: str, place: str, path: Path, line: int) -> str:
     if not valid:
         message = f"{place} has the {kind} {value!r:.40}. Write it as {form}."
         raise UserError("list-value-invalid", message, path=path, line=line)
-    text = str(value).lower() if isinstance(value, bool) else str(value).strip()
-    return class_name(text) if kind == "label" else text
+    return str(value).lower() if isinstance(value, bool) else str(value).strip()

@@ -6,6 +6,7 @@ import warnings
 
 from PIL import Image, ImageOps
 
+from paceline.data import codec
 from paceline.system.files import size_text
 from paceline.system.untrusted import Unreadable
 
@@ -14,10 +15,10 @@ MAX_BYTES = 250_000_000
 """The maximum size of an image file."""
 MAX_PIXELS = 200_000_000
 """The maximum size of an image: as many pixels as the largest camera sensors have."""
-TRUNCATED = "truncated; the missing part is gray"
 _MAX_SCANS = 100  # of a JPEG; encoders write about ten, and each one costs a pass over the whole image
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")  # markers followed by a length, and the end marker
 _ORIENTATION = 0x0112
+_MAX_16_BITS = 65535
 _EXIF_BYTES = 1 << 17  # at the start of a JPEG, where its EXIF segment is
 _START_OF_SCAN = b"\xff\xda"
 Image.init()
@@ -49,9 +50,11 @@ def open_image(content: bytes) -> tuple[Image.Image, str]:
             except OSError as error:
                 if "truncated" not in str(error) or not is_jpeg:
                     raise
+                if not _lacks_only_end_marker(content):
+                    raise Unreadable("truncated") from None
                 image = _opened(content + _END_OF_JPEG)
                 image.load()
-                remarks.append(TRUNCATED)
+                remarks.append("without an end marker")
             if not is_jpeg and _is_animated(content):
                 remarks.append("the first of several frames")
             if orientation(image) != 1:
@@ -59,6 +62,8 @@ def open_image(content: bytes) -> tuple[Image.Image, str]:
             if image.mode not in ("L", "RGB"):
                 remarks.append(f"converted from mode {image.mode}")
             return plain(image), "; ".join(remarks)
+        except Unreadable:
+            raise
         except Image.DecompressionBombError:
             limit = min(MAX_PIXELS, 2 * (Image.MAX_IMAGE_PIXELS or MAX_PIXELS))
             raise Unreadable(f"more than {limit:,} pixels") from None
@@ -103,6 +108,15 @@ def is_rotated_jpeg(content: bytes) -> bool:
         return False
 
 
+def _lacks_only_end_marker(content: bytes) -> bool:
+    """Whether a JPEG has all its pixels. Known for baseline JPEGs only; the codec needs no end marker."""
+    try:
+        codec.pack(content)
+    except codec.CodecError:
+        return False
+    return True
+
+
 def _is_animated(content: bytes) -> bool:
     try:
         return bool(getattr(_opened(content), "is_animated", False))
@@ -123,16 +137,28 @@ def _has_too_many_scans(content: bytes) -> bool:
 
 
 def plain(image: Image.Image) -> Image.Image:
-    """Return an image as gray or RGB, upright. Values of more than 8 bits are scaled to 0-255."""
+    """Return an image as gray or RGB, upright. Values of 16 bits are scaled to 0-255, whatever their maximum is.
+
+    Raises Unreadable if the range of values is unknown.
+    """
     if orientation(image) != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode in ("L", "RGB"):
         return image
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        # Pillow's conversion of 16-bit images would clip values at 255
-        _, high = image.getextrema()
-        scale = 255.0 / (65535.0 if high > 255 else 255.0 if high > 1 else 1.0)  # type: ignore[operator]
-        return image.convert("F").point(lambda value: value * scale).convert("L")
+    if image.mode == "F":
+        raise Unreadable("floating-point pixels, whose range is unknown; convert them to 8 or 16 bits")
+    if image.mode.startswith("I;16") or image.mode == "I":
+        return _scaled_to_8_bits(image)
     if image.mode in ("1", "LA"):
         return image.convert("L")
     return image.convert("RGB")
+
+
+def _scaled_to_8_bits(image: Image.Image) -> Image.Image:
+    """Return an image of 16 bits as gray. Mode I, as which Pillow opens some of them, may hold 32 bits."""
+    values = image.convert("I")
+    low, high = values.getextrema()
+    if low < 0 or high > _MAX_16_BITS:  # type: ignore[operator]
+        raise Unreadable(f"pixels from {low} to {high}, more than 16 bits; convert them to 8 or 16 bits")
+    # Pillow's own conversion would clip values at 255
+    return values.convert("F").point(lambda value: value * (255 / _MAX_16_BITS)).convert("L")

@@ -12,6 +12,7 @@ from paceline.config.data import Data, Synthetic
 from paceline.data import arrays
 from paceline.data.shards import default_folder
 from paceline.errors import UserError
+from paceline.system.packages import missing_package
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,7 @@ def _digits() -> ImageSet:
     """scikit-learn's 1797 handwritten digits, 8x8. Every fifth one is used for validation."""
     package = find_spec("sklearn")
     if package is None or not package.origin:
-        raise UserError(
-            "missing-package",
-            "data.name=digits needs scikit-learn, which is not installed. Run: pip install scikit-learn",
-            package="scikit-learn",
-        )
+        raise missing_package("scikit-learn", "data.name=digits")
     # importing scikit-learn would take longer than importing torch
     table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     images = torch.from_numpy((table[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).round().astype(np.uint8))

@@ -40,6 +40,16 @@ def named_splits(names: Iterable[str], place: object) -> dict[str, str]:
     return found
 
 
+def no_split(place: object, split: str, known: Iterable[str]) -> UserError:
+    """Return the error for training on data that lacks train or val."""
+    problem = f"{place} has no {split} split, but only {' and '.join(known)}, so that it can only be evaluated."
+    if split == VAL:
+        fix = "Prepare its source again with --val-fraction 0.1, or set data.path to other data."
+        return UserError("no-val-split", f"{problem} {fix}", path=place, split=split)
+    fix = "Set data.path to data with training images."
+    return UserError("no-train-split", f"{problem} {fix}", path=place, split=split)
+
+
 @dataclass(frozen=True)
 class Division:
     """How images that have no split are divided."""

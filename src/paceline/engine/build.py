@@ -1,7 +1,7 @@
 """Builds everything the training loop needs from a recipe and this rank's place in the job."""
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -174,8 +174,11 @@ class Setup:
         return {"state": states, "param_groups": materialize(saved["param_groups"])}
 
 
-def build(recipe: Recipe, world: World) -> Setup:
-    """Return the data, model, optimizer and schedule of a recipe for this rank."""
+def build(recipe: Recipe, world: World, resume: bool = False) -> Setup:
+    """Return the data, model, optimizer and schedule of a recipe for this rank.
+
+    `resume`: the weights will come from a checkpoint, so that initial weights are neither read nor downloaded.
+    """
     choose_kernels(world.device, recipe.tf32)
     source = open_source(recipe)
     labels = source.train_labels
@@ -184,7 +187,8 @@ def build(recipe: Recipe, world: World) -> Setup:
     timeline = plan.timeline
     loader = source.loader(plan, world.device)
     sharded = _strategy(recipe, world) == "fsdp"
-    create = partial(build_sharded_model if sharded else build_model, recipe, source, len(source.classes), timeline)
+    built = replace(recipe, model=factory.untrained(recipe.model)) if resume else recipe
+    create = partial(build_sharded_model if sharded else build_model, built, source, len(source.classes), timeline)
     model = world.raise_together(lambda: create(world))
     if isinstance(model, AirbenchNet) and recipe.model.weights == "random" and not model.whiten.weight.is_meta:
         model.prepare(loader.plain_images(5000))

@@ -165,7 +165,7 @@ class Classifier:
             out[:] = crop(image, box, self.size, self.size, self.metadata.interpolation)
             return
         content = image if isinstance(image, bytes) else _content(Path(image))
-        decode(content, choose, np.zeros(1, np.int64), out, self.metadata.interpolation, complete=True)
+        decode(content, choose, np.zeros(1, np.int64), out, self.metadata.interpolation)
 
 
 def _content(path: Path) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, TextIO
 
 from paceline.errors import UserError
 from paceline.system.files import printable, replacing
+from paceline.system.packages import needs_package
 
 _ROWS = 1 << 16  # of a row group in Parquet, which are held in memory
 
@@ -113,11 +114,8 @@ def _parquet(file: BinaryIO, top: int) -> Iterator[Write]:
 
 
 def _pyarrow() -> Any:
-    try:
+    with needs_package("pyarrow", "Parquet", extra="parquet", otherwise="use .csv or .jsonl"):
         import pyarrow
-    except ImportError:
-        message = "Parquet needs the package pyarrow. Run: pip install 'paceline[parquet]', or use .csv or .jsonl."
-        raise UserError("missing-package", message, package="pyarrow") from None
     return pyarrow
 
 

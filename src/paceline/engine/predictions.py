@@ -31,6 +31,7 @@ from paceline.engine.prediction_files import ClassProbability, Write, check_targ
 from paceline.errors import UserError
 from paceline.system import logs
 from paceline.system.logs import log
+from paceline.system.wording import counted
 from paceline.track.progress import Display, display
 
 
@@ -87,9 +88,9 @@ def predict_images(job: PredictionJob) -> Counts:
             for part in parts:
                 images += _predict_part(part, opened, batch, top, world, write, shown)
             if not images:
-                raise UserError("no-image-readable", f"none of {total} images could be read. The log lists them.")
+                raise UserError("no-image-readable", f"no image of {total} could be read. The log has the reasons.")
     if world.is_rank_zero and images < total:
-        log.warning("%d of %d images could not be read and were skipped. They are listed above.", total - images, total)
+        log.warning("skipped %d of %s that could not be read (see above)", total - images, counted(total, "image"))
     return Counts(images, total - images, world.is_rank_zero)
 
 

@@ -36,6 +36,7 @@ from paceline.models import factory
 from paceline.system import logs
 from paceline.system.files import printable
 from paceline.system.remote import is_remote
+from paceline.system.wording import counted
 from paceline.track.progress import display
 from paceline.track.records import RunFolder
 
@@ -121,7 +122,7 @@ def evaluate_path(
             check_corrupt_fraction(metrics, batches.num_samples, recipe.data.max_corrupt)
             written = {"details": writer.write()} if writer else {}
     lost = batches.num_samples - metrics["samples"]
-    some = f", {lost:g} corrupt images left out" if lost else ""
+    some = f", {counted(int(lost), 'corrupt image')} left out" if lost else ""
     some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
     data = f"{source.place or source.name}{f' ({split} split)' if split else ''}"
     label = f"{folder} (step {progress['step']}), {data}{some}, TTA {recipe.evaluate.tta}"

@@ -56,8 +56,10 @@ def train_recipe(
     """
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
-    check_parts(recipe)  # before a folder is created or data is fetched
-    recipe, notes = preprocessing.resolve(kinds.resolve(recipe))
+    check_parts(recipe, resume=resume is not None)  # before a folder is created or data is fetched
+    recipe = kinds.resolve(recipe)
+    # the recipe of a run has the preprocessing of its weights, whose file may be gone
+    recipe, notes = (recipe, []) if resume else preprocessing.resolve(recipe)
     fetch(recipe)  # may take longer than the timeout of connected ranks
     # uploads end after the ranks have disconnected, because a slow upload would exceed their timeout
     with ExitStack() as after_disconnect, world.connected(), ExitStack() as cleanup:
@@ -81,7 +83,7 @@ def train_recipe(
         with world.long_timeout():
             saved = agree_on_checkpoint(world, replicas, folder, recipe, overrides if resume else None)
         with memory_of_training(recipe, world, folder):
-            setup = build(recipe, world)
+            setup = build(recipe, world, resume=saved is not None)
             check_same_data(setup.source, world)
             announce(setup, path, saved, notes)
             profiled = profiled_steps(profile, setup.timeline, store.step_of(saved) if saved else 0)

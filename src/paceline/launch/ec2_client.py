@@ -13,6 +13,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.launch.aws_errors import translate_aws_errors
 from paceline.system.files import make_folder, printable, write_text
+from paceline.system.packages import needs_package
 
 JOB = "paceline-job"
 """Tag of all resources of a job; the value is its id."""
@@ -23,12 +24,9 @@ _IMAGE = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu
 
 class Ec2Client:
     def __init__(self, region: str = ""):
-        try:
+        with needs_package("boto3", "EC2", extra="aws"):
             import boto3
             from botocore.config import Config
-        except ImportError:
-            message = "EC2 needs boto3. Run: pip install 'paceline[aws]'"
-            raise UserError("missing-package", message, package="boto3") from None
         with translate_aws_errors("connecting to AWS"):
             self._session: Any = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
             config = Config(

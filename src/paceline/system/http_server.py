@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 _MAX_CONNECTIONS = 64
+_MAX_PARAMETERS = 16
 _REQUEST_SECONDS = 30.0
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 64 << 20  # an answer is lost if the client is still sending when it is closed
 _HEADERS = {
@@ -47,6 +48,8 @@ class HttpError(Exception):
 class HttpRequest:
     content_type: str
     body: bytes
+    query: Mapping[str, str] = field(default_factory=dict)
+    """The parameters after the question mark of the address."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _respond(self) -> None:
         method = "GET" if self.command == "HEAD" else self.command
         try:
-            path = self._path()
+            path, query = self._address()
             self._check_origin()
             route = self.server.site.routes.get((method, path))
             if route is None:
@@ -165,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
                     raise HttpError(405, f"{path} answers {' and '.join(known)} only")
                 raise HttpError(404, f"{path[:100]} does not exist")
             body = self._body() if method == "POST" else b""
-            answer, status = route(HttpRequest(self.headers.get("Content-Type", ""), body)), 200
+            answer, status = route(HttpRequest(self.headers.get("Content-Type", ""), body, query)), 200
         except HttpError as error:
             answer, status = HttpAnswer.json({"error": str(error)}), error.status
         except TimeoutError:
@@ -176,9 +179,11 @@ class _Handler(BaseHTTPRequestHandler):
             answer, status = HttpAnswer.json({"error": f"internal error ({type(error).__name__})"}), 500
         self._send(status, answer)
 
-    def _path(self) -> str:
+    def _address(self) -> tuple[str, dict[str, str]]:
+        """Return the path and the parameters of the request."""
         try:
-            return urlsplit(self.path).path
+            parts = urlsplit(self.path)
+            return parts.path, dict(parse_qsl(parts.query, keep_blank_values=True, max_num_fields=_MAX_PARAMETERS))
         except ValueError:
             raise HttpError(400, "the address is not valid") from None
 

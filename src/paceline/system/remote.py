@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from paceline.errors import UserError
 from paceline.system.files import printable
+from paceline.system.packages import needs_package
 
 _ATTEMPTS = 8  # about a minute in total
 _PAUSE = 0.5  # seconds before the second attempt, doubled for each further one
@@ -189,11 +190,8 @@ class ObjectStore:
     """A folder of an object store. obstore takes keys, region and endpoint from AWS_* variables, and retries."""
 
     def __init__(self, place: str, retries: int = 10):
-        try:
+        with needs_package("obstore", redacted(place), extra="s3"):
             import obstore
-        except ImportError:
-            message = f"{redacted(place)} needs obstore, which is not installed. Run: pip install 'paceline[s3]'"
-            raise UserError("missing-package", message, package="obstore") from None
         self._place, self._obstore = place.rstrip("/"), obstore
         bucket, key = _bucket_and_key(self._place)
         self._store = obstore.store.from_url(  # it decodes the key

@@ -14,6 +14,7 @@ from paceline.errors import UserError
 from paceline.system.files import disk_error
 from paceline.system.host import BackgroundThread
 from paceline.system.logs import log
+from paceline.system.packages import needs_package
 
 
 class Sink(Protocol):
@@ -58,13 +59,8 @@ class WeightsAndBiases:
     """Logs to Weights & Biases."""
 
     def __init__(self, folder: Path, identity: str, project: str, recipe: dict[str, Any]):
-        try:
+        with needs_package("wandb", "log.wandb", extra="wandb", otherwise="set log.wandb to false"):
             import wandb
-        except ImportError:
-            message = (
-                "log.wandb needs the package wandb. Run: pip install 'paceline[wandb]', or set log.wandb to false."
-            )
-            raise UserError("missing-package", message, package="wandb") from None
 
         self._run = wandb.init(
             project=project,
@@ -93,14 +89,9 @@ class MLflow:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             message = "log.mlflow needs the address of a server. Set MLFLOW_TRACKING_URI."
             raise UserError("mlflow-server-not-set", message)
-        try:
+        with needs_package("mlflow", "log.mlflow", extra="mlflow", otherwise="set log.mlflow to false"):
             from mlflow import MlflowClient
             from mlflow.entities import Metric, Param
-        except ImportError:
-            message = (
-                "log.mlflow needs the package mlflow. Run: pip install 'paceline[mlflow]', or set log.mlflow to false."
-            )
-            raise UserError("missing-package", message, package="mlflow") from None
 
         self._client, self._metric = MlflowClient(), Metric
         known = self._client.get_experiment_by_name(project)

@@ -14,6 +14,7 @@ from paceline.analysis.details.schema import is_details
 from paceline.analysis.details.write import CSV, DETAILS, PARQUET, THUMBNAILS
 from paceline.errors import UserError
 from paceline.system.files import printable_tree
+from paceline.system.packages import needs_package
 from paceline.system.untrusted import leads_out, read_regular
 from paceline.track.sealed import is_intact
 
@@ -73,12 +74,9 @@ class Details:
         return columns
 
     def _parquet(self, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-        try:
+        with needs_package("pyarrow", str(self.path / PARQUET), extra="parquet"):
             import pyarrow as pa
             import pyarrow.parquet as pq
-        except ImportError:
-            message = f"{self.path / PARQUET} needs the package pyarrow. Run: pip install 'paceline[parquet]'"
-            raise UserError("missing-package", message, package="pyarrow") from None
         file = pq.ParquetFile(pa.BufferReader(self._read(PARQUET)))
         if file.metadata.num_rows > _MAX_SAMPLES:
             raise self._corrupt(PARQUET)

@@ -19,7 +19,7 @@ from paceline.data.load.loader import DEFAULT_SIZE, ImageEvaluator, ImageLoader
 from paceline.data.load.order import Plan
 from paceline.data.registered import open_registered
 from paceline.data.shards import Dataset, default_folder
-from paceline.data.splits import SPLITS, TEST, VAL
+from paceline.data.splits import SPLITS, TEST, TRAIN, VAL, no_split
 from paceline.errors import UserError
 from paceline.system.logs import log
 
@@ -85,11 +85,11 @@ class DataSource(Protocol):
 def open_source(recipe: Recipe, only_evaluate: bool = False, split: str = "") -> DataSource:
     """Return the data of a recipe that data/kinds.py has resolved.
 
-    `only_evaluate`: image files need no train split; `split` is then read, by default the first of val, test and train.
+    `only_evaluate`: images need no train split; `split` is then read, by default the first of val, test and train.
     """
     data = recipe.data
     if data.name in _PREPARED:
-        return _shards(recipe)
+        return _shards(recipe, only_evaluate, split)
     if data.name in ("folder", "list"):
         return _files(recipe, Path(data.path or default_folder(data.name)), only_evaluate, split)
     if data.name not in (*IN_MEMORY, *FROM_FILES):
@@ -120,16 +120,20 @@ def _local(recipe: Recipe) -> Path:
     return folders.pop()
 
 
-def _shards(recipe: Recipe) -> "_ImageData":
+def _shards(recipe: Recipe, only_evaluate: bool, wanted: str) -> "_ImageData":
     variants = _variants(recipe)
     dataset = Dataset.open(_local(recipe))
     names = tuple(dataset.choose(variant) for variant in variants)
-    splits = {
-        split: {variant: dataset.split(split, variant) for variant in variants}
-        for split in SPLITS
-        if split != TEST or split in dataset.description["splits"]
-    }
     place, classes = recipe.data.path or str(default_folder(recipe.data.name)), tuple(dataset.classes)
+    known = [split for split in SPLITS if split in dataset.description["splits"]]
+    for needed in () if only_evaluate else (TRAIN, VAL):
+        if needed not in known:
+            raise no_split(place, needed, known)
+    splits = {split: {variant: dataset.split(split, variant) for variant in variants} for split in known}
+    if splits and not wanted and VAL not in splits:
+        instead = TEST if TEST in splits else TRAIN
+        log.info("%s has no val split; evaluating its %s split", place, instead)
+        splits[VAL] = splits[instead]
     return _ImageData(recipe, dataset.name, place, classes, f"{dataset.fingerprint}-{'+'.join(names)}", splits, names)
 
 
@@ -242,7 +246,7 @@ class _ImageData:
 
     @property
     def num_train(self) -> int:
-        return len(next(iter(self.splits["train"].values())))
+        return self._samples(TRAIN)
 
     @property
     def train_labels(self) -> torch.Tensor | None:
@@ -251,11 +255,14 @@ class _ImageData:
 
     @property
     def num_val(self) -> int:
-        return len(next(iter(self.splits["val"].values())))
+        return self._samples(VAL)
 
     @property
     def num_test(self) -> int:
-        return len(next(iter(self.splits[TEST].values()))) if TEST in self.splits else 0
+        return self._samples(TEST)
+
+    def _samples(self, split: str) -> int:
+        return len(next(iter(self.splits[split].values()))) if split in self.splits else 0
 
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
         sides = {side for phase in timeline.phases for side in (phase.size, phase.evaluate_size)}

@@ -14,6 +14,7 @@ from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.raw import RawDataset
 from paceline.errors import UserError
 from paceline.system.files import replacing, write_json, write_text
+from paceline.system.wording import counted
 
 PARTS = ".parts"  # the folder for notes of an unfinished preparation
 
@@ -78,7 +79,7 @@ def _unreadable_classes(source: RawDataset, split: str, lost: list[int], entries
     files = "\n  ".join(f"{entry['name']}: {entry['remark'].removeprefix(LEFT_OUT)}" for entry in entries[:10])
     return UserError(
         "unreadable-classes",
-        f"no {split} image of {len(lost)} class{'es' * (len(lost) > 1)} could be read ({names}):\n  {files}\n"
+        f"no {split} image of {counted(len(lost), 'class', 'classes')} could be read ({names}):\n  {files}\n"
         "Replace these files and prepare into an empty folder, or prepare the rest with --allow-empty-classes.",
         classes=classes,
         split=split,

@@ -17,6 +17,7 @@ from paceline.data.splits import AS_GIVEN, Division
 from paceline.errors import UserError
 from paceline.system.remote import is_remote, redacted
 from paceline.system.untrusted import Unreadable
+from paceline.system.wording import counted
 
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _MAX_DEVKIT = 1 << 24  # bytes per file; the originals have less than 1 MB
@@ -118,8 +119,8 @@ def _train(place: str, labels: dict[str, int], limit: int) -> Iterator[Sample]:
                     break
                 yield Sample(labels[id_], f"train/{id_}/{image.name}", image.size, partial(image.read, MAX_BYTES))
     if missing := sorted(labels.keys() - seen):
-        names = ", ".join(missing[:3])
-        message = f"--train {place} lacks {len(missing)} classes of the devkit ({names} ...). {_SAME_RELEASE}"
+        classes, names = counted(len(missing), "class", "classes"), ", ".join(missing[:3])
+        message = f"--train {place} lacks {classes} of the devkit ({names} ...). {_SAME_RELEASE}"
         raise UserError("devkit-mismatch", message, option="--train", path=place)
 
 
@@ -138,7 +139,9 @@ def _val(place: str, truth: list[int], limit: int) -> Iterator[Sample]:
             if not limit or counts[label] <= limit:
                 yield Sample(label, f"val/{image.name}", image.size, partial(image.read, MAX_BYTES))
     if len(numbers) != len(truth):
-        message = f"--val {place} contains {len(numbers)} images, but the devkit has {len(truth)}. {_SAME_RELEASE}"
+        message = (
+            f"--val {place} contains {counted(len(numbers), 'image')}, but the devkit has {len(truth)}. {_SAME_RELEASE}"
+        )
         raise UserError("devkit-mismatch", message, option="--val", path=place)
 
 

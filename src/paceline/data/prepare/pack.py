@@ -31,6 +31,7 @@ from paceline.system.files import FolderLock, make_folder, replacing, size_text,
 from paceline.system.logs import console
 from paceline.system.progress_bar import OneLineProgress, compact
 from paceline.system.untrusted import Unreadable
+from paceline.system.wording import counted
 
 SHARD_SAMPLES = 2048
 _MAX_PENDING_BYTES = 1 << 30  # of files in memory
@@ -137,7 +138,7 @@ def _estimate(source: RawDataset, variant: Variant, total: int) -> float:
 def _bar() -> Progress:
     def count(task: Task) -> tuple[str, str]:
         images = task.fields["images"]
-        return f"{images:,} images", compact(images)
+        return counted(images, "image"), compact(images)
 
     return OneLineProgress(count, lambda task: (task.fields["rate"],), console)
 
@@ -171,7 +172,8 @@ def _write_split(
                     bar.update(task, advance=sample.size, images=images, rate=f"{made / elapsed:,.0f} images/s")
                     if not console.is_terminal and time.monotonic() - logged > _LOG_SECONDS:
                         logged = time.monotonic()
-                        console.print(f"{split}: {images:,} images, {made / elapsed:,.0f} images/s, {_left(bar, task)}")
+                        speed = f"{made / elapsed:,.0f} images/s, {_left(bar, task)}"
+                        console.print(f"{split}: {counted(images, 'image')}, {speed}")
                 digests = [file.close() for file in files]
             make_folder(part.parent)
             write_json(part, {"entries": entries, "shards": digests})

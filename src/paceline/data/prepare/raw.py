@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.data.assign import assign
-from paceline.data.classes import Class
+from paceline.data.classes import Class, not_text
 from paceline.data.splits import AS_GIVEN, Division
 from paceline.errors import UserError
+from paceline.system.wording import counted
 
 UNKNOWN_SIZE = -1
 
@@ -85,7 +86,15 @@ def raw_dataset(
     entries = images.entries
     _check_names(entries, place)
     rows = ((entry.split, entry.label, number) for number, entry in enumerate(entries))
-    labels, splits = assign(rows, place, lambda number: entries[number].name, division, limit_per_class, images.classes)
+    labels, splits = assign(
+        rows,
+        place,
+        lambda number: entries[number].name,
+        division,
+        limit_per_class,
+        images.classes,
+        only_evaluate=True,
+    )
     if images.stream:
         splits = {split: sorted(part, key=lambda pair: pair[1]) for split, part in splits.items()}
     sizes = {split: [entries[number].size for _, number in part] for split, part in splits.items()}
@@ -109,16 +118,16 @@ def raw_dataset(
 def _check_names(entries: Iterable[RawImage], place: str) -> None:
     times = Counter(entry.name for entry in entries)
     if twice := [name for name, count in times.items() if count > 1]:
-        message = f"{place} contains {len(twice):,} images more than once, e.g. {twice[0]}. Remove the copies."
+        message = f"{place} lists {counted(len(twice), 'image')} more than once, e.g. {twice[0]}. Keep one image each."
         raise UserError("duplicate-images", message, path=place, names=twice[:10])
 
 
 def _classes(labels: list[str], readable: Mapping[str, str], place: str) -> list[Class]:
     """Return the classes, with IDs that are valid as names of folders."""
-    for label in labels:
-        if not label or label != label.encode(errors="ignore").decode():
-            message = f"{place} has a class named {label!r:.60}, which is empty or not valid Unicode. Rename it."
-            raise UserError("class-name-invalid", message, path=place)
+    for label, name in readable.items():
+        if problem := not_text(name):
+            message = f"{place}: the name of class {label}, {name!r:.60}, {problem}. Rename it."
+            raise UserError("class-name-invalid", message, path=place, name=name)
     ids = [re.sub(r"^\.|[/\\\x00]", "_", label)[:255] for label in labels]
     if twice := [id_ for id_, count in Counter(ids).items() if count > 1]:
         message = (

@@ -13,6 +13,7 @@ from paceline.data.prepare.readers.files import folder
 from paceline.data.splits import AS_GIVEN, SPLITS, Division
 from paceline.errors import UserError
 from paceline.system.remote import redacted
+from paceline.system.wording import counted
 
 
 def open_source(
@@ -93,8 +94,8 @@ def _readable(path: Path | None, images: SourceImages) -> dict[str, str]:
     )
     if unnamed:
         message = (
-            f"--class-names {path} has {len(names)} names, but no name of class {unnamed[0]!r:.40}. Labels must be "
-            "numbers that count the lines of the file from 0."
+            f"--class-names {path} has {counted(len(names), 'name')}, but no name of class {unnamed[0]!r:.40}. Labels "
+            "must be numbers that count the lines of the file from 0."
         )
         raise UserError("class-names-mismatch", message, path=path, classes=unnamed[:10])
     return {label: names[int(label)] for label in labels}

@@ -12,6 +12,7 @@ from paceline.errors import UserError
 from paceline.system import remote
 from paceline.system.files import printable, size_text
 from paceline.system.logs import log
+from paceline.system.wording import counted
 
 _MAX_HEADER = 1 << 14  # bytes of a long name or pax header, which tarfile loads into memory
 _NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
@@ -85,8 +86,8 @@ def archive(stream: IO[bytes], place: str, fix: str = "Download it again.") -> I
                 raise tarfile.ReadError("data follows its end, perhaps another archive")
     if links and place not in _warned:  # an archive is read several times
         _warned.add(place)
-        message = "%s: %d links are skipped, e.g. %s. Create the archive with tar --dereference --hard-dereference."
-        log.warning(message, place, links, printable(first))
+        message = "%s: skipped %s, e.g. %s. Create the archive with tar --dereference --hard-dereference."
+        log.warning(message, place, counted(links, "link"), printable(first))
 
 
 @contextlib.contextmanager

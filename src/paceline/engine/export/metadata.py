@@ -18,6 +18,7 @@ import paceline
 from paceline.checkpoint import schema
 from paceline.checkpoint.verified import CheckpointInfo
 from paceline.errors import UserError
+from paceline.system.packages import needs_package
 from paceline.system.remote import last_name
 from paceline.system.untrusted import check_regular
 from paceline.track.records import RunFolder
@@ -74,7 +75,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
         check_regular(file)
         if (read := _READERS.get(file.suffix.lower())) is None:
             raise ValueError(f"files of exports end in {', '.join(_READERS)}")
-        metadata = json.loads(read(file))
+        if (text := read(file)) is None:
+            raise _without_metadata(path)
+        metadata = json.loads(text)
         schema.check_metadata(metadata)
     except FileNotFoundError:
         raise UserError("export-not-found", f"{path} is not an export: {file} does not exist.", path=path) from None
@@ -85,20 +88,32 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return metadata
 
 
-def _from_safetensors(path: Path) -> str:
+def _without_metadata(path: Path) -> UserError:
+    """Return the error for a valid file that others wrote, e.g. weights of timm."""
+    fix = "Use a file that `paceline export` wrote, or a run."
+    if path.suffix.lower() in ("", ".safetensors"):
+        fix += f" To train from these weights: paceline train RECIPE --model.name NAME --model.weights {path}"
+    message = f"{path} was not written by `paceline export`: it does not name classes and preprocessing. {fix}"
+    return UserError("export-without-metadata", message, path=path)
+
+
+def _from_safetensors(path: Path) -> str | None:
     import safetensors
 
     try:
         with safetensors.safe_open(path, "numpy") as file:
-            return (file.metadata() or {})[KEY]
+            return (file.metadata() or {}).get(KEY)
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from None
 
 
-def _from_pt2(path: Path) -> bytes:
+def _from_pt2(path: Path) -> bytes | None:
     try:
         with zipfile.ZipFile(path) as archive:
-            [name] = [name for name in archive.namelist() if name.endswith(f"/extra/{PT2_FILE}")] or [PT2_FILE]
+            names = [name for name in archive.namelist() if name.endswith(f"/extra/{PT2_FILE}") or name == PT2_FILE]
+            if not names:
+                return None
+            [name] = names
             if archive.getinfo(name).file_size > _MAX_METADATA:
                 raise ValueError(f"{name} is too large")
             return archive.read(name)
@@ -106,13 +121,13 @@ def _from_pt2(path: Path) -> bytes:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def _from_onnx(path: Path) -> str:
+def _from_onnx(path: Path) -> str | None:
     onnx = import_onnx("onnx")
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf's errors have no public base
         raise ValueError(str(error)) from None
-    return {entry.key: entry.value for entry in model.metadata_props}[KEY]
+    return {entry.key: entry.value for entry in model.metadata_props}.get(KEY)
 
 
 _READERS: dict[str, Any] = {".safetensors": _from_safetensors, ".pt2": _from_pt2, ".onnx": _from_onnx}
@@ -122,8 +137,5 @@ def import_onnx(name: str) -> Any:
     """Return one of the packages of the extra `onnx`."""
     from importlib import import_module
 
-    try:
+    with needs_package(name, "an ONNX file", extra="onnx"):
         return import_module(name)
-    except ImportError:
-        message = f"ONNX files need the package {name}. Run: pip install 'paceline[onnx]'"
-        raise UserError("missing-package", message, package=name) from None

@@ -6,13 +6,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from paceline.data.assign import class_name, in_order
+from paceline.data.assign import in_order
 from paceline.data.pillow import MAX_BYTES
 from paceline.data.prepare.raw import UNKNOWN_SIZE, RawImage, SourceImages
 from paceline.data.splits import named_splits, split_named
 from paceline.errors import UserError
 from paceline.system.logs import log
+from paceline.system.packages import needs_package
 from paceline.system.untrusted import read_regular
+from paceline.system.wording import counted
 
 _LABELS = ("label", "labels", "class", "category", "target")
 _BATCH = 4096  # rows listed at a time
@@ -41,17 +43,15 @@ def hugging_face(source: str, image_column: str = "", label_column: str = "") ->
         log.warning("%s: the splits %s are not used; train, validation and test are", source, ", ".join(others))
     used = {entry.label for entry in entries}
     if absent := [name for name in names if name not in used]:
-        log.warning("%s: %d classes have no images and are left out: %s", source, len(absent), ", ".join(absent[:5]))
+        classes = counted(len(absent), "class", "classes")
+        log.warning("%s: left out %s without images: %s", source, classes, ", ".join(absent[:5]))
     return SourceImages(entries, [name for name in names if name in used] or in_order(used))
 
 
 def _loaded(source: str) -> dict[str, Any]:
     """Return the dataset of each split; the name is empty if it has no splits."""
-    try:
+    with needs_package("datasets", source, extra="hf"):
         import datasets
-    except ImportError:
-        message = f"{source} needs datasets, which is not installed. Run: pip install 'paceline[hf]'"
-        raise UserError("missing-package", message, package="datasets") from None
     name, _, config = source.removeprefix("hf:").partition(":")
     try:
         if source.startswith("hf:"):
@@ -117,7 +117,7 @@ class _Table:
     @property
     def names(self) -> list[str]:
         """The names of the classes, if the column knows them."""
-        return [class_name(name) for name in getattr(self.rows.features[self.label], "names", None) or ()]
+        return list(getattr(self.rows.features[self.label], "names", None) or ())
 
     def images(self) -> list[RawImage]:
         labels, found = self.names, []
@@ -132,7 +132,8 @@ class _Table:
             text = self._class(label, labels, number)
             found.append(RawImage(name, text, partial(_content, images, number, file), split_named(self.split), size))
         if unlabeled and found:
-            message = f"{self.source}: {unlabeled:,} images of {self.split or 'it'} have no label. Remove them first."
+            problem = f"{counted(unlabeled, 'image')} without a label"
+            message = f"{self.source}: {self.split or 'it'} has {problem}. Remove such images first."
             raise UserError("image-without-class", message, source=self.source, split=self.split)
         if unlabeled:
             log.warning("%s: the images of %s have no labels; they are not used", self.source, self.split)
@@ -149,7 +150,7 @@ class _Table:
                 f"{_UNLABELED} means that it is missing."
             )
             raise UserError("hf-label-invalid", message, source=self.source, row=number)
-        return class_name(text)
+        return text if names else text.strip()
 
     @cached_property
     def _roots(self) -> list[Path]:

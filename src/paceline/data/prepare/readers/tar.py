@@ -10,6 +10,7 @@ from paceline.data.prepare.tars import Member, archive, opened
 from paceline.errors import UserError
 from paceline.system.logs import log
 from paceline.system.remote import redacted
+from paceline.system.wording import counted
 
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _LABELS = (".cls", ".json", ".txt")
@@ -32,7 +33,7 @@ def tar(source: str) -> SourceImages:
             raise UserError(error.code, f"{error} {fix}", **error.fields) from None
         raise
     if not found:
-        raise UserError("source-empty", f"{place} contains no images ({len(names):,} files).", path=place)
+        raise UserError("source-empty", f"{place} contains no images ({counted(len(names), 'file')}).", path=place)
     return SourceImages(
         [RawImage(name, label, split=split, size=sizes[name]) for name, split, label in found],
         sorted({label for _, _, label in found}),
@@ -60,5 +61,5 @@ def contents(source: str, found: Iterator[Member], chosen: set[str]) -> Iterator
             yield partial(member.read, MAX_BYTES)
             if not left:
                 return
-    message = f"{redacted(source)} changed while it was read: {left:,} images are missing. Run the command again."
+    message = f"{redacted(source)} changed while it was read: {counted(left, 'image')} missing. Run the command again."
     raise UserError("source-changed", message, path=redacted(source))

@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from paceline.data.listing import EXTENSIONS, warn_of_others
 from paceline.data.splits import TRAIN, named_splits, split_named
 from paceline.errors import UserError
+from paceline.system.wording import counted
 
 
 def sort_tree(names: Sequence[str], place: str, top_folder: bool = False) -> list[tuple[str, str, str]]:
@@ -15,12 +16,13 @@ def sort_tree(names: Sequence[str], place: str, top_folder: bool = False) -> lis
     parts = [PurePosixPath(name).parts for name in images]
     around = _around(parts) if top_folder else 0
     parts = [path[around:] for path in parts]
-    folders = 2 if all(split_named(path[0]) for path in parts) else 1  # a class may be called train
+    only_splits = bool(parts) and all(split_named(path[0]) for path in parts)
+    folders = 2 if only_splits else 1  # a class may be called train
     if loose := [name for name, path in zip(images, parts, strict=True) if len(path) <= folders]:
-        message = f"{place} contains {len(loose):,} images that are in no class folder, e.g. {loose[0]}."
+        message = f"{place} contains {counted(len(loose), 'image')} outside of class folders, e.g. {loose[0]}."
         fix = "Sort them as CLASS/IMAGE or SPLIT/CLASS/IMAGE."
         raise UserError("image-without-class", f"{message} {fix}", path=place, names=loose[:10])
-    has_splits = TRAIN in named_splits(sorted({path[0] for path in parts if len(path) > 2}), place)
+    has_splits = TRAIN in named_splits(sorted({path[0] for path in parts if len(path) > 2}), place) or only_splits
     found = []
     for name, path in zip(images, parts, strict=True):
         if not has_splits:

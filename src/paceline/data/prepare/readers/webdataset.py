@@ -16,12 +16,14 @@ from paceline.data.splits import SPLIT_NAMES, named_splits, split_named
 from paceline.errors import UserError
 from paceline.system.logs import log
 from paceline.system.remote import is_remote, redacted
+from paceline.system.wording import counted
 
 _IMAGES = ("jpg", "jpeg", "png", "webp")
 _LABELS = ("cls", "json", "txt")  # the first one that a sample has
 _JSON_KEYS = ("label", "cls", "class", "class_name")
 _MAX_LABEL_FILE = 1 << 20
 _MAX_LABEL = 255
+_REPLACEMENT = "\ufffd"  # of bytes that are not UTF-8
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _SPLIT = re.compile(rf"(?<![a-z])({'|'.join(SPLIT_NAMES)})(?![a-z])")
@@ -41,7 +43,7 @@ def webdataset(source: str, label_column: str = "") -> SourceImages:
         entries += _samples(shard, splits[shard], label_column)
         bounds.append(len(entries))
     if not entries:
-        message = f"{redacted(source)} contains no images ({', '.join(_IMAGES)}) in {len(shards)} shards."
+        message = f"{redacted(source)} contains no images ({', '.join(_IMAGES)}) in {counted(len(shards), 'shard')}."
         raise UserError("source-empty", message, path=source)
     return SourceImages(entries, stream=partial(_stream, shards, entries, bounds))
 
@@ -142,8 +144,8 @@ def _json_label(text: str, key: str) -> str:
 
 
 def _checked(label: str, member: Member) -> str:
-    if len(label) > _MAX_LABEL or "\n" in label:
-        message = f"{member.place}: {member.path} is not a label ({label[:40]!r}...). Write the name of a class."
+    if len(label) > _MAX_LABEL or "\n" in label or _REPLACEMENT in label:
+        message = f"{member.place}: {member.path} is not a label ({label!r:.40}). Write the name of a class in UTF-8."
         raise UserError("label-invalid", message, path=member.place)
     return str(int(label)) if label.isascii() and label.isdecimal() else label
 
