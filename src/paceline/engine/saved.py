@@ -12,6 +12,7 @@ from torch import nn
 from paceline.analysis.details.slices import DetailsSpec
 from paceline.checkpoint import store
 from paceline.checkpoint.verified import open_checkpoint, open_verified
+from paceline.config.data import dataset_name
 from paceline.config.imports import load_imports
 from paceline.config.io import recipe_from_tree, split_overrides
 from paceline.config.recipe import Recipe
@@ -146,7 +147,7 @@ def _facts(
     """Return what is evaluated, for details.json."""
     place = source.place and (source.place if is_remote(source.place) else str(Path(source.place).absolute()))
     data = {
-        "name": printable((Path(place).stem if recipe.data.name == "list" else Path(place).name) or source.name),
+        "name": printable(dataset_name(recipe.data.name, source.place) or source.name),
         "kind": recipe.data.name,
         "place": printable(place),
         "split": split or VAL,
