@@ -76,18 +76,25 @@ def test_details_are_written_to_the_run_and_reported(trained: Path, tmp_path: Pa
         metrics = evaluate("runs/colors", overrides, split=split, details=True, in_process=True)
         assert metrics["details"] == f"runs/colors/evaluations/prepared-{split}"
     assert [each.title for each in run.evaluations] == ["prepared, test split", "prepared, val split"]
-    # images under the same name, but others: beside the first ones
     other = shutil.copytree("images", tmp_path / "prepared")
     metrics = evaluate("runs/colors", overrides, data=other, split="", details=True, in_process=True)
-    assert metrics["details"].startswith("runs/colors/evaluations/prepared-val-")
+    # a folder without splits is not the validation split
+    assert metrics["details"] == "runs/colors/evaluations/prepared"
     assert metrics["samples"] == 90
+    assert "prepared, all images" in [each.title for each in run.evaluations]
+    # images under the same name and split, but others: beside the first ones
+    (tmp_path / "split" / "prepared").mkdir(parents=True)
+    test = shutil.copytree("images", tmp_path / "split" / "prepared" / "test").parent
+    metrics = evaluate("runs/colors", overrides, data=test, details=True, in_process=True)
+    assert metrics["details"].startswith("runs/colors/evaluations/prepared-test-")
+    assert read_details(Path(metrics["details"])).title == "prepared, test split"
     with raises("conflicting-options"):
         evaluate("runs/colors", {"data.path": "images"}, data="images", in_process=True)
     with raises("missing-option"):
         evaluate("runs/colors", overrides, slice_by="day", in_process=True)
     assert main(["report", "runs/colors", "--out", str(tmp_path / "report.html")]) == 0
     text = (tmp_path / "report.html").read_text()
-    assert text.count('"title":"prepared, ') == 3
+    assert text.count('"title":"prepared, ') == 4
     assert "data:image/webp" in text
 
 

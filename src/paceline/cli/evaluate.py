@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _EVALUATE = """Evaluate the best checkpoint of a run, or a given checkpoint, exactly, in any number of processes.
 
 --details also writes what the model gets wrong: per-class figures, the confusion matrix, calibration, likely label
-errors and the prediction of every image, to RUN/evaluations/DATA-SPLIT; `paceline report RUN` then shows them.
+errors and the prediction of every image, to RUN/evaluations/DATA-SPLIT (DATA, if the images have no splits);
+`paceline report RUN` then shows them.
 Fields of data, evaluate, precision and device can be overridden: `--evaluate.tta flip --data.path DIR`."""
 
 _EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last", "tf32", "import")

@@ -3,13 +3,24 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.data.assign import LabeledRow, assign, empty_split, in_order
 from paceline.data.lists import read_list
-from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, LabeledFile, named_splits, split_named
+from paceline.data.splits import (
+    ALL,
+    AS_GIVEN,
+    SPLITS,
+    TEST,
+    TRAIN,
+    VAL,
+    Division,
+    LabeledFile,
+    named_splits,
+    split_named,
+)
 from paceline.errors import UserError
 from paceline.system.logs import log
 
@@ -27,23 +38,30 @@ class Listing:
 
 
 def list_one_split(root: Path, split: str = "") -> Listing:
-    """Return images for evaluation only: those of a split, by default val, else test, else train, else all images."""
+    """Return images for evaluation only: those of a split, by default val, else test, else train, else all images.
+
+    All other splits are empty. Images of a folder or list without splits are the split `all`.
+    """
     if root.is_file():
         rows = read_list(root)
-        present = [name for name in (VAL, TEST, TRAIN) if any(row[0] == name for row in rows)]
-        wanted = split or (present[0] if present else "")
-        rows = [row for row in rows if row[0] == wanted]
+        wanted = split or _first_split({row[0] for row in rows})
+        rows = [row for row in rows if row[0] == ("" if wanted == ALL else wanted)]
         ids = in_order({label for _, label, _ in rows})
         files = [(ids.index(label), file) for _, label, file in rows]
     else:
         folders = split_folders(root)
-        first = next((folders[name] for name in (VAL, TEST, TRAIN) if name in folders), root)
-        folder = folders.get(split) if split else first
+        wanted = split or _first_split(folders)
+        folder = root if wanted == ALL else folders.get(wanted)
         ids = _class_names(folder) if folder else []
         files = [(ids.index(label), file) for _, label, file in _files(folder, "", ids)] if folder else []
     if not files:
-        raise empty_split(root, split or VAL)
-    return Listing(ids, {TRAIN: [], VAL: []} | {split or VAL: files})
+        raise empty_split(root, wanted)
+    return Listing(ids, {TRAIN: [], VAL: []} | {wanted: files})
+
+
+def _first_split(present: Collection[str]) -> str:
+    """Return the split to evaluate if none is named."""
+    return next((split for split in (VAL, TEST, TRAIN) if split in present), ALL)
 
 
 def list_images(root: Path, division: Division = AS_GIVEN, limit_per_class: int = 0) -> Listing:

@@ -21,7 +21,7 @@ from paceline.data import kinds
 from paceline.data.classes import Class, match
 from paceline.data.load.batch import Batch
 from paceline.data.load.source import DataSource, open_source
-from paceline.data.splits import VAL
+from paceline.data.splits import split_title
 from paceline.distributed.ddp import broadcast_model
 from paceline.distributed.world import World
 from paceline.engine import precision
@@ -88,6 +88,7 @@ def evaluate_path(
         load_imports(recipe)
         recipe = kinds.resolve(recipe)
         source = open_source(recipe, only_evaluate=True, split=split)
+        split = split or source.default_split
         _check_channels(folder, len(progress["preprocessing"]["mean"]), source)
         # the checkpoint has all the weights, so none are downloaded
         plain = dataclasses.replace(recipe, model=factory.untrained(recipe.model))
@@ -100,7 +101,7 @@ def evaluate_path(
             broadcast_model(model, world)
         resolved = precision.resolve(recipe.precision, world)
         choose_kernels(world.device, recipe.tf32)
-        batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device, split=split or VAL)
+        batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device, split=split)
         facts = _facts(progress, folder, weights, source, split, recipe, resolved)
         writer = DetailsWriter(details, facts, folder, batches, world) if details else None
         with (
@@ -124,7 +125,7 @@ def evaluate_path(
     lost = batches.num_samples - metrics["samples"]
     some = f", {lost:g} corrupt images left out" if lost else ""
     some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
-    data = f"{source.place or source.name}{f' ({split} split)' if split else ''}"
+    data = f"{source.place or source.name} ({split_title(split)})"
     label = f"{folder} (step {progress['step']}), {data}{some}, TTA {recipe.evaluate.tta}"
     return label, metrics | written if world.is_rank_zero else {}
 
@@ -150,7 +151,7 @@ def _facts(
         "name": printable(dataset_name(recipe.data.name, source.place) or source.name),
         "kind": recipe.data.name,
         "place": printable(place),
-        "split": split or VAL,
+        "split": split,
         # all variants have the same samples
         "fingerprint": source.fingerprint.removesuffix(f"-{'+'.join(source.variants)}"),
     }

@@ -12,6 +12,7 @@ from pydantic_core import from_json
 from paceline.analysis.details.record import VERSION
 from paceline.analysis.details.schema import is_details
 from paceline.analysis.details.write import CSV, DETAILS, PARQUET, THUMBNAILS
+from paceline.data.splits import split_title
 from paceline.errors import UserError
 from paceline.system.files import printable_tree
 from paceline.system.untrusted import leads_out, read_regular
@@ -34,7 +35,7 @@ class Details:
     def title(self) -> str:
         """The data and its split."""
         data = self.record["data"]
-        return f"{data['name']}, {data['split']} split"
+        return f"{data['name']}, {split_title(data['split'])}"
 
     def confusion(self) -> np.ndarray:
         """Return the non-zero cells of the confusion matrix: int64 (n, 3) of label, prediction and count."""
