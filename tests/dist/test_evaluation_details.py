@@ -14,6 +14,7 @@ from sample_images import contents
 
 from paceline import Run, evaluate
 from paceline.analysis.details.read import read_details
+from paceline.analysis.details.record import TRAINED_ON
 from paceline.cli.main import main
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
@@ -81,7 +82,8 @@ def test_details_are_written_to_the_run_and_reported(trained: Path, tmp_path: Pa
     # a folder without splits is not the validation split
     assert metrics["details"] == "runs/colors/evaluations/prepared"
     assert metrics["samples"] == 90
-    assert "prepared, all images" in [each.title for each in run.evaluations]
+    assert [each.title for each in run.evaluations][2:] == ["prepared, all images"]
+    assert not run.evaluations[2].record["data"]["own"]
     # images under the same name and split, but others: beside the first ones
     (tmp_path / "split" / "prepared").mkdir(parents=True)
     test = shutil.copytree("images", tmp_path / "split" / "prepared" / "test").parent
@@ -96,6 +98,32 @@ def test_details_are_written_to_the_run_and_reported(trained: Path, tmp_path: Pa
     text = (tmp_path / "report.html").read_text()
     assert text.count('"title":"prepared, ') == 4
     assert "data:image/webp" in text
+
+
+def test_images_that_the_model_was_trained_on_are_marked(trained: Path, tmp_path: Path, here) -> None:
+    ignored = shutil.ignore_patterns("evaluations")
+    run = shutil.copytree(trained / "runs" / "colors", tmp_path / "colors", ignore=ignored)
+    files = tmp_path / "files"  # the same images as a folder with splits, and a run on them
+    for split in ("train", "val"):
+        shutil.copytree(trained / "images", files / split)
+    data = ("--data", "null", "--data.path", "files", "--data.size", 16, "--train.duration", "2ba")
+    words = ("--train.global_batch", 12, "--log.tensorboard", "false", *MODEL, *PLAIN)
+    assert here("train", "cifar10-resnet18", "--name", "on-files", *data, *words).returncode == 0
+    prepared = ("--data", trained / "prepared")
+    for model, more, folder, expected in (
+        (run, ("--split", "train"), "prepared-train", True),
+        (run, (*prepared, "--split", "train"), "prepared-train", True),
+        (run, (*prepared, "--split", "val"), "prepared-val", False),
+        (run, ("--data", "files", "--split", "train"), "files-train", False),
+        (tmp_path / "runs" / "on-files", ("--split", "train"), "files-train", True),
+        (tmp_path / "runs" / "on-files", ("--data", files, "--split", "val"), "files-val", False),
+    ):
+        answer = here("evaluate", model, "--details", *more, *PLAIN)
+        details = read_details(model / "evaluations" / folder)
+        assert details.record["data"]["trained_on"] == expected, answer.stderr
+        assert (TRAINED_ON in answer.stdout) == (TRAINED_ON in answer.stderr) == expected
+    assert [each.path.name for each in Run(run).evaluations] == ["prepared-val", "files-train", "prepared-train"]
+    assert Run("runs/on-files").evaluations[0].record["data"]["own"]
 
 
 def _list(folder: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.analysis.details.record import TRAINED_ON
 from paceline.analysis.details.slices import DetailsSpec
 from paceline.checkpoint import store
 from paceline.checkpoint.verified import open_checkpoint, open_verified
@@ -21,7 +22,7 @@ from paceline.data import kinds
 from paceline.data.classes import Class, match
 from paceline.data.load.batch import Batch
 from paceline.data.load.source import DataSource, open_source
-from paceline.data.splits import split_title
+from paceline.data.splits import ALL, TRAIN, split_title
 from paceline.distributed.ddp import broadcast_model
 from paceline.distributed.world import World
 from paceline.engine import precision
@@ -36,6 +37,7 @@ from paceline.errors import UserError
 from paceline.models import factory
 from paceline.system import logs
 from paceline.system.files import printable
+from paceline.system.logs import log
 from paceline.system.remote import is_remote
 from paceline.track.progress import display
 from paceline.track.records import RunFolder
@@ -103,6 +105,8 @@ def evaluate_path(
         choose_kernels(world.device, recipe.tf32)
         batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device, split=split)
         facts = _facts(progress, folder, weights, source, split, recipe, resolved)
+        if facts["data"]["trained_on"] and world.is_rank_zero:
+            log.warning("%s (%s): %s", facts["data"]["name"], split_title(split), TRAINED_ON)
         writer = DetailsWriter(details, facts, folder, batches, world) if details else None
         with (
             memory_of_evaluation(recipe, world),
@@ -147,17 +151,33 @@ def _facts(
 ) -> dict[str, Any]:
     """Return what is evaluated, for details.json."""
     place = source.place and (source.place if is_remote(source.place) else str(Path(source.place).absolute()))
+    # all variants have the same samples
+    fingerprint = source.fingerprint.removesuffix(f"-{'+'.join(source.variants)}")
+    is_own = _is_own(progress, fingerprint, recipe)
     data = {
         "name": printable(dataset_name(recipe.data.name, source.place) or source.name),
         "kind": recipe.data.name,
         "place": printable(place),
         "split": split,
-        # all variants have the same samples
-        "fingerprint": source.fingerprint.removesuffix(f"-{'+'.join(source.variants)}"),
+        "fingerprint": fingerprint,
+        "own": is_own,
+        "trained_on": is_own and split in (TRAIN, ALL),
     }
     classes = [{"id": printable(id_), "name": printable(name)} for id_, name in progress["classes"]]
     settings = {"weights": weights, "tta": recipe.evaluate.tta, "precision": precision}
     return {"checkpoint": folder.name, "step": progress["step"], **settings, "data": data, "classes": classes}
+
+
+def _is_own(progress: dict[str, Any], fingerprint: str, recipe: Recipe) -> bool:
+    """Return whether the model was trained on a split of this data.
+
+    Image files are compared by place, because their fingerprint is that of the splits that are read.
+    """
+    trained, saved = progress["data"]["fingerprint"], progress["recipe"]["data"].get("path")
+    if trained == fingerprint or trained.startswith(f"{fingerprint}-"):
+        return True
+    places = [Path(str(path or "")).expanduser().resolve() for path in (saved, recipe.data.path)]
+    return recipe.data.name in ("folder", "list") and places[0] == places[1]
 
 
 def _relabeled(batches: Iterable[Batch], numbers: list[int]) -> Iterator[Batch]:
