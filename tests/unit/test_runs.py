@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from made_runs import make_run
 
+from paceline.analysis.compare import compare
 from paceline.analysis.read import read
 from paceline.analysis.settings import settings
+from paceline.analysis.tables import as_text
 from paceline.cli.main import main
 from paceline.config.data import dataset_name
 from paceline.system import tables
@@ -95,6 +97,13 @@ def test_data_is_shown_by_name_not_by_kind(tmp_path: Path, ask: Answer) -> None:
     data = {row["name"]: row["data"] for row in json.loads(ask("--json")[1])}
     assert data == {"new": "flowers", "named": "birds"}
     assert [settings(read(run))["data"] for run in (new, named)] == ["flowers", "birds"]
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])
+def test_top5_is_shown_only_if_it_can_be_wrong(tmp_path: Path, classes: int, shown: bool) -> None:
+    run = make_run(tmp_path, "run")
+    _summarize(run, data={"name": "birds", "classes": classes})
+    assert ("top-5" in as_text(compare([read(run)]))) == shown
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,11 @@ def _details(options: argparse.Namespace) -> "DetailsSpec | None":
 
 
 def _show(label: str, metrics: dict[str, Any]) -> None:
+    from paceline.analysis.run import shows_top5
+
     counts = f"{metrics['correct']} of {metrics['samples']}"
-    say(f"{label}: top-1 {metrics['top1']:.2%} ({counts}), top-5 {metrics['top5']:.2%}, loss {metrics['loss']:.4f}")
+    top5 = f", top-5 {metrics['top5']:.2%}" if shows_top5(metrics["num_classes"]) else ""
+    say(f"{label}: top-1 {metrics['top1']:.2%} ({counts}){top5}, loss {metrics['loss']:.4f}")
     if folder := metrics.get("details"):
         from paceline.analysis.details.read import read_details
         from paceline.analysis.details.text import show_details

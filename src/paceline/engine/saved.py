@@ -131,7 +131,7 @@ def evaluate_path(
     some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
     data = f"{source.place or source.name} ({split_title(split)})"
     label = f"{folder} (step {progress['step']}), {data}{some}, TTA {recipe.evaluate.tta}"
-    return label, metrics | written if world.is_rank_zero else {}
+    return label, metrics | written | {"num_classes": len(classes)} if world.is_rank_zero else {}
 
 
 def _check_channels(folder: Path, channels: int, source: DataSource) -> None:
