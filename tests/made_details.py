@@ -38,6 +38,7 @@ def make_details(
     split: str = "val",
     own: bool = True,
     name: str = "made",
+    step: int = 40,
     side: int = 8,
     **more: Any,
 ) -> Path:
@@ -46,7 +47,7 @@ def make_details(
     class_names = class_names or [f"class {number}" for number in range(logits.shape[1])]
     data = {"name": name, "kind": "shards", "place": f"/data/{name}", "split": split, "fingerprint": fingerprint}
     data |= {"own": own, "trained_on": own and split in ("train", "all")}
-    facts = {"version": VERSION, "checkpoint": "step-00000040", "step": 40, "weights": "ema", "tta": "none"}
+    facts = {"version": VERSION, "checkpoint": f"step-{step:08d}", "step": step, "weights": "ema", "tta": "none"}
     facts |= {"precision": "fp32", "data": data | {"num_corrupt": 0, "corrupt": []}}
     facts["classes"] = [{"id": name, "name": name} for name in class_names]
     rng = np.random.default_rng(0)

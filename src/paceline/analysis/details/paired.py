@@ -103,10 +103,9 @@ def paired_runs(runs: Sequence[LoggedRun]) -> list[PairedModels]:
     (first, base), *others = found
     pairs = []
     for name, details in others:
-        for each in details:
-            if own := _counterpart(each, base):
-                pairs.append(_paired((first, own), (name, each)))
-        if details and not any({own.title} & {each.title for each in details} for own in base):
+        counterparts = [(_counterpart(each, base), each) for each in details]
+        pairs += [_paired((first, own), (name, each)) for own, each in counterparts if own]
+        if details and not any(own for own, _ in counterparts):
             reason = f"{first} has {_listed(base)}, but {name} has {_listed(details)}. Evaluate both on the same data"
             pairs.append(PairedModels((first, name), "", reason))
     return pairs
