@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.options import Parser, count, fraction, make_parser, parser_settings
+from paceline.cli.options import Parser, count, fraction, make_parser, number, parser_settings
 from paceline.cli.ranks import add_process_options, choose_procs, enter_rank, needs_agent, start_with_options
 from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
@@ -62,6 +62,13 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         help="fraction of the shorter side that the center crop keeps (default: that of the model)",
     )
     parser.add_argument(
+        "--temperature",
+        type=_temperature,
+        default=1.0,
+        metavar="T",
+        help="divide logits by T before softmax, e.g. by the temperature of `paceline evaluate --details` (default 1)",
+    )
+    parser.add_argument(
         "--import",
         dest="imports",
         action="append",
@@ -76,7 +83,7 @@ def _usage(options: argparse.Namespace) -> dict[str, Any]:
     from paceline.config.imports import trust
 
     trust(options.imports)
-    given = {name: getattr(options, name) for name in ("precision", "tta", "crop_pct", "trust")}
+    given = {name: getattr(options, name) for name in ("precision", "tta", "crop_pct", "trust", "temperature")}
     return given | {"which": options.checkpoint, "imports": tuple(options.imports)}
 
 
@@ -162,6 +169,14 @@ def serve(arguments: list[str]) -> int:
     place = (options.host, options.port)
     serve_model(options.model, Usage(**_usage(options)), place, options.top, options.max_upload_mb, options.device)
     return 0
+
+
+def _temperature(text: str) -> float:
+    from paceline.api.arguments import is_temperature
+
+    if not is_temperature(value := number(text)):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number from 0.001 to 1000")
+    return value
 
 
 def _port(text: str) -> int:

@@ -45,7 +45,8 @@ def summary_lines(record: dict[str, Any]) -> list[str]:
     ]
     temperature = calibration["temperature"]
     after = (
-        f"; {percent(calibration['ece_after'])} at temperature {temperature:.3g}, fitted to the same images"
+        f"; {percent(calibration['ece_after'])} at temperature {temperature:.3g}, fitted to the same images "
+        f"(`paceline predict --temperature {temperature:.3g}` applies it)"
         if temperature is not None
         else "; no temperature minimizes the loss"
     )
