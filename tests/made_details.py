@@ -36,18 +36,22 @@ def make_details(
     class_names: list[str] | None = None,
     fingerprint: str = "d1",
     split: str = "val",
+    own: bool = True,
+    name: str = "made",
+    step: int = 40,
     side: int = 8,
     **more: Any,
 ) -> Path:
     """Write the details of an evaluation to a run folder. Returns their folder."""
     found = made_figures(labels, logits, **more)
     class_names = class_names or [f"class {number}" for number in range(logits.shape[1])]
-    data = {"name": "made", "kind": "shards", "place": "/data/made", "split": split, "fingerprint": fingerprint}
-    facts = {"version": VERSION, "checkpoint": "step-00000040", "step": 40, "weights": "ema", "tta": "none"}
+    data = {"name": name, "kind": "shards", "place": f"/data/{name}", "split": split, "fingerprint": fingerprint}
+    data |= {"own": own, "trained_on": own and split in ("train", "all")}
+    facts = {"version": VERSION, "checkpoint": f"step-{step:08d}", "step": step, "weights": "ema", "tta": "none"}
     facts |= {"precision": "fp32", "data": data | {"num_corrupt": 0, "corrupt": []}}
     facts["classes"] = [{"id": name, "name": name} for name in class_names]
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (side // 8, side // 8, 3), np.uint8).repeat(8, 0).repeat(8, 1)
-    folder = run / "evaluations" / f"made-{split}"
+    folder = run / "evaluations" / f"{name}-{split}"
     write_details(folder, found, facts, dict.fromkeys(found.shown(), _webp(pixels)))
     return folder

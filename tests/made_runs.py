@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from paceline.config.data import dataset_name
 from paceline.config.io import load_recipe, to_tree
 
 
@@ -66,6 +67,7 @@ def make_run(
     ]
     (folder / "telemetry" / "host-0.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     summary = {"status": status, "global_batch": 128, "parameters": 25_000_000}
-    summary["data"] = {"name": "digits", "fingerprint": "d1", "classes": 10, "train_images": 1437}
+    name_of_data = dataset_name(recipe.data.name, recipe.data.path)
+    summary["data"] = {"name": name_of_data, "fingerprint": "d1", "classes": 10, "train_images": 1437}
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder

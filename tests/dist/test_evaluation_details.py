@@ -14,6 +14,7 @@ from sample_images import contents
 
 from paceline import Run, evaluate
 from paceline.analysis.details.read import read_details
+from paceline.analysis.details.record import TRAINED_ON
 from paceline.cli.main import main
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
@@ -61,6 +62,7 @@ def test_files_are_the_same_on_one_and_two_ranks(trained: Path, here, tmp_path: 
     assert columns["index"].tolist() == list(range(18))
     for text in ("95% confidence", "expected calibration error", "likely label errors", "by day|night", "on-"):
         assert all(text in output for output in outputs), outputs
+    assert all("top-5" not in output for output in outputs)  # with three classes
     shown = details.thumbnail(record["images"][0]["index"])
     assert shown
     assert record["images"][0]["path"].endswith(".png")
@@ -76,19 +78,53 @@ def test_details_are_written_to_the_run_and_reported(trained: Path, tmp_path: Pa
         metrics = evaluate("runs/colors", overrides, split=split, details=True, in_process=True)
         assert metrics["details"] == f"runs/colors/evaluations/prepared-{split}"
     assert [each.title for each in run.evaluations] == ["prepared, test split", "prepared, val split"]
-    # images under the same name, but others: beside the first ones
     other = shutil.copytree("images", tmp_path / "prepared")
     metrics = evaluate("runs/colors", overrides, data=other, split="", details=True, in_process=True)
-    assert metrics["details"].startswith("runs/colors/evaluations/prepared-val-")
+    # a folder without splits is not the validation split
+    assert metrics["details"] == "runs/colors/evaluations/prepared"
     assert metrics["samples"] == 90
+    assert [each.title for each in run.evaluations][2:] == ["prepared, all images"]
+    assert not run.evaluations[2].record["data"]["own"]
+    # images under the same name and split, but others: beside the first ones
+    (tmp_path / "split" / "prepared").mkdir(parents=True)
+    test = shutil.copytree("images", tmp_path / "split" / "prepared" / "test").parent
+    metrics = evaluate("runs/colors", overrides, data=test, details=True, in_process=True)
+    assert metrics["details"].startswith("runs/colors/evaluations/prepared-test-")
+    assert read_details(Path(metrics["details"])).title == "prepared, test split"
     with raises("conflicting-options"):
         evaluate("runs/colors", {"data.path": "images"}, data="images", in_process=True)
     with raises("missing-option"):
         evaluate("runs/colors", overrides, slice_by="day", in_process=True)
     assert main(["report", "runs/colors", "--out", str(tmp_path / "report.html")]) == 0
     text = (tmp_path / "report.html").read_text()
-    assert text.count('"title":"prepared, ') == 3
+    assert text.count('"title":"prepared, ') == 4
     assert "data:image/webp" in text
+
+
+def test_images_that_the_model_was_trained_on_are_marked(trained: Path, tmp_path: Path, here) -> None:
+    ignored = shutil.ignore_patterns("evaluations")
+    run = shutil.copytree(trained / "runs" / "colors", tmp_path / "colors", ignore=ignored)
+    files = tmp_path / "files"  # the same images as a folder with splits, and a run on them
+    for split in ("train", "val"):
+        shutil.copytree(trained / "images", files / split)
+    data = ("--data", "null", "--data.path", "files", "--data.size", 16, "--train.duration", "2ba")
+    words = ("--train.global_batch", 12, "--log.tensorboard", "false", *MODEL, *PLAIN)
+    assert here("train", "cifar10-resnet18", "--name", "on-files", *data, *words).returncode == 0
+    prepared = ("--data", trained / "prepared")
+    for model, more, folder, expected in (
+        (run, ("--split", "train"), "prepared-train", True),
+        (run, (*prepared, "--split", "train"), "prepared-train", True),
+        (run, (*prepared, "--split", "val"), "prepared-val", False),
+        (run, ("--data", "files", "--split", "train"), "files-train", False),
+        (tmp_path / "runs" / "on-files", ("--split", "train"), "files-train", True),
+        (tmp_path / "runs" / "on-files", ("--data", files, "--split", "val"), "files-val", False),
+    ):
+        answer = here("evaluate", model, "--details", *more, *PLAIN)
+        details = read_details(model / "evaluations" / folder)
+        assert details.record["data"]["trained_on"] == expected, answer.stderr
+        assert (TRAINED_ON in answer.stdout) == (TRAINED_ON in answer.stderr) == expected
+    assert [each.path.name for each in Run(run).evaluations] == ["prepared-val", "files-train", "prepared-train"]
+    assert Run("runs/on-files").evaluations[0].record["data"]["own"]
 
 
 def _list(folder: Path) -> Path:

@@ -109,7 +109,7 @@ def test_evaluation_on_one_class_without_a_training_split(here, tmp_path: Path, 
     (tmp_path / "test").mkdir()
     (tmp_path / "photos" / "val" / "n00000001").rename(tmp_path / "test" / "n00000001")
     answer = here("evaluate", trained, "--data.path", "test")
-    assert "test, 1 of the model's 3 classes" in answer.stdout, answer.stderr
+    assert "test (all images), 1 of the model's 3 classes" in answer.stdout, answer.stderr
     assert "of 4)" in answer.stdout
     assert "prepare folder" not in answer.stderr  # it needs both splits
 

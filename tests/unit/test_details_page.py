@@ -127,9 +127,20 @@ def test_two_runs_are_compared_class_by_class(browser: Any, tmp_path: Path) -> N
         names = [HOSTILE, *(f"class {number}" for number in range(1, 10))]
         make_details(run, *made_logits(10, 2000, strength=strength), class_names=names)
     page = _opened(browser, tmp_path, runs)
+    heads = [cell.text for cell in _all(page, "#details > .scroll thead th")]
+    assert heads[1:6] == ["one", "two", "difference", "only one right", "only two right"]
     assert "10 classes are better in two" in _all(page, "#details .paired")[0].text
     assert len(_all(page, "#details > .scroll tbody tr")) == 10
     assert [box.get_attribute("open") for box in _all(page, "#details .evaluation")] == ["true", None]
     page.execute_script("document.querySelectorAll('#details .evaluation')[1].open = true")
     assert page.execute_async_script(_AFTER_TOGGLE) == 2
     assert page.get_log("browser") == []
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])
+def test_top5_is_shown_only_if_it_can_be_wrong(browser: Any, tmp_path: Path, classes: int, shown: bool) -> None:  # noqa: F811
+    run = make_run(tmp_path, "one")
+    make_details(run, *made_logits(classes, 100), slices=["a"] * 100, slice_by="a")
+    page = _opened(browser, tmp_path, [run])
+    heads = [cell.text for cell in _all(page, "#details thead th button")]
+    assert ("top-5" in heads) == shown

@@ -11,6 +11,7 @@ from scipy.stats import binomtest
 
 from paceline.analysis.compare import compare
 from paceline.analysis.details.paired import holm, mcnemar
+from paceline.analysis.details.paired_text import paired_html
 from paceline.analysis.read import read
 from paceline.analysis.tables import as_json, as_text, markdown
 
@@ -52,6 +53,8 @@ def test_classes_that_changed_are_named(runs: tuple[Path, Path]) -> None:
     sentence = "1 class is better in two (p < 0.05 after Holm's correction for 3 classes): class 0 (50.00% to 87.50%)"
     assert sentence in as_text(comparison)
     assert "| class 0 | 50.00% | 87.50% | +37.50 points | 0 | 15 |" in markdown(comparison)
+    assert "| class | one | two | difference | only one right | only two right | p (Holm) |" in markdown(comparison)
+    assert '<th scope="col">only two right</th>' in paired_html(comparison.paired)
     found = json.loads(as_json(comparison))["paired"][0]
     assert found["classes"][0]["only_second_correct"] == 15
     assert found["overall"]["p_holm"] == found["overall"]["p"]
@@ -84,6 +87,15 @@ def test_different_samples_are_not_compared(runs: tuple[Path, Path]) -> None:
     (runs[1] / "evaluations" / "made-val" / "details.json").unlink()
     make_details(runs[1], LABELS, _logits([]), split="test")
     assert "one has details of made, val split, but two has details of made, test split" in reason()
+
+
+def test_data_of_the_same_name_is_told_apart(runs: tuple[Path, Path]) -> None:
+    for run, wrong in zip(runs, ([1], [2]), strict=True):
+        for fingerprint in ("d1", "d2"):
+            folder = make_details(run, LABELS, _logits(wrong), fingerprint=fingerprint)
+            # in one run d1 comes first, in the other d2
+            folder.rename(folder.with_name("a" if (fingerprint == "d1") == (run == runs[0]) else "b"))
+    assert [pair.reason for pair in compare([read(run) for run in runs]).paired] == ["", ""]
 
 
 def test_runs_without_details_are_not_mentioned(runs: tuple[Path, Path]) -> None:

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 from made_runs import make_run
 
+from paceline.analysis.compare import compare
+from paceline.analysis.read import read
+from paceline.analysis.settings import settings
+from paceline.analysis.tables import as_text
 from paceline.cli.main import main
+from paceline.config.data import dataset_name
 from paceline.system import tables
 from paceline.system.files import FolderLock
 from paceline.system.logs import Screen
@@ -81,6 +86,41 @@ def test_one_line_per_run_newest_last(some: Path, ask: Answer) -> None:
     # from the records: a killed run has no final summary
     assert "40/400 steps" in lines[1]
     assert "90.00% (epoch 3.636)" in lines[1]
+
+
+def test_data_is_shown_by_name_not_by_kind(tmp_path: Path, ask: Answer) -> None:
+    shards = ("--data.augment.translate", "0", "--data.name", "shards", "--data.path")
+    new = make_run(tmp_path / "runs", "new", *shards, "data/flowers/")
+    _summarize(new, data=None)  # a run that has just started
+    named = make_run(tmp_path / "runs", "named", *shards, ".")
+    _summarize(named, data={"name": "birds", "classes": 3})
+    data = {row["name"]: row["data"] for row in json.loads(ask("--json")[1])}
+    assert data == {"new": "flowers", "named": "birds"}
+    assert [settings(read(run))["data"] for run in (new, named)] == ["flowers", "birds"]
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])
+def test_top5_is_shown_only_if_it_can_be_wrong(tmp_path: Path, classes: int, shown: bool) -> None:
+    run = make_run(tmp_path, "run")
+    _summarize(run, data={"name": "birds", "classes": classes})
+    assert ("top-5" in as_text(compare([read(run)]))) == shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "name"),
+    [
+        ("digits", "", "digits"),
+        ("cifar10", "/data/c10", "cifar10"),
+        ("shards", "/data/flowers/", "flowers"),
+        ("imagenet", "/data/imagenet-500", "imagenet-500"),
+        ("list", "/data/flowers.v2.csv", "flowers.v2"),
+        ("folder", "/data/flowers/../birds", "birds"),
+        ("shards", "s3://bucket/some/flowers", "flowers"),
+        ("shards", "https://host/flowers?X-Amz-Signature=secret", "flowers"),
+    ],
+)
+def test_names_of_datasets(kind: str, place: str, name: str) -> None:
+    assert dataset_name(kind, place) == name
 
 
 def test_locked_run_is_running(some: Path, ask: Answer) -> None:

@@ -103,6 +103,17 @@ def test_folders_and_lists_have_a_test_split(tmp_path: Path) -> None:
             list_images(place, Division(0.0, 0.1))
 
 
+def test_images_are_evaluated_as_the_split_they_have(tmp_path: Path) -> None:
+    root = tree(tmp_path / "images", images=2, splits=("train", "test"))
+    classes = root / "test"
+    rows = [f"{path.relative_to(root)},{path.parent.name}" for path in sorted(classes.rglob("*.JPEG"))]
+    (root / "no-split.csv").write_text("\n".join(["path,label", *rows]))
+    for place, split in ((root, "test"), (classes, "all"), (root / "no-split.csv", "all")):
+        found = list_one_split(place).splits
+        assert [name for name, files in found.items() if files] == [split]
+        assert len(found[split]) == 6
+
+
 def test_a_test_folder_is_not_used_for_validation(tmp_path: Path) -> None:
     root = tree(tmp_path / "images", images=10, splits=("train", "test"))
     with raises("no-val-split"):

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from paceline.analysis.live import current_status
+from paceline.analysis.settings import data_name
 from paceline.config import yamls
 from paceline.system.files import printable
 from paceline.system.untrusted import is_plain
@@ -65,7 +66,7 @@ def _row(path: Path) -> RunRow:
         path=str(path),
         status=current_status(run, summary),
         model=_text(recipe.get("model", {}).get("name")),
-        data=_text(recipe.get("data", {}).get("name")),
+        data=_text(data_name(summary, recipe.get("data", {}))),
         duration=_text(train.get("duration")),
         step=int(_number(figures.get("step")) or 0),
         total_steps=figures.get("total_steps"),

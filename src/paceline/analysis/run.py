@@ -23,6 +23,11 @@ CODE_OF = "code of"
 """Begins the names of facts with the hash of an imported package."""
 
 
+def shows_top5(num_classes: Any) -> bool:
+    """Return whether results show top-5, which is always 100% with five classes or fewer. None: unknown, shown."""
+    return not isinstance(num_classes, int) or num_classes > 5
+
+
 @dataclass
 class LoggedRun:
     """Figures of one run; what was not measured is missing or None, never zero."""
@@ -79,6 +84,12 @@ class LoggedRun:
     @property
     def final(self) -> dict[str, Any]:
         return self.evaluated[-1] if self.evaluated else {}
+
+    @property
+    def top5(self) -> float | None:
+        """The top-5 of the last evaluation; None if it is unknown, or always 100%."""
+        data = self.summary.get("data")
+        return self.final.get("top5") if shows_top5(data.get("classes") if isinstance(data, dict) else None) else None
 
     @property
     def best(self) -> dict[str, Any]:

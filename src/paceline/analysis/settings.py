@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.analysis.run import LoggedRun
-from paceline.config.data import IN_MEMORY
+from paceline.config.data import IN_MEMORY, dataset_name
 from paceline.config.io import leaves
 from paceline.system.files import printable
 from paceline.system.remote import is_remote, redacted
@@ -37,7 +37,7 @@ def _settings(run: LoggedRun) -> Iterator[tuple[str, Any]]:
     yield "model", fields.get("model.name")
     yield "parameters", _millions(run.summary.get("parameters"))
     yield "weights", fields.get("model.weights")
-    yield "data", fields.get("data.name")
+    yield "data", data_name(run.summary, {key: fields.get(f"data.{key}") for key in ("name", "path")})
     yield "data path", _without_password(fields.get("data.path"))
     yield "classes", recorded.get("classes")
     yield "training images", recorded.get("train_images")
@@ -57,6 +57,14 @@ def _settings(run: LoggedRun) -> Iterator[tuple[str, Any]]:
     yield "precision", start.get("precision") or fields.get("precision")
     yield "EMA decay", _or_off(fields.get("ema.decay"))
     yield "seed", str(fields["seed"]) if "seed" in fields else None
+
+
+def data_name(summary: dict[str, Any], data: dict[str, Any]) -> str | None:
+    """Return the name of the data, which the summary of a new run does not have yet."""
+    if isinstance(recorded := summary.get("data"), dict) and recorded.get("name"):
+        return str(recorded["name"])
+    kind, path = (str(data.get(key) or "") for key in ("name", "path"))
+    return dataset_name(kind, path) or None
 
 
 def _without_password(path: Any) -> Any:

@@ -39,13 +39,20 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise invalid(name, value, " or ".join(map(repr, choices)))
 
 
-def check_usage(device: str, precision: str, tta: str, crop_pct: float = 0.0) -> None:
+def is_temperature(value: float) -> bool:
+    """Return whether logits can be divided by a number without overflow; NaN is none."""
+    return 1e-3 <= value <= 1e3
+
+
+def check_usage(device: str, precision: str, tta: str, crop_pct: float = 0.0, temperature: float = 1.0) -> None:
     """Refuse invalid settings of a model in use. Empty, and 0: those of the model."""
     check_choice("device", device, ("auto", "cpu", "cuda", "mps"))
     check_choice("precision", precision, ("", "auto", "fp32", "bf16", "fp16"))
     check_choice("tta", tta, ("", "none", "flip", "flip-translate"))
     if not isinstance(crop_pct, int | float) or not 0 <= crop_pct <= 1:
         raise invalid("crop_pct", crop_pct, "a number from 0 to 1")
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not is_temperature(temperature):
+        raise invalid("temperature", temperature, "a number from 0.001 to 1000; 1 changes nothing")
 
 
 def check_port(name: str, value: Any) -> int:

@@ -77,17 +77,19 @@ def predict(
     precision: str = "",
     tta: str = "",
     crop_pct: float = 0.0,
+    temperature: float = 1.0,
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> Predictions:
     """Predict the classes of images with a run, a checkpoint or an export, in `procs` new processes.
 
     `images`: files, folders, patterns and prepared data. `precision`, `tta` and `batch` are by default those of the
-    run's evaluation; the default precision of exports is fp32. `trust` opens .pt2 files, which can run code. The
-    command line writes millions of predictions to a file; here they are held in memory.
+    run's evaluation; the default precision of exports is fp32. Logits are divided by `temperature` before softmax.
+    `trust` opens .pt2 files, which can run code. The command line writes millions of predictions to a file; here they
+    are held in memory.
     """
     check_best_or_last(checkpoint)
-    check_usage(device, precision, tta, crop_pct)
+    check_usage(device, precision, tta, crop_pct, temperature)
     names = [os.fspath(check_path("images", name)) for name in _several(images)]
     if not names:
         raise invalid("images", images, "at least one image, folder or pattern")
@@ -101,6 +103,7 @@ def predict(
         "--precision": precision,
         "--evaluate.tta": tta,
         "--evaluate.crop_pct": crop_pct or "",
+        "--temperature": temperature,
     }
     words = [f"{option}={value}" for option, value in options.items() if value != ""]
     words += [f"--import={module}" for module in imports] + ["--trust"] * trust
@@ -138,20 +141,22 @@ def load_classifier(
     precision: str = "",
     tta: str = "",
     crop_pct: float = 0.0,
+    temperature: float = 1.0,
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> "Classifier":
     """Return a function that predicts the classes of images in this process, from a run, a checkpoint or an export.
 
     `classifier(images, top=5)`: images are files, their content as bytes, or PIL images. Returns for each the most
-    probable classes, with id, name and probability. `trust` opens .pt2 files, which can run code.
+    probable classes, with id, name and probability. Logits are divided by `temperature` before softmax. `trust` opens
+    .pt2 files, which can run code.
     """
     from paceline.distributed.world import World
     from paceline.engine.open_model import Usage, open_model
 
     check_best_or_last(checkpoint)
-    check_usage(device, precision, tta, crop_pct)
+    check_usage(device, precision, tta, crop_pct, temperature)
     trust_modules(imports)
-    usage = Usage(checkpoint, precision, tta, crop_pct, trust, tuple(imports))
+    usage = Usage(checkpoint, precision, tta, crop_pct, trust, tuple(imports), temperature)
     with in_this_process():
         return open_model(path_of(model), World.from_env(device), usage).classifier

@@ -112,20 +112,21 @@ def serve(
     precision: str = "",
     tta: str = "",
     crop_pct: float = 0.0,
+    temperature: float = 1.0,
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> None:
     """Serve a run, a checkpoint or an export at http://HOST:PORT until Ctrl-C: a page, POST /predict, GET /health.
 
-    By default only this machine can reach it; host="0.0.0.0" opens it to the network. `trust` opens .pt2 files, which
-    can run code.
+    By default only this machine can reach it; host="0.0.0.0" opens it to the network. Logits are divided by
+    `temperature` before softmax. `trust` opens .pt2 files, which can run code.
     """
     check_best_or_last(checkpoint)
-    check_usage(device, precision, tta, crop_pct)
+    check_usage(device, precision, tta, crop_pct, temperature)
     port = check_port("port", port)
     top, max_upload_mb = check_count("top", top), check_count("max_upload_mb", max_upload_mb)
     trust_modules(imports)
-    usage = Usage(checkpoint, precision, tta, crop_pct, trust, tuple(imports))
+    usage = Usage(checkpoint, precision, tta, crop_pct, trust, tuple(imports), temperature)
     with in_this_process():
         serve_model(path_of(model), usage, (host, port), top, max_upload_mb, device)
 

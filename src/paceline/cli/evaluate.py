@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _EVALUATE = """Evaluate the best checkpoint of a run, or a given checkpoint, exactly, in any number of processes.
 
 --details also writes what the model gets wrong: per-class figures, the confusion matrix, calibration, likely label
-errors and the prediction of every image, to RUN/evaluations/DATA-SPLIT; `paceline report RUN` then shows them.
+errors and the prediction of every image, to RUN/evaluations/DATA-SPLIT (DATA, if the images have no splits);
+`paceline report RUN` then shows them.
 Fields of data, evaluate, precision and device can be overridden: `--evaluate.tta flip --data.path DIR`."""
 
 _EVALUATION_FIELDS = ("data", "evaluate", "precision", "device", "channels_last", "tf32", "import")
@@ -122,8 +123,11 @@ def _details(options: argparse.Namespace) -> "DetailsSpec | None":
 
 
 def _show(label: str, metrics: dict[str, Any]) -> None:
+    from paceline.analysis.run import shows_top5
+
     counts = f"{metrics['correct']} of {metrics['samples']}"
-    say(f"{label}: top-1 {metrics['top1']:.2%} ({counts}), top-5 {metrics['top5']:.2%}, loss {metrics['loss']:.4f}")
+    top5 = f", top-5 {metrics['top5']:.2%}" if shows_top5(metrics["num_classes"]) else ""
+    say(f"{label}: top-1 {metrics['top1']:.2%} ({counts}){top5}, loss {metrics['loss']:.4f}")
     if folder := metrics.get("details"):
         from paceline.analysis.details.read import read_details
         from paceline.analysis.details.text import show_details

@@ -109,7 +109,7 @@ def compare(arguments: list[str]) -> int:
 
 
 def _show(comparison: "Comparison") -> None:
-    from paceline.analysis.details.paired_text import HEAD, sentences
+    from paceline.analysis.details.paired_text import head, sentences
     from paceline.analysis.details.paired_text import table as changed_classes
     from paceline.analysis.tables import listing, page_table
     from paceline.system.tables import fits, output, show
@@ -137,7 +137,7 @@ def _show(comparison: "Comparison") -> None:
             screen.print(line, soft_wrap=True)
         if rows := changed_classes(pair):
             print()
-            show(_table([*zip(HEAD, *rows, strict=True)]), screen)
+            show(_table([*zip(head(pair), *rows, strict=True)]), screen)
 
 
 def _table(columns: Sequence[Sequence[str]], folded: bool = False) -> "Table":

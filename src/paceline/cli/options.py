@@ -132,19 +132,20 @@ def count_or_auto(text: str) -> int | str:
 
 def positive(text: str) -> float:
     """Option type: a positive number."""
-    if not 0 < (value := _number(text)) < math.inf:
+    if not 0 < (value := number(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a positive number")
     return value
 
 
 def fraction(text: str) -> float:
     """Option type: a number from 0 to 1."""
-    if not 0 <= (value := _number(text)) <= 1:
+    if not 0 <= (value := number(text)) <= 1:
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number from 0 to 1")
     return value
 
 
-def _number(text: str) -> float:
+def number(text: str) -> float:
+    """Return the number in a text, NaN if it is none."""
     try:
         return float(text)
     except ValueError:

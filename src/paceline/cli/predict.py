@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.options import Parser, add_checkpoint_option, count, fraction, make_parser, parser_settings
+from paceline.cli.options import Parser, add_checkpoint_option, count, fraction, make_parser, number, parser_settings
 from paceline.cli.ranks import add_process_options, choose_procs, enter_rank, needs_agent, start_with_options
 from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
@@ -61,6 +61,13 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         help="fraction of the shorter side that the center crop keeps (default: that of the model)",
     )
     parser.add_argument(
+        "--temperature",
+        type=_temperature,
+        default=1.0,
+        metavar="T",
+        help="divide logits by T before softmax, e.g. by the temperature of `paceline evaluate --details` (default 1)",
+    )
+    parser.add_argument(
         "--import",
         dest="imports",
         action="append",
@@ -75,8 +82,8 @@ def _usage(options: argparse.Namespace) -> dict[str, Any]:
     from paceline.config.imports import trust
 
     trust(options.imports)
-    given = {name: getattr(options, name) for name in ("checkpoint", "precision", "tta", "crop_pct", "trust")}
-    return given | {"imports": tuple(options.imports)}
+    names = ("checkpoint", "precision", "tta", "crop_pct", "trust", "temperature")
+    return {name: getattr(options, name) for name in names} | {"imports": tuple(options.imports)}
 
 
 def predict(arguments: list[str]) -> int:
@@ -164,6 +171,14 @@ def serve(arguments: list[str]) -> int:
     place = (options.host, options.port)
     serve_model(options.model, Usage(**_usage(options)), place, options.top, options.max_upload_mb, options.device)
     return 0
+
+
+def _temperature(text: str) -> float:
+    from paceline.api.arguments import is_temperature
+
+    if not is_temperature(value := number(text)):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number from 0.001 to 1000")
+    return value
 
 
 def _port(text: str) -> int:

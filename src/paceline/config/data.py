@@ -1,11 +1,14 @@
 """The data section of a recipe: which images are used, and how they are augmented."""
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from paceline.config.fields import STRICT, Count, CountOrZero, Fraction, NotNegative, Positive, PositiveFraction, Side
+from paceline.system.remote import is_remote, last_name, redacted
 
 BUILT_IN = ("digits", "synthetic")
 """Datasets that need no files."""
@@ -17,6 +20,16 @@ FROM_FILES = ("imagenet", "shards", "folder", "list")
 """Kinds of data that are read from files during training."""
 Interpolation = Literal["bilinear", "bicubic"]
 """How images are resized; both are antialiased."""
+
+
+def dataset_name(kind: str, place: str) -> str:
+    """Return the name of a dataset: that of its folder, list or URL, or its kind if that is a dataset, e.g. cifar10."""
+    if not place or kind not in ("", *FROM_FILES):
+        return kind
+    if is_remote(place):
+        return last_name(redacted(place)) or kind
+    path = Path(os.path.abspath(place))  # "." and ".." have no name
+    return (path.stem if kind == "list" else path.name) or kind
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,25 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.data.assign import LabeledRow, assign, empty_split, in_order
 from paceline.data.classes import class_names
 from paceline.data.lists import read_list
-from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, LabeledFile, named_splits, split_named
+from paceline.data.splits import (
+    ALL,
+    AS_GIVEN,
+    SPLITS,
+    TEST,
+    TRAIN,
+    VAL,
+    Division,
+    LabeledFile,
+    named_splits,
+    split_named,
+)
 from paceline.errors import UserError
 from paceline.system.logs import log
 from paceline.system.wording import counted
@@ -29,25 +40,32 @@ class Listing:
 
 
 def list_one_split(root: Path, split: str = "") -> Listing:
-    """Return images for evaluation only: those of a split, by default val, else test, else train, else all images."""
+    """Return images for evaluation only: those of a split, by default val, else test, else train, else all images.
+
+    All other splits are empty. Images of a folder or list without splits are the split `all`.
+    """
     if root.is_file():
         rows = read_list(root)
-        present = [name for name in (VAL, TEST, TRAIN) if any(row[0] == name for row in rows)]
-        wanted = split or (present[0] if present else "")
-        rows = [row for row in rows if row[0] == wanted]
+        wanted = split or _first_split({row[0] for row in rows})
+        rows = [row for row in rows if row[0] == ("" if wanted == ALL else wanted)]
         names = class_names(sorted({label for _, label, _ in rows}), root)
         ids = in_order(names.values())
     else:
         folders = split_folders(root)
-        first = next((folders[name] for name in (VAL, TEST, TRAIN) if name in folders), root)
-        folder = folders.get(split) if split else first
+        wanted = split or _first_split(folders)
+        folder = root if wanted == ALL else folders.get(wanted)
         names = class_names(_class_names(folder), root) if folder else {}
         ids = list(names.values())
         rows = _files(folder, "", names) if folder else []
     if not rows:
-        raise empty_split(root, split or VAL)
+        raise empty_split(root, wanted)
     numbers = {label: ids.index(name) for label, name in names.items()}
-    return Listing(ids, {TRAIN: [], VAL: []} | {split or VAL: [(numbers[label], file) for _, label, file in rows]})
+    return Listing(ids, {TRAIN: [], VAL: []} | {wanted: [(numbers[label], file) for _, label, file in rows]})
+
+
+def _first_split(present: Collection[str]) -> str:
+    """Return the split to evaluate if none is named."""
+    return next((split for split in (VAL, TEST, TRAIN) if split in present), ALL)
 
 
 def list_images(root: Path, division: Division = AS_GIVEN, limit_per_class: int = 0) -> Listing:

@@ -12,6 +12,8 @@ from paceline.errors import UserError
 Item = TypeVar("Item", bound=Hashable)
 LabeledFile = tuple[int, Path]
 TRAIN, VAL, TEST = SPLITS = ("train", "val", "test")
+ALL = "all"
+"""What images without splits are evaluated as."""
 SPLIT_NAMES = {
     "train": TRAIN,
     "training": TRAIN,
@@ -22,6 +24,11 @@ SPLIT_NAMES = {
     "testing": TEST,
 }
 """What folders, shards and tables call the splits, in lower case."""
+
+
+def split_title(split: str) -> str:
+    """Return how results name a split."""
+    return "all images" if split == ALL else f"{split} split"
 
 
 def split_named(name: str) -> str:

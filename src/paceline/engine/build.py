@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from paceline import extensions
 from paceline.checkpoint.tensors import materialize, read_like
 from paceline.config.batch import BatchLayout, check_strategy
+from paceline.config.data import dataset_name
 from paceline.config.io import to_tree
 from paceline.config.model import Model
 from paceline.config.recipe import Recipe
@@ -44,7 +45,6 @@ from paceline.optim.state import load_state, state_dict
 from paceline.optim.template import parameters_by_number
 from paceline.system.logs import log
 from paceline.system.norms import BATCH_NORMS
-from paceline.system.remote import last_name
 from paceline.track.environment import package_versions
 
 if TYPE_CHECKING:
@@ -120,8 +120,7 @@ class Setup:
     def _inference_metadata(self, step: int) -> dict[str, Any]:
         """Return what is needed to use the weights, and how they came about."""
         model, phase, source = self.recipe.model, self.timeline.phase_at(max(0, step - 1)), self.source
-        # the kind of image files is no name for others
-        name = last_name(source.place) if self.recipe.data.name in ("folder", "list") else source.name
+        name = dataset_name(self.recipe.data.name, source.place) or source.name
         splits = {"train": source.num_train, "val": source.num_val, "test": source.num_test}
         return {
             "step": step,

@@ -91,8 +91,10 @@ class Classifier:
         device: torch.device,
         resolved: str = "fp32",
         tta: str = "none",
+        temperature: float = 1.0,
     ):
         self.origin, self.metadata, self.device, self.tta = origin, metadata, device, tta
+        self.temperature = temperature
         self._forward, self._precision = forward, resolved
         mean, std = map(torch.tensor, metadata.colors)
         self._normalize = Normalize(mean, std, device)
@@ -126,7 +128,13 @@ class Classifier:
 
     def topk(self, logits: torch.Tensor, top: int) -> list[tuple[ClassProbability, ...]]:
         """Return the most probable classes of every image, the best first."""
-        return [self.named(*row) for row in zip(*(part.tolist() for part in topk(logits, top)), strict=True)]
+        return [self.named(*row) for row in zip(*(part.tolist() for part in self.best(logits, top)), strict=True)]
+
+    def best(self, logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return numbers and probabilities of the most probable classes, each (N, top)."""
+        scaled = logits if self.temperature == 1 else logits / self.temperature
+        probabilities, numbers = scaled.softmax(1).topk(min(top, logits.shape[1]), dim=1)
+        return numbers, probabilities
 
     def named(self, numbers: Sequence[int], probabilities: Sequence[float]) -> tuple[ClassProbability, ...]:
         """Return classes by number with their probabilities."""
@@ -172,12 +180,6 @@ def _content(path: Path) -> bytes:
     check_size(path.stat().st_size)
     with path.open("rb") as file:
         return file.read(MAX_BYTES)
-
-
-def topk(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return numbers and probabilities of the most probable classes, each (N, top)."""
-    probabilities, numbers = logits.softmax(1).topk(min(top, logits.shape[1]), dim=1)
-    return numbers, probabilities
 
 
 def _gray(images: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from paceline.analysis.details.slices import DetailsSpec, slice_values
 from paceline.analysis.details.write import DETAILS, write_details
 from paceline.data.load.batch import Batch
 from paceline.data.load.source import Evaluator
+from paceline.data.splits import ALL
 from paceline.distributed.world import World
 from paceline.errors import UserError
 from paceline.system.files import disk_error, disk_error_code, make_folder, printable
@@ -141,7 +142,7 @@ def _reported(action: Callable[[], T]) -> T:
 
 
 def details_folder(spec: DetailsSpec, checkpoint: Path, data: Mapping[str, Any]) -> Path:
-    """Return the folder to write: that of --out, else RUN/evaluations/DATA-SPLIT."""
+    """Return the folder to write: that of --out, else RUN/evaluations/DATA-SPLIT, or DATA without splits."""
     if spec.out:
         if spec.out.exists() and not spec.out.is_dir():
             raise UserError("output-is-a-file", f"--out {spec.out} is a file. Give a folder.", path=spec.out)
@@ -156,7 +157,7 @@ def details_folder(spec: DetailsSpec, checkpoint: Path, data: Mapping[str, Any])
     name = (
         "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in data["name"]).strip(".") or "data"
     )
-    folder = run.evaluations / f"{name[:80]}-{data['split']}"
+    folder = run.evaluations / (name[:80] if data["split"] == ALL else f"{name[:80]}-{data['split']}")
     return folder if _is_same(folder, data) else folder.with_name(f"{folder.name}-{data['fingerprint'][:8]}")
 
 

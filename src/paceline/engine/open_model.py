@@ -48,6 +48,8 @@ class Usage:
     """Open a .pt2 file, which can run code."""
     imports: tuple[str, ...] = ()
     """Modules that register the model."""
+    temperature: float = 1.0
+    """What logits are divided by before softmax."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def open_model(path: Path, world: World, usage: Usage) -> OpenedModel:
     forward = _checkpoint(source) if is_run else _load_together(load, source)
     phase, tta = recipe.all_phases()[-1], usage.tta or recipe.evaluate.tta
     return OpenedModel(
-        Classifier(str(path), metadata, forward, world.device, resolved, tta),
+        Classifier(str(path), metadata, forward, world.device, resolved, tta, usage.temperature),
         phase.variant or recipe.data.variant,
         phase.rectangular or recipe.evaluate.rectangular,
         recipe.evaluate.per_rank_batch,

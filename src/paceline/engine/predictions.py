@@ -23,7 +23,7 @@ from paceline.data.load.loader import ImageEvaluator
 from paceline.data.sets import ImageSet
 from paceline.data.unlabeled import ImagePart, digest, find_images, read_list_of_names
 from paceline.distributed.world import World
-from paceline.engine.classifier import Classifier, topk
+from paceline.engine.classifier import Classifier
 from paceline.engine.kernels import any_shape
 from paceline.engine.memory import memory_of_prediction
 from paceline.engine.open_model import OpenedModel, Usage, open_model
@@ -162,7 +162,7 @@ def _results(classifier: Classifier, batches: Iterable[Batch], batch: int, top: 
     started: deque[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = deque()
     for each in batches:
         if len(each.ids):
-            started.append((each.ids, *topk(classifier.logits(each.images), top)))
+            started.append((each.ids, *classifier.best(classifier.logits(each.images), top)))
         else:
             started.append((each.ids, torch.empty(0, top), torch.empty(0, top)))
         if len(started) > 1:

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.analysis.details.record import TRAINED_ON
 from paceline.analysis.details.slices import DetailsSpec
 from paceline.checkpoint import store
 from paceline.checkpoint.verified import open_checkpoint, open_verified
+from paceline.config.data import dataset_name
 from paceline.config.imports import load_imports
 from paceline.config.io import recipe_from_tree, split_overrides
 from paceline.config.recipe import Recipe
@@ -20,7 +22,7 @@ from paceline.data import kinds
 from paceline.data.classes import Class, match
 from paceline.data.load.batch import Batch
 from paceline.data.load.source import DataSource, open_source
-from paceline.data.splits import VAL
+from paceline.data.splits import ALL, TRAIN, split_title
 from paceline.distributed.ddp import broadcast_model
 from paceline.distributed.world import World
 from paceline.engine import precision
@@ -35,6 +37,7 @@ from paceline.errors import UserError
 from paceline.models import factory
 from paceline.system import logs
 from paceline.system.files import printable
+from paceline.system.logs import log
 from paceline.system.remote import is_remote
 from paceline.system.wording import counted
 from paceline.track.progress import display
@@ -88,6 +91,7 @@ def evaluate_path(
         load_imports(recipe)
         recipe = kinds.resolve(recipe)
         source = open_source(recipe, only_evaluate=True, split=split)
+        split = split or source.default_split
         _check_channels(folder, len(progress["preprocessing"]["mean"]), source)
         # the checkpoint has all the weights, so none are downloaded
         plain = dataclasses.replace(recipe, model=factory.untrained(recipe.model))
@@ -100,8 +104,10 @@ def evaluate_path(
             broadcast_model(model, world)
         resolved = precision.resolve(recipe.precision, world)
         choose_kernels(world.device, recipe.tf32)
-        batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device, split=split or VAL)
+        batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device, split=split)
         facts = _facts(progress, folder, weights, source, split, recipe, resolved)
+        if facts["data"]["trained_on"] and world.is_rank_zero:
+            log.warning("%s (%s): %s", facts["data"]["name"], split_title(split), TRAINED_ON)
         writer = DetailsWriter(details, facts, folder, batches, world) if details else None
         with (
             memory_of_evaluation(recipe, world),
@@ -124,9 +130,9 @@ def evaluate_path(
     lost = batches.num_samples - metrics["samples"]
     some = f", {counted(int(lost), 'corrupt image')} left out" if lost else ""
     some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
-    data = f"{source.place or source.name}{f' ({split} split)' if split else ''}"
+    data = f"{source.place or source.name} ({split_title(split)})"
     label = f"{folder} (step {progress['step']}), {data}{some}, TTA {recipe.evaluate.tta}"
-    return label, metrics | written if world.is_rank_zero else {}
+    return label, metrics | written | {"num_classes": len(classes)} if world.is_rank_zero else {}
 
 
 def _check_channels(folder: Path, channels: int, source: DataSource) -> None:
@@ -146,17 +152,33 @@ def _facts(
 ) -> dict[str, Any]:
     """Return what is evaluated, for details.json."""
     place = source.place and (source.place if is_remote(source.place) else str(Path(source.place).absolute()))
+    # all variants have the same samples
+    fingerprint = source.fingerprint.removesuffix(f"-{'+'.join(source.variants)}")
+    is_own = _is_own(progress, fingerprint, recipe)
     data = {
-        "name": printable((Path(place).stem if recipe.data.name == "list" else Path(place).name) or source.name),
+        "name": printable(dataset_name(recipe.data.name, source.place) or source.name),
         "kind": recipe.data.name,
         "place": printable(place),
-        "split": split or VAL,
-        # all variants have the same samples
-        "fingerprint": source.fingerprint.removesuffix(f"-{'+'.join(source.variants)}"),
+        "split": split,
+        "fingerprint": fingerprint,
+        "own": is_own,
+        "trained_on": is_own and split in (TRAIN, ALL),
     }
     classes = [{"id": printable(id_), "name": printable(name)} for id_, name in progress["classes"]]
     settings = {"weights": weights, "tta": recipe.evaluate.tta, "precision": precision}
     return {"checkpoint": folder.name, "step": progress["step"], **settings, "data": data, "classes": classes}
+
+
+def _is_own(progress: dict[str, Any], fingerprint: str, recipe: Recipe) -> bool:
+    """Return whether the model was trained on a split of this data.
+
+    Image files are compared by place, because their fingerprint is that of the splits that are read.
+    """
+    trained, saved = progress["data"]["fingerprint"], progress["recipe"]["data"].get("path")
+    if trained == fingerprint or trained.startswith(f"{fingerprint}-"):
+        return True
+    places = [Path(str(path or "")).expanduser().resolve() for path in (saved, recipe.data.path)]
+    return recipe.data.name in ("folder", "list") and places[0] == places[1]
 
 
 def _relabeled(batches: Iterable[Batch], numbers: list[int]) -> Iterator[Batch]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.analysis.read import read
+from paceline.analysis.run import shows_top5
 from paceline.analysis.verdict import verdict
 from paceline.checkpoint import store
 from paceline.checkpoint.results import Results
@@ -123,7 +124,8 @@ def _log_results(folder: RunFolder, setup: Setup, summary: dict[str, Any]) -> No
     if not final:
         return
     last, best = next(store.committed(folder.checkpoints)), store.best(folder.checkpoints, metric)
-    results = f"top-1 {final['top1']:.2%}, top-5 {final['top5']:.2%} ({last.name})"
+    top5 = f", top-5 {final['top5']:.2%}" if shows_top5(len(setup.source.classes)) else ""
+    results = f"top-1 {final['top1']:.2%}{top5} ({last.name})"
     if best and best.folder != last:
         value = f"{best.metrics['top1']:.2%}" if metric == "top1" else f"{best.metrics['loss']:.4f}"
         epoch = setup.timeline.epoch_at(best.step)

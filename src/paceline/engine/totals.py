@@ -3,15 +3,16 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from paceline.config.data import dataset_name
 from paceline.config.io import fingerprint
 from paceline.data.load.source import DataSource
 from paceline.engine.build import Setup
 from paceline.track.records import RunFolder, split_seconds
 
 
-def _described(source: DataSource) -> dict[str, Any]:
+def _described(source: DataSource, kind: str) -> dict[str, Any]:
     return {
-        "name": source.name,
+        "name": dataset_name(kind, source.place) or source.name,
         "path": source.place,
         "fingerprint": source.fingerprint,
         "classes": len(source.classes),
@@ -38,7 +39,7 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": setup.recipe.name,
         "fingerprint": fingerprint(setup.recipe),
-        "data": _described(setup.source),
+        "data": _described(setup.source, setup.recipe.data.name),
         "ranks": setup.world.size,
         "global_batch": setup.layout.global_batch,
         "per_rank_batch": setup.layout.per_rank_batch,

@@ -63,13 +63,13 @@ function classTable(shown) {
   return [element("label", { class: "tools" }, "show only ", filter), box];
 }
 
-function sliceTable(slices) {
+function sliceTable({ slices, showsTop5 }) {
   const rows = slices.rows.map(row => [
     [row.slice ?? "", row.slice ?? "(no value)"], [row.top1, share(row.top1)],
     [row.top1, element("span", { title: `95% confidence: ${row.interval.map(share).join(" to ")}` }, intervalBar(row.top1, ...row.interval))],
-    [row.top5, share(row.top5)], [row.loss, row.loss.toFixed(4)], [row.samples, count(row.samples)]
+    ...(showsTop5 ? [[row.top5, share(row.top5)]] : []), [row.loss, row.loss.toFixed(4)], [row.samples, count(row.samples)]
   ]);
-  const columns = [["slice", 1], ["top-1", 1], ["95% confidence", 1], ["top-5", 1], ["loss", -1], ["images", -1]];
+  const columns = [["slice", 1], ["top-1", 1], ["95% confidence", 1], ...(showsTop5 ? [["top-5", 1]] : []), ["loss", -1], ["images", -1]];
   return sortable(`Slices by ${slices.by}`, columns, rows, 1)[0];
 }
 
@@ -127,7 +127,7 @@ function fill(box, shown) {
   box.append(element("ul", {}, ...shown.lines.map(line => element("li", {}, line))));
   const part = (title, ...content) => box.append(element("h4", {}, title), ...content);
   part("Classes", ...classTable(shown));
-  if (shown.slices) part("Slices", sliceTable(shown.slices));
+  if (shown.slices) part("Slices", sliceTable(shown));
   if (shown.cells.length) part("Confusion matrix", element("p", {}, "Drag to move, double-click or Ctrl and wheel to zoom. Colors are fractions of the label's images."), new Matrix(shown).box);
   part("Calibration", ...calibration(shown.calibration));
   const pairs = shown.pairs.map(pair => element("li", {}, `${shown.names[pair.label]} predicted as ${shown.names[pair.predicted]}: ${count(pair.count)} (${share(pair.fraction)} of its images)`, pictures(shown, pair.images)));

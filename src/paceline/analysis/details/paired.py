@@ -103,13 +103,18 @@ def paired_runs(runs: Sequence[LoggedRun]) -> list[PairedModels]:
     (first, base), *others = found
     pairs = []
     for name, details in others:
-        for each in details:
-            same = [own for own in base if own.title == each.title]
-            pairs += [_paired((first, own), (name, each)) for own in same[:1]]
-        if details and not any({own.title} & {each.title for each in details} for own in base):
+        counterparts = [(_counterpart(each, base), each) for each in details]
+        pairs += [_paired((first, own), (name, each)) for own, each in counterparts if own]
+        if details and not any(own for own, _ in counterparts):
             reason = f"{first} has {_listed(base)}, but {name} has {_listed(details)}. Evaluate both on the same data"
             pairs.append(PairedModels((first, name), "", reason))
     return pairs
+
+
+def _counterpart(details: Details, base: Sequence[Details]) -> Details | None:
+    """Return the evaluation of the same split, if possible of the same data and not only of data with its name."""
+    same = [each for each in base if each.title == details.title]
+    return next((each for each in same if not _difference(each, details)), same[0] if same else None)
 
 
 def _listed(found: Sequence[Details]) -> str:

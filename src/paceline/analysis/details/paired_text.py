@@ -8,7 +8,12 @@ from paceline.analysis.details.text import percent
 
 _SHOWN = 10
 _LEAST_P = 1e-4
-HEAD = ("class", "first run", "second run", "difference", "only first right", "only second right", "p (Holm)")
+
+
+def head(pair: PairedModels) -> list[str]:
+    """Return the columns of the table."""
+    first, second = pair.runs
+    return ["class", first, second, "difference", f"only {first} right", f"only {second} right", "p (Holm)"]
 
 
 def sentences(pair: PairedModels) -> list[str]:
@@ -79,7 +84,8 @@ def paired_markdown(pairs: Sequence[PairedModels], plain: Callable[[str], str]) 
     for pair in pairs:
         lines += ["", *(plain(line) for line in sentences(pair))]
         if rows := table(pair):
-            cells = [HEAD, ["---"] * len(HEAD), *([plain(cell) for cell in row] for row in rows)]
+            cells = [[plain(cell) for cell in row] for row in (head(pair), *rows)]
+            cells.insert(1, ["---"] * len(cells[0]))
             lines += ["", *(f"| {' | '.join(row)} |" for row in cells)]
     return lines
 
@@ -91,7 +97,7 @@ def paired_html(pairs: Sequence[PairedModels]) -> str:
         items = "".join(f"<li>{escape(line)}</li>" for line in sentences(pair))
         parts.append(f'<ul class="paired">{items}</ul>')
         if rows := table(pair):
-            heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in HEAD)
+            heads = "".join(f'<th scope="col">{escape(title)}</th>' for title in head(pair))
             lines = "".join(
                 f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
                 for name, *cells in rows

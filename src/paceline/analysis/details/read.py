@@ -12,6 +12,7 @@ from pydantic_core import from_json
 from paceline.analysis.details.record import VERSION
 from paceline.analysis.details.schema import is_details
 from paceline.analysis.details.write import CSV, DETAILS, PARQUET, THUMBNAILS
+from paceline.data.splits import TEST, VAL, split_title
 from paceline.errors import UserError
 from paceline.system.files import printable_tree
 from paceline.system.packages import needs_package
@@ -35,7 +36,7 @@ class Details:
     def title(self) -> str:
         """The data and its split."""
         data = self.record["data"]
-        return f"{data['name']}, {data['split']} split"
+        return f"{data['name']}, {split_title(data['split'])}"
 
     def confusion(self) -> np.ndarray:
         """Return the non-zero cells of the confusion matrix: int64 (n, 3) of label, prediction and count."""
@@ -116,7 +117,10 @@ def read_details(folder: Path) -> Details:
 
 
 def details_of(run: Path) -> tuple[list[Details], list[str]]:
-    """Return the details in a run folder, and why some were left out."""
+    """Return the details in a run folder, and why some were left out.
+
+    The test split of the run's own data comes first, then its val split, other data, and images that it was trained on.
+    """
     found, problems = list[Details](), list[str]()
     root = run / "evaluations"
     if leads_out(run, root) or not root.is_dir():
@@ -126,4 +130,11 @@ def details_of(run: Path) -> tuple[list[Details], list[str]]:
             found.append(read_details(path.parent))
         except UserError as error:
             problems.append(error.report)
-    return found, problems
+    return sorted(found, key=_importance), problems
+
+
+def _importance(details: Details) -> tuple[int, str]:
+    data = details.record["data"]
+    if data["trained_on"]:
+        return 3, details.title
+    return {TEST: 0, VAL: 1}.get(data["split"], 2) if data["own"] else 2, details.title

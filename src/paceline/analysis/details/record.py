@@ -12,6 +12,7 @@ from paceline.analysis.details.confusion import class_order, confused_pairs, con
 from paceline.analysis.details.scores import SampleScores, score
 
 VERSION = 1
+TRAINED_ON = "The model was trained on these images, so its figures are optimistic for new images."
 _WORST, _UNCERTAIN, _LABEL_ERRORS, _PAIRS, _PER_PAIR = 24, 24, 48, 20, 4
 _PAIRS_WITH_IMAGES = 12
 

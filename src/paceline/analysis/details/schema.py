@@ -18,6 +18,9 @@ class _DataFields(TypedDict):
     split: str
     fingerprint: str
     num_corrupt: NonNegativeInt
+    own: bool
+    """Whether it is the data of the run."""
+    trained_on: bool
 
 
 class _ClassFields(TypedDict):

@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.analysis.details.read import Details
 from paceline.analysis.details.text import summary_lines
+from paceline.analysis.run import shows_top5
 from paceline.errors import UserError
 
 _MAX_CELLS = 60_000
@@ -69,6 +70,7 @@ def _data(details: Details) -> dict[str, Any]:
     cells, note = _cells(details)
     return {
         "top1": record["overall"]["top1"],
+        "showsTop5": shows_top5(len(record["classes"])),
         "lines": [*summary_lines(record), facts, *note],
         "names": [entry["name"] for entry in record["classes"]],
         "classes": [_class_row(row) for row in record["per_class"]],

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.analysis.details.read import Details
+from paceline.analysis.details.record import TRAINED_ON
 from paceline.system.tables import new_table, output, show
 
 _SHOWN = 5
@@ -37,13 +38,15 @@ def show_details(details: Details) -> None:
 def summary_lines(record: dict[str, Any]) -> list[str]:
     """Return the sentences above the tables, which the report shows as well."""
     whole, calibration = record["overall"], record["calibration"]
-    lines = [
+    lines = [TRAINED_ON] if record["data"]["trained_on"] else []
+    lines += [
         f"top-1 {percent(whole['top1'])} (95% confidence: {interval(whole['interval'])}), "
         f"mean over classes {percent(whole['balanced_accuracy'])}, macro F1 {percent(whole['f1'])}"
     ]
     temperature = calibration["temperature"]
     after = (
-        f"; {percent(calibration['ece_after'])} at temperature {temperature:.3g}, fitted to the same images"
+        f"; {percent(calibration['ece_after'])} at temperature {temperature:.3g}, fitted to the same images "
+        f"(`paceline predict --temperature {temperature:.3g}` applies it)"
         if temperature is not None
         else "; no temperature minimizes the loss"
     )

@@ -63,6 +63,10 @@ class DataSource(Protocol):
     def num_test(self) -> int:
         """0 if there is no test split."""
 
+    @property
+    def default_split(self) -> str:
+        """The split that is evaluated if none is named: val, or what image files have instead of it."""
+
     def sizes(self, timeline: Timeline) -> set[tuple[int, int]]:
         """Return (height, width) of all images that the model will see."""
 
@@ -150,7 +154,8 @@ def _files(recipe: Recipe, root: Path, only_evaluate: bool, split: str) -> "_Ima
         split: dict.fromkeys(_variants(recipe), ImageFiles(root, entries)) for split, entries in files.splits.items()
     }
     classes = tuple(Class(id_, id_) for id_ in files.ids)
-    return _ImageData(recipe, recipe.data.name, str(root), classes, digest, splits)
+    default = next(split for split, entries in files.splits.items() if entries) if only_evaluate else VAL
+    return _ImageData(recipe, recipe.data.name, str(root), classes, digest, splits, default_split=default)
 
 
 def _registered(recipe: Recipe) -> "_ImageData":
@@ -164,6 +169,7 @@ def _registered(recipe: Recipe) -> "_ImageData":
 class _Resident:
     recipe: Recipe
     images: sets.ImageSet
+    default_split: str = VAL
 
     @property
     def name(self) -> str:
@@ -243,6 +249,7 @@ class _ImageData:
     """By split and variant."""
     variants: tuple[str, ...] = ()
     channels: int = 3
+    default_split: str = VAL
 
     @property
     def num_train(self) -> int:

@@ -1,23 +1,21 @@
 """The model card: data, recipe, metrics, limits and how to load the model, all from the record of the run."""
 
-import csv
-import io
-import json
 import math
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
+from paceline.analysis.details.read import Details, details_of
+from paceline.analysis.details.record import TRAINED_ON
+from paceline.analysis.run import shows_top5
+from paceline.data.splits import TEST, VAL, split_title
 from paceline.engine.export.loading import loading_code
 from paceline.system.files import printable
-from paceline.system.untrusted import read_regular
 from paceline.track.records import RunFolder
 
-_MAX_BYTES = 1 << 26
 _MAX_CLASSES = 200
 """Classes listed in a card."""
-_CLASS_FIGURES = ("recall", "recall_low", "recall_high")
 
 
 def model_card(
@@ -34,7 +32,7 @@ def model_card(
     whether the checkpoint is the best one of its run.
     """
     title = f"{metadata['model']['name']} on {metadata['data']['name']}"
-    classes = metadata["classes"]
+    classes, evaluations = metadata["classes"], _evaluations(metadata, run) if run else []
     parts = [
         _front_matter(metadata, license) if front_matter else "",
         f"# {_safe(title)}\n\nAn image classifier with {len(classes)} classes, trained with "
@@ -43,11 +41,17 @@ def model_card(
         _data(metadata, is_best),
         _training(metadata),
         _metrics(metadata, is_best),
-        _per_class(metadata, run) if run else "",
-        _limits(metadata),
+        _per_class(evaluations),
+        _limits(metadata, evaluations),
         loading_code(metadata, name),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _evaluations(metadata: dict[str, Any], run: RunFolder) -> list[Details]:
+    """Return the evaluations with `--details` of the exported weights."""
+    keys = ("step", "weights")
+    return [each for each in details_of(run.path)[0] if all(each.record[key] == metadata[key] for key in keys)]
 
 
 def _safe(text: object) -> str:
@@ -121,10 +125,11 @@ def _metrics(metadata: dict[str, Any], is_best: bool) -> str:
     head = "## Metrics\n\n"
     if not metadata["metrics"]:
         return f"{head}These weights have not been evaluated."
+    names = {"top1": "top-1"} | ({"top5": "top-5"} if shows_top5(len(metadata["classes"])) else {})
     rows = []
     for split, figures in metadata["metrics"].items():
         samples = figures.get("samples") or 0
-        shown = [_percent(figures.get(name), samples) for name in ("top1", "top5")]
+        shown = [_percent(figures.get(name), samples) for name in names]
         loss = f"{figures['loss']:.4f}" if "loss" in figures else "-"
         rows.append([split, f"{samples:,}" if samples else "-", *shown, loss])
     how = f"Measured in {metadata['precision']}"
@@ -134,7 +139,7 @@ def _metrics(metadata: dict[str, Any], is_best: bool) -> str:
         how += " Exports compute in fp32, so their results may differ by rounding."
     text = "± is 2 standard errors. " if any("±" in cell for row in rows for cell in row) else ""
     chosen = " The val split chose the checkpoint, so its figures are optimistic for new images." if is_best else ""
-    return f"{head}{_table(['split', 'images', 'top-1', 'top-5', 'loss'], rows)}\n\n{text}{how}{chosen}"
+    return f"{head}{_table(['split', 'images', *names.values(), 'loss'], rows)}\n\n{text}{how}{chosen}"
 
 
 def _percent(value: float | None, samples: float) -> str:
@@ -144,64 +149,75 @@ def _percent(value: float | None, samples: float) -> str:
     return f"{100 * value:.2f}{error} %"
 
 
-def _per_class(metadata: dict[str, Any], run: RunFolder) -> str:
-    """Return tables from `paceline evaluate --details` of this checkpoint, if there are any."""
-    sections = []
-    for file in sorted(run.evaluations.glob("*/classes.csv")):
-        is_own = _is_of(file.with_name("details.json"), run.path, metadata)
-        rows = _class_rows(file, run.path) if is_own else []
-        if rows:
-            more = len(rows) - _MAX_CLASSES
-            table = _table(["class", "images", "accuracy (95% interval)"], rows[:_MAX_CLASSES])
-            note = f"\n\n{more} more classes are left out." if more > 0 else ""
-            sections.append(f"## Accuracy per class ({_safe(file.parent.name)})\n\n{table}{note}")
-    return "\n\n".join(sections)
+def _per_class(evaluations: Sequence[Details]) -> str:
+    """Return a table of every evaluation with `--details` of these weights."""
+    return "\n\n".join(map(_class_section, evaluations))
 
 
-def _is_of(details: Path, run: Path, metadata: dict[str, Any]) -> bool:
-    """Whether an evaluation is of the exported weights, as far as its details say."""
-    try:
-        found = json.loads(read_regular(details, _MAX_BYTES, run))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and all(found.get(key) == metadata[key] for key in ("step", "weights"))
+def _class_section(details: Details) -> str:
+    record = details.record
+    names = [entry["name"] for entry in record["classes"]]
+    rows = [
+        [_safe(names[row["class"]]), f"{row['support']:,}", _recall(row)] for row in record["per_class"][:_MAX_CLASSES]
+    ]
+    notes = [f"{more} more classes are left out."] if (more := len(names) - _MAX_CLASSES) > 0 else []
+    tta = record["tta"]
+    how = "without" if tta == "none" else f"with {_safe(tta)} as"
+    notes.append(f"Measured in {_safe(record['precision'])}, {how} test-time augmentation.")
+    if record["data"]["trained_on"]:
+        notes.append(TRAINED_ON)
+    table = _table(["class", "images", "accuracy (95% interval)"], rows)
+    return f"## Accuracy per class: {_safe(details.title)}\n\n{table}\n\n{' '.join(notes)}"
 
 
-def _class_rows(file: Path, run: Path) -> list[list[str]]:
-    try:
-        text = read_regular(file, _MAX_BYTES, run).decode(errors="replace")
-        found = list(csv.DictReader(io.StringIO(text)))
-    except (OSError, csv.Error):
-        return []
-    rows = []
-    for row in found:
-        label, figures = row.get("name") or row.get("id"), [row.get(key) or "" for key in _CLASS_FIGURES]
-        try:
-            recall, low, high = (f"{100 * float(figure):.1f}" for figure in figures)
-            accuracy = f"{recall} % ({low} to {high})"
-        except ValueError:
-            accuracy = "-"  # no images
-        if label:
-            rows.append([_safe(label), _safe(row.get("support") or "-"), accuracy])
-    return rows
+def _recall(row: dict[str, Any]) -> str:
+    if not row["interval"]:
+        return "-"  # no images
+    low, high = row["interval"]
+    return f"{100 * row['recall']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
-def _limits(metadata: dict[str, Any]) -> str:
+def _limits(metadata: dict[str, Any], evaluations: Sequence[Details]) -> str:
     seen, classes = metadata["preprocessing"], [name for _, name in metadata["classes"]]
     height, width = seen["size"]
     listed = ", ".join(map(_safe, classes[:_MAX_CLASSES])) + (", ..." if len(classes) > _MAX_CLASSES else "")
-    tested = [split for split in ("val", "test") if split in metadata["metrics"]]
-    measured = f"on the {' and '.join(tested)} split of the data above only" if tested else "not at all"
-    held_out = "" if "test" in tested else " There is no result on a test split that played no part in any choice."
     return (
         "## Limits\n\n"
         f"- It knows these {len(classes)} classes only, and gives every image one of them: {listed}.\n"
-        f"- It was evaluated {measured}, not on other sources of images, nor for fairness or robustness.{held_out}\n"
-        "- Its probabilities are not calibrated.\n"
+        f"- {_evaluated(metadata, evaluations)}\n"
+        f"- Its probabilities are not calibrated.{_temperature(evaluations)}\n"
         f"- It needs the preprocessing of its evaluation: center crop of {seen['crop_pct']:g} of the largest possible, "
         f"{seen['interpolation']} resize to {height}x{width} (height x width), scaled to 0..1, then normalized with "
         f"mean {_numbers(seen['mean'])} and standard deviation {_numbers(seen['std'])}."
     )
+
+
+def _evaluated(metadata: dict[str, Any], evaluations: Sequence[Details]) -> str:
+    """Return what the model was evaluated on, and what is unknown."""
+    name = _safe(metadata["data"]["name"])
+    measured = [f"{name}, {split_title(split)}" for split in (VAL, TEST) if split in metadata["metrics"]]
+    new = [each for each in evaluations if not each.record["data"]["trained_on"]]
+    places = list(dict.fromkeys([*measured, *(_safe(each.title) for each in new)]))
+    if not places:
+        return "It was not evaluated on images that it was not trained on."
+    own = {each.record["data"]["split"] for each in new if each.record["data"]["own"]}
+    held_out = "" if TEST in {*metadata["metrics"], *own} else f" There is no result on a test split of {name}."
+    return (
+        f"It was evaluated on these images only: {'; '.join(places)}. It was not evaluated on other sources of images, "
+        f"nor for fairness or robustness.{held_out}"
+    )
+
+
+def _temperature(evaluations: Sequence[Details]) -> str:
+    """Return how to calibrate the model, if that is known from the validation images of its run."""
+    for each in evaluations:
+        data, found = each.record["data"], each.record["calibration"]
+        if data["own"] and data["split"] == VAL and found["temperature"] is not None:
+            return (
+                f" Dividing its logits by {found['temperature']:.3g} minimizes the loss on the val split; it changes "
+                f"the expected calibration error there from {found['ece']:.2%} to {found['ece_after']:.2%}."
+            )
+    return ""
 
 
 def _numbers(values: list[float]) -> str:
