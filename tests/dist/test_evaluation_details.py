@@ -154,7 +154,14 @@ def test_columns_and_corrupt_images(trained: Path, tmp_path: Path, here) -> None
     assert "images without a slice: 16" in here(*words).stdout
     rows = json.loads((tmp_path / "x" / "details.json").read_text())["slices"]["rows"]
     assert [(row["slice"], row["samples"]) for row in rows] == [("no", 1), ("yes", 1), (None, 16)]
-    assert "[slice-not-found]" in complaint(here("evaluate", run, "--details", "--slice-by", "noon", *PLAIN))
+    for code, more in (
+        ("slice-not-found", ("--slice-by", "noon")),
+        ("slice-column-missing", ("--slice-by", "rain", "--slice-file", "more.csv")),
+        ("list-unreadable", ("--slice-by", "rain", "--slice-file", "none.csv")),
+        ("data-not-found", ("--data", "elsewhere")),
+        ("unknown-split", ("--data", "images", "--split", "test")),
+    ):
+        assert f"[{code}]" in complaint(here("evaluate", run, "--details", *more, *PLAIN))
 
 
 def test_data_in_memory_and_checkpoints_outside_of_runs(tmp_path: Path, here) -> None:

@@ -152,7 +152,7 @@ def test_names_of_numbered_classes_are_checked(tmp_path: Path) -> None:
 def test_training_and_evaluation_on_files_use_the_same_names(tmp_path: Path) -> None:
     root = Path(_folder(tmp_path, ["cat ", "e\u0301mu"]))
     assert list_images(root, HALF).ids == list_one_split(root).ids == ["cat", "\u00e9mu"]
-    assert [label for label, _ in list_one_split(root).splits["val"]] == [0, 0, 1, 1]
+    assert [label for label, _ in list_one_split(root).splits["all"]] == [0, 0, 1, 1]
 
 
 def test_a_file_name_that_is_not_unicode_can_be_listed_as_unreadable(tmp_path: Path) -> None:

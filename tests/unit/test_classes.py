@@ -88,7 +88,7 @@ def test_evaluation_on_reordered_partial_and_unknown_classes(here, tmp_path: Pat
 
 def _figures(text: str) -> tuple[int, float]:
     """Return the number of correct predictions and the loss."""
-    found = re.search(r"\((\d+) of \d+\), .* loss ([\d.]+)", text)
+    found = re.search(r"\((\d+) of \d+\),.* loss ([\d.]+)", text)
     assert found, text
     return int(found[1]), float(found[2])
 

@@ -128,3 +128,14 @@ def test_exports_that_are_corrupt_are_refused(folder: Path, tmp_path: Path, here
     content = (tmp_path / "b.safetensors").read_bytes()
     (tmp_path / "b.safetensors").write_bytes(content.replace(b'"weight"', b'"weighs"').replace(b"head.", b"tail."))
     assert "[checkpoint-model-mismatch]" in complaint(here("predict", "b.safetensors", image, *CPU))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.onnx", "model.pt2", "hub"])
+def test_evaluations_of_exports_say_what_to_do(tmp_path: Path, here, name: str) -> None:
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "model.safetensors").touch()
+    if name != "hub":
+        (tmp_path / name).touch()
+    message = complaint(here("evaluate", name, "--details"))
+    assert "[export-instead-of-run]" in message
+    assert f"paceline predict {name} IMAGES" in message

@@ -112,6 +112,8 @@ def test_images_are_evaluated_as_the_split_they_have(tmp_path: Path) -> None:
         found = list_one_split(place).splits
         assert [name for name, files in found.items() if files] == [split]
         assert len(found[split]) == 6
+        with raises("unknown-split"):
+            list_one_split(place, "val")
 
 
 def test_a_test_folder_is_not_used_for_validation(tmp_path: Path) -> None:

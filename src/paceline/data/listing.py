@@ -46,19 +46,25 @@ def list_one_split(root: Path, split: str = "") -> Listing:
     """
     if root.is_file():
         rows = read_list(root)
-        wanted = split or _first_split({row[0] for row in rows})
+        present = {row[0] for row in rows} & {*SPLITS}
+        wanted = split or _first_split(present)
         rows = [row for row in rows if row[0] == ("" if wanted == ALL else wanted)]
         names = class_names(sorted({label for _, label, _ in rows}), root)
         ids = in_order(names.values())
     else:
         folders = split_folders(root)
-        wanted = split or _first_split(folders)
+        present = {*folders}
+        wanted = split or _first_split(present)
         folder = root if wanted == ALL else folders.get(wanted)
         names = class_names(_class_names(folder), root) if folder else {}
         ids = list(names.values())
         rows = _files(folder, "", names) if folder else []
+    if wanted not in {*present, ALL}:
+        known = [name for name in SPLITS if name in present]
+        fix = f"Choose {' or '.join(known)}" if known else "Leave --split out to evaluate all of its images"
+        raise UserError("unknown-split", f"{root} has no {split} split. {fix}.", path=root, split=split)
     if not rows:
-        raise empty_split(root, wanted)
+        raise empty_split(root, "evaluation" if wanted == ALL else wanted)
     numbers = {label: ids.index(name) for label, name in names.items()}
     return Listing(ids, {TRAIN: [], VAL: []} | {wanted: [(numbers[label], file) for _, label, file in rows]})
 

@@ -29,6 +29,7 @@ from paceline.engine import precision
 from paceline.engine.build import build_model
 from paceline.engine.details import DetailsWriter
 from paceline.engine.evaluate import check_corrupt_fraction, evaluate
+from paceline.engine.export.metadata import EXPORT_SUFFIXES, WEIGHTS_FILE
 from paceline.engine.kernels import any_shape, choose_kernels
 from paceline.engine.memory import memory_of_evaluation
 from paceline.engine.resume import saved_recipe
@@ -49,6 +50,13 @@ def find_checkpoint(path: Path, which: str) -> Path:
     if (path / "COMMIT").exists():
         return path
     folder = RunFolder(path)
+    if path.suffix.lower() in EXPORT_SUFFIXES or (path / WEIGHTS_FILE).is_file():
+        raise UserError(
+            "export-instead-of-run",
+            f"{path} is an export, but a run or a checkpoint is needed. Give the run that it was exported from. To use "
+            f"the export itself, run `paceline predict {path} IMAGES`.",
+            path=path,
+        )
     if not folder.exists and not folder.checkpoints.is_dir():
         raise UserError(
             "not-a-run-or-checkpoint",

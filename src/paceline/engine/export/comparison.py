@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.config.data import dataset_name
 from paceline.config.timeline import Timeline
 from paceline.data import kinds
 from paceline.data.load.source import open_source
@@ -55,7 +56,7 @@ def validation_images(progress: dict[str, Any], origin: str) -> RealImages:
         ) from None
     if not images:
         raise _no_images("the validation split")
-    return RealImages(torch.cat(images), f"validation images of {source.name}")
+    return RealImages(torch.cat(images), f"validation images of {dataset_name(recipe.data.name, source.place)}")
 
 
 def images_at(path: Path, preprocess: Preprocess) -> RealImages:

@@ -133,6 +133,9 @@ def _from_onnx(path: Path) -> str | None:
 _READERS: dict[str, Any] = {".safetensors": _from_safetensors, ".pt2": _from_pt2, ".onnx": _from_onnx}
 
 
+EXPORT_SUFFIXES = tuple(_READERS)
+
+
 def import_onnx(name: str) -> Any:
     """Return one of the packages of the extra `onnx`."""
     from importlib import import_module
