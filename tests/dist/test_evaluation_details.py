@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import complaint, raises
 from PIL import Image
 from processes import run_ranks
 from sample_images import contents
 
 from paceline import Run, evaluate
+from paceline.analysis.details.confusion import dense
 from paceline.analysis.details.read import read_details
 from paceline.analysis.details.record import TRAINED_ON
+from paceline.analysis.details.slices import DetailsSpec
 from paceline.cli.main import main
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
@@ -99,6 +102,39 @@ def test_details_are_written_to_the_run_and_reported(trained: Path, tmp_path: Pa
     text = (tmp_path / "report.html").read_text()
     assert text.count('"title":"prepared, ') == 4
     assert "data:image/webp" in text
+
+
+def test_details_agree_with_scikit_learn_and_the_model(trained: Path, tmp_path: Path, one_thread) -> None:
+    """From the images on: labels by path, logits of the model that users load, figures of scikit-learn."""
+    sk = pytest.importorskip("sklearn.metrics")
+    pq = pytest.importorskip("pyarrow.parquet")
+    run, overrides = trained / "runs" / "colors", ["--precision", "fp32", "--device", "cpu", "--evaluate.tta", "none"]
+    data = ["--data.path", str(trained / "images")]
+    evaluate_path(run, "best", [*overrides, *data], "", DetailsSpec(out=tmp_path / "there"))
+    record, table = read_details(tmp_path / "there").record, pq.read_table(tmp_path / "there/predictions.parquet")
+    rows = table.to_pylist()
+    names = [entry["name"] for entry in record["classes"]]
+    model = Run(run).load_model()
+    batch = torch.stack([model.preprocess(Image.open(trained / "images" / row["path"])) for row in rows])
+    with torch.no_grad():
+        logits = model(batch)
+    labels = [names.index(row["path"].partition("/")[0]) for row in rows]
+    predicted = logits.argmax(1).tolist()
+    assert [row["label"] for row in rows] == labels
+    assert [row["predicted"] for row in rows] == predicted
+    p = logits.double().softmax(1).numpy()
+    np.testing.assert_allclose([row["confidence"] for row in rows], p.max(1), atol=1e-4)
+    precision, recall, f1, support = sk.precision_recall_fscore_support(labels, predicted, zero_division=np.nan)
+    for name, values in (("precision", precision), ("recall", recall), ("f1", f1), ("support", support)):
+        found = [np.nan if row[name] is None else row[name] for row in record["per_class"]]
+        np.testing.assert_allclose(found, values)
+    cells = read_details(tmp_path / "there").confusion()
+    np.testing.assert_array_equal(dense(cells, 3), sk.confusion_matrix(labels, predicted))
+    assert record["overall"]["loss"] == pytest.approx(sk.log_loss(labels, p), abs=1e-4)
+    right, sure = np.array(labels) == predicted, p.max(1)
+    inside = [(np.ceil(sure * 15) == number + 1) for number in range(15)]
+    ece = sum(abs(right[each].sum() - sure[each].sum()) for each in inside) / len(rows)
+    assert record["calibration"]["ece"] == pytest.approx(ece, abs=1e-4)
 
 
 def test_images_that_the_model_was_trained_on_are_marked(trained: Path, tmp_path: Path, here) -> None:
