@@ -24,10 +24,10 @@ from paceline.checkpoint.writer import NoWriter
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
 from paceline.distributed.world import World, threads_per_process
-from paceline.engine.assessment import Assessment
 from paceline.engine.build import Setup, build
 from paceline.engine.callbacks import Callbacks
 from paceline.engine.checkpoints import Checkpoints
+from paceline.engine.evaluation.assessment import Assessment
 from paceline.engine.replicas import Replicas
 from paceline.engine.run import TrainingRun
 from paceline.engine.train import train

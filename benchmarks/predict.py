@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 from turns import Group, peak_bytes, rounds
 
 import paceline as pl
-from paceline.engine.open_model import Usage
-from paceline.engine.predictions import PredictionJob, predict_images
+from paceline.inference.open_model import Usage
+from paceline.inference.predictions import PredictionJob, predict_images
 from paceline.system.host import limit_openmp_spinning
 
 MODELS = {"mobilenetv3_small_050": (64, 1), "resnet18": (224, 16)}

@@ -7,7 +7,7 @@ import numpy as np
 
 from paceline.analysis.details.record import VERSION, EvaluatedSamples, EvaluationFigures, figures
 from paceline.analysis.details.write import write_details
-from paceline.engine.details import _webp
+from paceline.engine.evaluation.details import _webp
 
 
 def made_logits(classes: int, samples: int, seed: int = 0, strength: float = 3.0) -> tuple[np.ndarray, np.ndarray]:

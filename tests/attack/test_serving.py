@@ -17,7 +17,7 @@ from sample_images import jpeg, sample_image
 
 from paceline.api.serving import ModelServer
 from paceline.data.classes import Class
-from paceline.engine.classifier import Classifier, ModelMetadata
+from paceline.inference.classifier import Classifier, ModelMetadata
 from paceline.system.http_server import HttpServer
 
 _PARTS = b"\r\n--x" * 180_000

@@ -10,8 +10,8 @@ import torch
 from conftest import environment
 from safetensors.torch import load_file
 
-from paceline.engine.inference import load_model
-from paceline.engine.saved import evaluate_path
+from paceline.engine.evaluation.saved import evaluate_path
+from paceline.engine.trained_model import load_model
 from paceline.track.records import RunFolder
 
 PACKAGE = Path(__file__).parents[1] / "extension"

@@ -11,7 +11,7 @@ from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
 from paceline.data.splits import Division
-from paceline.engine.saved import evaluate_path
+from paceline.engine.evaluation.saved import evaluate_path
 from paceline.track.records import RunFolder
 
 MODEL = ("--model", "null", "--model.name", "airbench", "--model.options", "{widths: [8, 16], norm: group}")

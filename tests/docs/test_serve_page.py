@@ -13,7 +13,7 @@ from trained_model import colored
 
 from paceline.api.serving import ModelServer
 from paceline.data.classes import Class
-from paceline.engine.classifier import Classifier, ModelMetadata
+from paceline.inference.classifier import Classifier, ModelMetadata
 from paceline.system.http_server import HttpServer
 
 pytestmark = needs_chromium

@@ -16,7 +16,7 @@ from paceline.data.images import ImageFiles
 from paceline.data.listing import list_images
 from paceline.data.pillow import plain
 from paceline.data.prepare.convert import Variant, convert
-from paceline.engine.inference import Preprocess
+from paceline.engine.trained_model import Preprocess
 from paceline.system.untrusted import Unreadable
 
 WIDTH, HEIGHT = 48, 40

@@ -10,7 +10,7 @@ from made_runs import make_run
 from paceline.analysis.compare import compare
 from paceline.analysis.read import read
 from paceline.analysis.tables import markdown
-from paceline.engine.sanity import sanity_warnings
+from paceline.engine.evaluation.sanity import sanity_warnings
 from paceline.track.other_work import OtherWork, is_disturbed
 
 
@@ -33,7 +33,9 @@ def test_divergence_and_chance_level_are_detected(figures: dict[str, float], rea
 
 def test_training_at_chance_level_warns_twice(here, monkeypatch) -> None:
     counts = {"correct": 100, "correct5": 500, "top5": 0.5}
-    monkeypatch.setattr("paceline.engine.measure.evaluate", lambda *_: _evaluated(top1=0.1, predicted=1, **counts))
+    monkeypatch.setattr(
+        "paceline.engine.evaluation.measure.evaluate", lambda *_: _evaluated(top1=0.1, predicted=1, **counts)
+    )
     answer = here("train", "digits", *TINY, "--train.duration", "20ba", "--evaluate.every", "5ba")
     assert answer.returncode == 0, answer.stderr
     warnings = [line for line in answer.stderr.splitlines() if "the model predicts 1 of 10 classes" in line]

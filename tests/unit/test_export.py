@@ -23,10 +23,10 @@ import paceline as pl
 from paceline import extensions
 from paceline.checkpoint import store
 from paceline.cli.export import _FORMATS
-from paceline.engine.export import comparison, graphs
-from paceline.engine.export.metadata import read_metadata
-from paceline.engine.export.write import SUFFIXES, choose_format
-from paceline.engine.inference import load_model
+from paceline.engine.trained_model import load_model
+from paceline.export import comparison, graphs
+from paceline.export.metadata import read_metadata
+from paceline.export.write import SUFFIXES, choose_format
 
 SHORT: dict[str, Any] = {
     "device": "cpu",

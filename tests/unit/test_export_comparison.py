@@ -16,9 +16,9 @@ from torch import nn
 from paceline.config.data import Augment
 from paceline.config.io import load_recipe, to_tree
 from paceline.config.recipe import Recipe
-from paceline.engine.export import comparison
-from paceline.engine.export.metadata import read_metadata
 from paceline.errors import UserError
+from paceline.export import comparison
+from paceline.export.metadata import read_metadata
 
 
 def test_graph_that_computes_something_else_is_refused() -> None:

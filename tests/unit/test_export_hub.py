@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from safetensors.torch import load
 
 import paceline as pl
-from paceline.engine.inference import load_model
+from paceline.engine.trained_model import load_model
 
 RECIPE: dict[str, Any] = {
     "device": "cpu",

@@ -7,7 +7,7 @@ from torch import nn
 from paceline.config.recipe import Train
 from paceline.data.load.batch import Batch
 from paceline.distributed.world import World
-from paceline.engine.evaluate import evaluate
+from paceline.engine.evaluation.evaluate import evaluate
 from paceline.engine.input_dtype import input_dtype
 from paceline.engine.objective import Objective
 from paceline.engine.precision import autocast

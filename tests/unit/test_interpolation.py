@@ -22,8 +22,8 @@ from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
 from paceline.data.sets import load
 from paceline.data.shards import Dataset
-from paceline.engine.inference import Preprocess
-from paceline.engine.saved import evaluation_recipe
+from paceline.engine.evaluation.saved import evaluation_recipe
+from paceline.engine.trained_model import Preprocess
 
 CPU = torch.device("cpu")
 BOTH: tuple[Interpolation, ...] = ("bilinear", "bicubic")

@@ -14,8 +14,8 @@ from conftest import raises
 from paceline.analysis.details.slices import DetailsSpec
 from paceline.data.load.batch import Batch
 from paceline.distributed.world import World
-from paceline.engine import details
-from paceline.engine.details import DetailsWriter, KeptLogits
+from paceline.engine.evaluation import details
+from paceline.engine.evaluation.details import DetailsWriter, KeptLogits
 
 CLASSES = 7
 

@@ -13,8 +13,8 @@ from trained_model import COLORS, CPU, train_model
 import paceline as pl
 from paceline.distributed.world import World
 from paceline.engine import precision
-from paceline.engine.classifier import ModelMetadata
-from paceline.engine.open_model import Usage, open_model
+from paceline.inference.classifier import ModelMetadata
+from paceline.inference.open_model import Usage, open_model
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,13 @@ def test_ranks_open_the_same_export(folder: Path, tmp_path: Path, one_thread, mo
     monkeypatch.setattr(_SecondRank, "digest", "another file")
     with raises("exports-differ"):
         open_model(tmp_path / "model.safetensors", world, usage)
+
+
+def test_a_checkpoint_folder_predicts_as_its_run(folder: Path, one_thread) -> None:
+    run, image = folder / "runs" / "colors", folder / "images" / "val" / "red" / "1.jpg"
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    expected = pl.load_classifier(run, device="cpu", precision="fp32")([image])
+    assert pl.load_classifier(checkpoint, device="cpu", precision="fp32")([image]) == expected
 
 
 def test_default_precision_is_that_of_the_run(folder: Path, tmp_path: Path, one_thread, here, monkeypatch) -> None:

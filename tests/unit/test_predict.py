@@ -20,12 +20,12 @@ import paceline as pl
 from paceline.data import arrays
 from paceline.data.unlabeled import find_images, read_names
 from paceline.distributed.world import World
-from paceline.engine import classifier as using
-from paceline.engine import evaluate as evaluating
-from paceline.engine import predictions
-from paceline.engine.open_model import Usage
-from paceline.engine.predictions import PredictionJob, predict_images
-from paceline.engine.saved import evaluate_path
+from paceline.engine.evaluation import evaluate as evaluating
+from paceline.engine.evaluation.saved import evaluate_path
+from paceline.inference import classifier as using
+from paceline.inference import predictions
+from paceline.inference.open_model import Usage
+from paceline.inference.predictions import PredictionJob, predict_images
 
 SPLITS = ("train", "val")
 

@@ -16,7 +16,7 @@ from paceline.config.data import Data
 from paceline.data.images import ImageFiles
 from paceline.data.registered import RegisteredSplit, open_registered
 from paceline.engine.examples import evenly_spaced
-from paceline.engine.inference import Preprocess
+from paceline.engine.trained_model import Preprocess
 
 WIDE = {
     "I;16": np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8),

@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from paceline.distributed.world import World
-from paceline.engine import compiled, saved
+from paceline.engine import compiled
 from paceline.engine.build import Setup, build
+from paceline.engine.evaluation import saved
 from paceline.engine.kernels import choose_kernels
 from paceline.selftest import rank
 from paceline.selftest.probes import Probing, losses, runs, steps, syncs

@@ -25,8 +25,8 @@ import paceline as pl
 from paceline.api import serving
 from paceline.api.serving import ModelServer
 from paceline.data.classes import Class
-from paceline.engine.classifier import Classifier, ModelMetadata
 from paceline.errors import UserError
+from paceline.inference.classifier import Classifier, ModelMetadata
 from paceline.system import http_server
 from paceline.system.http_server import HttpServer
 from paceline.system.multipart import first_file

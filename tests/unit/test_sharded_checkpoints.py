@@ -18,8 +18,8 @@ from paceline.checkpoint import store
 from paceline.checkpoint.tensors import TensorChunk
 from paceline.checkpoint.verified import CorruptCheckpoint
 from paceline.distributed.mesh import ShardId
-from paceline.engine.export.write import Exporter
 from paceline.errors import UserError
+from paceline.export.write import Exporter
 
 STEP, SHARDS = 5, 3
 WEIGHT = torch.arange(28.0).view(7, 4)  # 3 + 3 + 1 rows

@@ -15,7 +15,7 @@ from paceline.config.io import load_recipe
 from paceline.config.optim import Optim, Schedule
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
-from paceline.engine.history import History, early_stop_reason, follow_plateau
+from paceline.engine.evaluation.history import History, early_stop_reason, follow_plateau
 from paceline.engine.interval import IntervalTrigger
 from paceline.errors import ConfigError
 from paceline.optim.schedules import LrPlan, lr_at

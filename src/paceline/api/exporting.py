@@ -31,8 +31,8 @@ def export(
     check_best_or_last(checkpoint)
     if not isinstance(format, str):
         raise invalid("format", format, "a name")
-    from paceline.engine.export.write import Exporter, choose_format
-    from paceline.engine.saved import find_checkpoint
+    from paceline.engine.evaluation.saved import find_checkpoint
+    from paceline.export.write import Exporter, choose_format
 
     shown = check_path("images", images) if images is not None else None
     is_hub = isinstance(to, str) and to.startswith(_HUB)
@@ -45,7 +45,7 @@ def export(
     chosen = "timm-hub" if is_hub else choose_format(target, format)
     exporter = Exporter(find_checkpoint(path_of(run), checkpoint), raw, shown, license)
     if is_hub:
-        from paceline.engine.export.hub import push
+        from paceline.export.hub import push
 
         return push(exporter, str(to).removeprefix(_HUB), public, force)
     return exporter.write(target, chosen, force)

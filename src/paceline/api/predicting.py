@@ -13,13 +13,13 @@ from paceline.api.in_process import in_this_process
 from paceline.api.processes import run_in_processes
 from paceline.api.runs import Run, check_best_or_last, path_of
 from paceline.config.imports import trust as trust_modules
-from paceline.engine.prediction_files import ClassProbability, cells, check_target, columns, writing
+from paceline.inference.prediction_files import ClassProbability, cells, check_target, columns, writing
 from paceline.system.packages import needs_package
 
 if TYPE_CHECKING:
     import pandas
 
-    from paceline.engine.classifier import Classifier
+    from paceline.inference.classifier import Classifier
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def load_classifier(
     .pt2 files, which can run code.
     """
     from paceline.distributed.world import World
-    from paceline.engine.open_model import Usage, open_model
+    from paceline.inference.open_model import Usage, open_model
 
     check_best_or_last(checkpoint)
     check_usage(device, precision, tta, crop_pct, temperature)

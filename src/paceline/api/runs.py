@@ -81,7 +81,7 @@ class Run(LoggedRun):
 
         `model.preprocess` is the transform of evaluation (PIL image to tensor), `model.classes` the class names.
         """
-        from paceline.engine.inference import load_model
+        from paceline.engine.trained_model import load_model
 
         check_best_or_last(checkpoint)
         return load_model(self.path, checkpoint)

@@ -19,9 +19,9 @@ from paceline.data.center import decode_center
 from paceline.data.prepare.isolated import Isolated
 from paceline.distributed.server import port_unavailable
 from paceline.distributed.world import World
-from paceline.engine.classifier import Classifier
-from paceline.engine.open_model import Usage, open_model
 from paceline.errors import UserError
+from paceline.inference.classifier import Classifier
+from paceline.inference.open_model import Usage, open_model
 from paceline.system.files import say, size_text
 from paceline.system.http_server import HttpAnswer, HttpError, HttpRequest, HttpServer, Site
 from paceline.system.logs import log

@@ -129,7 +129,7 @@ def evaluate(
     words, procs = words_of(overrides), check_procs("procs", procs)
     spec = _details_spec(details, slice_by, slice_file, out)
     if in_process:
-        from paceline.engine.saved import evaluate_path
+        from paceline.engine.evaluation.saved import evaluate_path
 
         _check_one_rank(procs)
         with in_this_process():

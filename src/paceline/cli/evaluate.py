@@ -89,7 +89,7 @@ def evaluate(arguments: list[str]) -> int:
         return start_with_options(["evaluate", *arguments], options)
     enter_rank(options)
     with interrupts_end():
-        from paceline.engine.saved import evaluate_path
+        from paceline.engine.evaluation.saved import evaluate_path
 
     label, metrics = evaluate_path(Path(source), options.checkpoint, overrides, options.split, details)
     if metrics:

@@ -112,8 +112,8 @@ def _predict(arguments: list[str], options: argparse.Namespace) -> int:
         return start_with_options(["predict", *arguments], options)
     enter_rank(options)
     with interrupts_end():
-        from paceline.engine.open_model import Usage
-        from paceline.engine.predictions import PredictionJob, predict_images
+        from paceline.inference.open_model import Usage
+        from paceline.inference.predictions import PredictionJob, predict_images
 
     counts = predict_images(
         PredictionJob(
@@ -166,7 +166,7 @@ def serve(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     with interrupts_end():
         from paceline.api.serving import serve_model
-        from paceline.engine.open_model import Usage
+        from paceline.inference.open_model import Usage
 
     place = (options.host, options.port)
     serve_model(options.model, Usage(**_usage(options)), place, options.top, options.max_upload_mb, options.device)

@@ -26,7 +26,7 @@ from paceline.distributed.world import World
 from paceline.engine import precision
 from paceline.engine.class_weights import class_weights
 from paceline.engine.compiled import Compilation, compile_model
-from paceline.engine.history import History, follow_plateau
+from paceline.engine.evaluation.history import History, follow_plateau
 from paceline.engine.input_dtype import input_dtype
 from paceline.engine.kernels import choose_kernels
 from paceline.engine.model import create_model, probe

@@ -10,10 +10,10 @@ from paceline.checkpoint.writer import NoWriter, ShardedWriter, Writer
 from paceline.config.batch import memory_key, strategy
 from paceline.config.import_files import file_hashes, sources
 from paceline.config.io import dump_recipe, fingerprint, to_tree
-from paceline.engine.assessment import Assessment
 from paceline.engine.build import Setup
 from paceline.engine.callbacks import Callbacks
 from paceline.engine.checkpoints import Checkpoints
+from paceline.engine.evaluation.assessment import Assessment
 from paceline.engine.examples import examples
 from paceline.engine.profiling import Profiler
 from paceline.engine.replicas import Replicas

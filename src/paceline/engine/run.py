@@ -14,10 +14,10 @@ from typing import Any
 from paceline.checkpoint import store
 from paceline.distributed.reports import report_progress
 from paceline.distributed.world import World
-from paceline.engine.assessment import Assessment
 from paceline.engine.build import Setup
 from paceline.engine.callbacks import Callbacks, callback_error
 from paceline.engine.checkpoints import Checkpoints
+from paceline.engine.evaluation.assessment import Assessment
 from paceline.engine.profiling import NoProfiler
 from paceline.engine.replicas import Replicas, newest_step
 from paceline.engine.resume import how_to_resume

@@ -11,7 +11,7 @@
 Modules in the order of the data flow: config/recipe.py (settings), distributed/world.py (rank and world size),
 data/load/order.py (sample order), data/load/source.py (batches, from memory or decoded from shards),
 models/factory.py, engine/objective.py (the loss), distributed/ddp.py and distributed/grad_sync.py (DDP) or
-distributed/fsdp.py (FSDP2), optim/, engine/evaluate.py, checkpoint/store.py, track/ (records of the run).
+distributed/fsdp.py (FSDP2), optim/, engine/evaluation/evaluate.py, checkpoint/store.py, track/ (records of the run).
 engine/build.py assembles them; engine/run.py writes the run folder.
 """
 
@@ -27,8 +27,8 @@ from paceline.config.timeline import Timeline
 from paceline.data.load.batch import Batch
 from paceline.data.load.order import step_seed
 from paceline.engine.build import Setup
+from paceline.engine.evaluation.measure import measure, test_best
 from paceline.engine.interval import IntervalTrigger
-from paceline.engine.measure import measure, test_best
 from paceline.engine.model import check_logits, naming_model
 from paceline.engine.run import TrainingRun
 from paceline.engine.stop import Agreement, Signals

@@ -7,6 +7,8 @@ from typing import Any
 from paceline.errors import UserError
 
 CONFIG = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+EXPORT_SUFFIXES = (".safetensors", ".onnx", ".pt2")
 _MAX_BYTES = 16 << 20  # with the names of many classes
 
 

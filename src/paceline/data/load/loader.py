@@ -154,7 +154,7 @@ class ImageEvaluator:
         self._batches = [order[begin : begin + batch] for begin in range(rank * batch, len(order), ranks * batch)]
         self.num_samples = len(order)
         self.rank_samples = sum(len(ids) for ids in self._batches)
-        # engine/evaluate.py applies data.max_corrupt to the sum over all ranks
+        # engine/evaluation/evaluate.py applies data.max_corrupt to the sum over all ranks
         self._decoder = BatchDecoder(threads, device, max_corrupt=1.0, replace=False)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from paceline.checkpoint import store
-from paceline.engine.saved import evaluate_path, find_checkpoint
+from paceline.engine.evaluation.saved import evaluate_path, find_checkpoint
 from paceline.engine.session import train_recipe
 from paceline.errors import UserError
 from paceline.selftest.probes import Probing

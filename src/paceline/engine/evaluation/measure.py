@@ -9,10 +9,10 @@ from paceline.checkpoint import store
 from paceline.data.splits import TEST, VAL
 from paceline.distributed.ddp import broadcast_model
 from paceline.engine.build import Setup
-from paceline.engine.evaluate import check_corrupt_fraction, evaluate
-from paceline.engine.inference import load_model
+from paceline.engine.evaluation.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.kernels import any_shape
 from paceline.engine.memory import memory_of_evaluation
+from paceline.engine.trained_model import load_model
 
 if TYPE_CHECKING:
     from paceline.engine.run import TrainingRun

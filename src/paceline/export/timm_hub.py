@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from paceline import extensions
-from paceline.engine.export.metadata import WEIGHTS_FILE
 from paceline.errors import UserError
+from paceline.models.folders import WEIGHTS_FILE
 from paceline.system.files import write_json
 
 CONFIG, CARD = "config.json", "README.md"

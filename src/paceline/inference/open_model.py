@@ -23,13 +23,14 @@ from paceline.config.recipe import Recipe
 from paceline.distributed.ddp import broadcast_model
 from paceline.distributed.world import World
 from paceline.engine import precision
-from paceline.engine.classifier import Classifier, Forward, ModelMetadata
-from paceline.engine.export.metadata import WEIGHTS_FILE, import_onnx, read_metadata
-from paceline.engine.inference import architecture
+from paceline.engine.evaluation.saved import find_checkpoint, is_export
 from paceline.engine.kernels import choose_kernels
-from paceline.engine.saved import find_checkpoint
+from paceline.engine.trained_model import architecture
 from paceline.engine.weights import load_weights
 from paceline.errors import UserError
+from paceline.export.metadata import import_onnx, read_metadata
+from paceline.inference.classifier import Classifier, Forward, ModelMetadata
+from paceline.models.folders import WEIGHTS_FILE
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def open_model(path: Path, world: World, usage: Usage) -> OpenedModel:
     load_modules(usage.imports)
     load, is_graph = _EXPORTS.get(path.suffix.lower(), (_weights, False))
     # rank 0 decides, because the disks of other nodes may differ
-    is_run = world.on_rank_zero(lambda: path.suffix.lower() not in _EXPORTS and not (path / WEIGHTS_FILE).is_file())
+    is_run = world.on_rank_zero(lambda: not is_export(path))
     if is_run:
         with world.long_timeout():  # a running training may replace its checkpoints, so rank 0 chooses one for all
             place, values = world.on_rank_zero(lambda: _verified(path, usage.checkpoint))

@@ -23,12 +23,12 @@ from paceline.data.load.loader import ImageEvaluator
 from paceline.data.sets import ImageSet
 from paceline.data.unlabeled import ImagePart, digest, find_images, read_list_of_names
 from paceline.distributed.world import World
-from paceline.engine.classifier import Classifier
 from paceline.engine.kernels import any_shape
 from paceline.engine.memory import memory_of_prediction
-from paceline.engine.open_model import OpenedModel, Usage, open_model
-from paceline.engine.prediction_files import ClassProbability, Write, check_target, writing
 from paceline.errors import UserError
+from paceline.inference.classifier import Classifier
+from paceline.inference.open_model import OpenedModel, Usage, open_model
+from paceline.inference.prediction_files import ClassProbability, Write, check_target, writing
 from paceline.system import logs
 from paceline.system.logs import log
 from paceline.system.wording import counted

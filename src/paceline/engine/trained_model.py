@@ -17,8 +17,8 @@ from paceline.config.model import Model
 from paceline.data.center import center_boxes
 from paceline.data.images import RESAMPLING
 from paceline.data.pillow import plain
+from paceline.engine.evaluation.saved import find_checkpoint
 from paceline.engine.model import create_model, probe
-from paceline.engine.saved import find_checkpoint
 from paceline.engine.weights import load_weights
 from paceline.models import factory
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.engine.export.comparison import RealImages, compare
-from paceline.engine.export.metadata import KEY, PT2_FILE, import_onnx
 from paceline.errors import UserError
+from paceline.export.comparison import RealImages, compare
+from paceline.export.metadata import KEY, PT2_FILE, import_onnx
 from paceline.system.files import size_text
 
 OPSET = 18

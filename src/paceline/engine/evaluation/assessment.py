@@ -3,8 +3,8 @@
 from typing import Any
 
 from paceline.engine.build import Setup
-from paceline.engine.history import early_stop_reason, follow_plateau
-from paceline.engine.sanity import sanity_warnings
+from paceline.engine.evaluation.history import early_stop_reason, follow_plateau
+from paceline.engine.evaluation.sanity import sanity_warnings
 from paceline.optim.schedules import lr_at
 from paceline.system.logs import log
 

@@ -27,15 +27,15 @@ from paceline.distributed.ddp import broadcast_model
 from paceline.distributed.world import World
 from paceline.engine import precision
 from paceline.engine.build import build_model
-from paceline.engine.details import DetailsWriter
-from paceline.engine.evaluate import check_corrupt_fraction, evaluate
-from paceline.engine.export.metadata import EXPORT_SUFFIXES, WEIGHTS_FILE
+from paceline.engine.evaluation.details import DetailsWriter
+from paceline.engine.evaluation.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.kernels import any_shape, choose_kernels
 from paceline.engine.memory import memory_of_evaluation
 from paceline.engine.resume import saved_recipe
 from paceline.engine.weights import load_weights
 from paceline.errors import UserError
 from paceline.models import factory
+from paceline.models.folders import EXPORT_SUFFIXES, WEIGHTS_FILE
 from paceline.system import logs
 from paceline.system.files import printable
 from paceline.system.logs import log
@@ -45,12 +45,21 @@ from paceline.track.progress import display
 from paceline.track.records import RunFolder
 
 
+def _is_checkpoint(path: Path) -> bool:
+    return (path / "COMMIT").exists()
+
+
+def is_export(path: Path) -> bool:
+    """Return whether a path is named or built like an export. A checkpoint has a file of weights of the same name."""
+    return path.suffix.lower() in EXPORT_SUFFIXES or ((path / WEIGHTS_FILE).is_file() and not _is_checkpoint(path))
+
+
 def find_checkpoint(path: Path, which: str) -> Path:
     """Return the checkpoint at a path: the path itself, or the best or last checkpoint of a run folder."""
-    if (path / "COMMIT").exists():
+    if _is_checkpoint(path):
         return path
     folder = RunFolder(path)
-    if path.suffix.lower() in EXPORT_SUFFIXES or (path / WEIGHTS_FILE).is_file():
+    if is_export(path):
         raise UserError(
             "export-instead-of-run",
             f"{path} is an export, but a run or a checkpoint is needed. Give the run that it was exported from. To use "

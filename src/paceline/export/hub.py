@@ -7,9 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from paceline.engine.export.timm_hub import check_is_timm
-from paceline.engine.export.write import Exporter
 from paceline.errors import UserError
+from paceline.export.timm_hub import check_is_timm
+from paceline.export.write import Exporter
 from paceline.system.files import say, size_text
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ import paceline
 from paceline.checkpoint import schema
 from paceline.checkpoint.verified import CheckpointInfo
 from paceline.errors import UserError
+from paceline.models.folders import WEIGHTS_FILE
 from paceline.system.packages import needs_package
 from paceline.system.remote import last_name
 from paceline.system.untrusted import check_regular
@@ -26,7 +27,6 @@ from paceline.track.records import RunFolder
 KEY = "paceline"
 FORMAT = 1
 PT2_FILE = f"{KEY}.json"
-WEIGHTS_FILE = "model.safetensors"  # in a timm-hub folder
 _METRICS = ("top1", "top5", "loss", "samples")
 _MAX_METADATA = 1 << 26
 _CORRUPT_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, RuntimeError, EOFError)
@@ -131,9 +131,6 @@ def _from_onnx(path: Path) -> str | None:
 
 
 _READERS: dict[str, Any] = {".safetensors": _from_safetensors, ".pt2": _from_pt2, ".onnx": _from_onnx}
-
-
-EXPORT_SUFFIXES = tuple(_READERS)
 
 
 def import_onnx(name: str) -> Any:

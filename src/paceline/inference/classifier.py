@@ -18,9 +18,9 @@ from paceline.data.images import crop, decode
 from paceline.data.load.batch import Normalize
 from paceline.data.pillow import MAX_BYTES, check_size, plain
 from paceline.engine import precision
-from paceline.engine.evaluate import predict
-from paceline.engine.prediction_files import ClassProbability
+from paceline.engine.evaluation.evaluate import predict
 from paceline.errors import UserError
+from paceline.inference.prediction_files import ClassProbability
 from paceline.system.untrusted import Unreadable, is_plain
 
 _MAX_SIDE = 4096

@@ -14,8 +14,8 @@ from paceline.data import kinds
 from paceline.data.load.source import open_source
 from paceline.data.pillow import MAX_BYTES, open_image
 from paceline.data.unlabeled import image_files
-from paceline.engine.inference import Preprocess
-from paceline.engine.saved import evaluation_recipe
+from paceline.engine.evaluation.saved import evaluation_recipe
+from paceline.engine.trained_model import Preprocess
 from paceline.errors import UserError
 from paceline.system.logs import console
 from paceline.system.progress_bar import OneLineProgress, steps_of
