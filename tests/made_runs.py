@@ -67,7 +67,10 @@ def make_run(
     ]
     (folder / "telemetry" / "host-0.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     summary = {"status": status, "global_batch": 128, "parameters": 25_000_000}
-    name_of_data = dataset_name(recipe.data.name, recipe.data.path)
-    summary["data"] = {"name": name_of_data, "fingerprint": "d1", "classes": 10, "train_images": 1437}
+    summary["data"] = _data(dataset_name(recipe.data.name, recipe.data.path))
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
+
+
+def _data(name: str) -> dict[str, Any]:
+    return {"name": name, "fingerprint": "d1", "classes": 10, "train_images": 1437}

@@ -122,14 +122,21 @@ def _hovered(page: Any, canvas: Any) -> str:
 
 
 def test_two_runs_are_compared_class_by_class(browser: Any, tmp_path: Path) -> None:  # noqa: F811
-    runs = [make_run(tmp_path, "one"), make_run(tmp_path, "two")]
+    first, second = "resnet18-baseline", "resnet18-label-smoothing-0.1"
+    runs = [make_run(tmp_path, first), make_run(tmp_path, second)]
     for run, strength in zip(runs, (1.0, 6.0), strict=True):
         names = [HOSTILE, *(f"class {number}" for number in range(1, 10))]
         make_details(run, *made_logits(10, 2000, strength=strength), class_names=names)
     page = _opened(browser, tmp_path, runs)
     heads = [cell.text for cell in _all(page, "#details > .scroll thead th")]
-    assert heads[1:6] == ["one", "two", "difference", "only one right", "only two right"]
-    assert "10 classes are better in two" in _all(page, "#details .paired")[0].text
+    assert heads[1:6] == [first, second, "difference", f"only {first} right", f"only {second} right"]
+    assert _width(page, 390) <= 390
+    shape = "const box = arguments[0].getBoundingClientRect(); return [box.width, box.height]"
+    for cell in _all(page, "#details > .scroll :is(thead th, tbody tr:nth-child(2) th)"):
+        width, height = page.execute_script(shape, cell)
+        assert height < 2 * width  # words are not broken into letters
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert f"10 classes are better in {second}" in _all(page, "#details .paired")[0].text
     assert len(_all(page, "#details > .scroll tbody tr")) == 10
     assert [box.get_attribute("open") for box in _all(page, "#details .evaluation")] == ["true", None]
     page.execute_script("document.querySelectorAll('#details .evaluation')[1].open = true")

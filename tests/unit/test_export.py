@@ -24,9 +24,9 @@ from paceline import extensions
 from paceline.checkpoint import store
 from paceline.cli.export import _FORMATS
 from paceline.engine.trained_model import load_model
-from paceline.export import comparison, graphs
-from paceline.export.metadata import read_metadata
-from paceline.export.write import SUFFIXES, choose_format
+from paceline.exports import comparison, graphs
+from paceline.exports.metadata import read_metadata
+from paceline.exports.write import SUFFIXES, choose_format
 
 SHORT: dict[str, Any] = {
     "device": "cpu",

@@ -13,7 +13,7 @@ from made_details import make_details
 import paceline as pl
 from paceline.analysis.details.record import TRAINED_ON
 from paceline.checkpoint import store
-from paceline.export import card
+from paceline.exports import card
 
 SHORT = {
     "device": "cpu",

@@ -17,8 +17,8 @@ from paceline.config.data import Augment
 from paceline.config.io import load_recipe, to_tree
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
-from paceline.export import comparison
-from paceline.export.metadata import read_metadata
+from paceline.exports import comparison
+from paceline.exports.metadata import read_metadata
 
 
 def test_graph_that_computes_something_else_is_refused() -> None:

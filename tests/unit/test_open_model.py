@@ -54,8 +54,8 @@ def test_ranks_open_the_same_export(folder: Path, tmp_path: Path, one_thread, mo
 
 def test_a_checkpoint_folder_predicts_as_its_run(folder: Path, one_thread) -> None:
     run, image = folder / "runs" / "colors", folder / "images" / "val" / "red" / "1.jpg"
-    (checkpoint,) = (run / "checkpoints").iterdir()
-    expected = pl.load_classifier(run, device="cpu", precision="fp32")([image])
+    checkpoint = max((run / "checkpoints").iterdir())
+    expected = pl.load_classifier(run, checkpoint="last", device="cpu", precision="fp32")([image])
     assert pl.load_classifier(checkpoint, device="cpu", precision="fp32")([image]) == expected
 
 

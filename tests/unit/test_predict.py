@@ -258,34 +258,6 @@ def test_classifier_takes_files_bytes_and_images_of_pillow(folder: Path, one_thr
         classify([b"no image"])
 
 
-def test_logits_are_divided_by_the_temperature(folder: Path, tmp_path: Path, one_thread, here, logits) -> None:
-    """With test-time augmentation the mean of the logits is, as in the evaluation that fits the temperature."""
-    run, image = folder / "runs" / "colors", folder / "images" / "val" / "red" / "0.jpg"
-    for tta in ("none", "flip"):
-        logits.clear()
-        classify = pl.load_classifier(run, device="cpu", tta=tta, temperature=2.5)
-        (topk,) = classify([image], top=3)
-        expected = (logits[0] / 2.5).softmax(1).sort(descending=True).values[0]
-        np.testing.assert_allclose([each.probability for each in topk], expected, rtol=1e-6)
-        (plain,) = pl.load_classifier(run, device="cpu", tta=tta)([image], top=3)
-        np.testing.assert_allclose([each.probability for each in plain], logits[1].softmax(1).sort().values[0].flip(0))
-    words = ("--evaluate.tta", "flip", "--temperature", 2.5, *CPU)
-    answer = here("predict", run, image, "--top", 3, "--out", "p.jsonl", *words)
-    found = json.loads((tmp_path / "p.jsonl").read_text())["top"]
-    np.testing.assert_allclose([each["probability"] for each in found], expected, rtol=1e-6, err_msg=answer.stderr)
-    (one,) = pl.predict(run, image, top=3, tta="flip", temperature=2.5, device="cpu", procs=1)
-    np.testing.assert_allclose([each.probability for each in one.top], expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e-40", "x"])
-def test_invalid_temperatures_are_refused(tmp_path: Path, here, value: str) -> None:
-    for command in ("predict", "serve"):
-        assert "is not a number from 0.001 to 1000" in complaint(here(command, "run", f"--temperature={value}"))
-    for function in (pl.load_classifier, pl.serve, lambda run, **more: pl.predict(run, "x.jpg", **more)):
-        with raises("invalid-argument"):
-            function("run", temperature=value if value == "x" else float(value))
-
-
 def test_ranks_wait_longer_while_inputs_are_found(folder: Path, tmp_path: Path, one_thread, monkeypatch) -> None:
     inside: list[bool] = []
 

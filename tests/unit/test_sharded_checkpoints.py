@@ -19,7 +19,7 @@ from paceline.checkpoint.tensors import TensorChunk
 from paceline.checkpoint.verified import CorruptCheckpoint
 from paceline.distributed.mesh import ShardId
 from paceline.errors import UserError
-from paceline.export.write import Exporter
+from paceline.exports.write import Exporter
 
 STEP, SHARDS = 5, 3
 WEIGHT = torch.arange(28.0).view(7, 4)  # 3 + 3 + 1 rows

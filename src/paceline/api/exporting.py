@@ -32,7 +32,7 @@ def export(
     if not isinstance(format, str):
         raise invalid("format", format, "a name")
     from paceline.engine.evaluation.saved import find_checkpoint
-    from paceline.export.write import Exporter, choose_format
+    from paceline.exports.write import Exporter, choose_format
 
     shown = check_path("images", images) if images is not None else None
     is_hub = isinstance(to, str) and to.startswith(_HUB)
@@ -45,7 +45,7 @@ def export(
     chosen = "timm-hub" if is_hub else choose_format(target, format)
     exporter = Exporter(find_checkpoint(path_of(run), checkpoint), raw, shown, license)
     if is_hub:
-        from paceline.export.hub import push
+        from paceline.exports.hub import push
 
         return push(exporter, str(to).removeprefix(_HUB), public, force)
     return exporter.write(target, chosen, force)

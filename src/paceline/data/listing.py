@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,11 @@ from paceline.data.splits import (
     ALL,
     AS_GIVEN,
     SPLITS,
-    TEST,
     TRAIN,
     VAL,
     Division,
     LabeledFile,
+    default_split,
     named_splits,
     split_named,
 )
@@ -47,14 +47,14 @@ def list_one_split(root: Path, split: str = "") -> Listing:
     if root.is_file():
         rows = read_list(root)
         present = {row[0] for row in rows} & {*SPLITS}
-        wanted = split or _first_split(present)
+        wanted = split or default_split(present)
         rows = [row for row in rows if row[0] == ("" if wanted == ALL else wanted)]
         names = class_names(sorted({label for _, label, _ in rows}), root)
         ids = in_order(names.values())
     else:
         folders = split_folders(root)
         present = {*folders}
-        wanted = split or _first_split(present)
+        wanted = split or default_split(present)
         folder = root if wanted == ALL else folders.get(wanted)
         names = class_names(_class_names(folder), root) if folder else {}
         ids = list(names.values())
@@ -67,11 +67,6 @@ def list_one_split(root: Path, split: str = "") -> Listing:
         raise empty_split(root, "evaluation" if wanted == ALL else wanted)
     numbers = {label: ids.index(name) for label, name in names.items()}
     return Listing(ids, {TRAIN: [], VAL: []} | {wanted: [(numbers[label], file) for _, label, file in rows]})
-
-
-def _first_split(present: Collection[str]) -> str:
-    """Return the split to evaluate if none is named."""
-    return next((split for split in (VAL, TEST, TRAIN) if split in present), ALL)
 
 
 def list_images(root: Path, division: Division = AS_GIVEN, limit_per_class: int = 0) -> Listing:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +24,11 @@ SPLIT_NAMES = {
     "testing": TEST,
 }
 """What folders, shards and tables call the splits, in lower case."""
+
+
+def default_split(present: Collection[str]) -> str:
+    """Return the split to evaluate if none is named."""
+    return next((split for split in (VAL, TEST, TRAIN) if split in present), ALL)
 
 
 def split_title(split: str) -> str:

@@ -28,7 +28,7 @@ from paceline.engine.kernels import choose_kernels
 from paceline.engine.trained_model import architecture
 from paceline.engine.weights import load_weights
 from paceline.errors import UserError
-from paceline.export.metadata import import_onnx, read_metadata
+from paceline.exports.metadata import import_onnx, read_metadata
 from paceline.inference.classifier import Classifier, Forward, ModelMetadata
 from paceline.models.folders import WEIGHTS_FILE
 

@@ -68,7 +68,7 @@ class Matrix {
     pen.beginPath();
     pen.rect(this.margin, this.margin, whole, whole);
     pen.clip();
-    const least = Math.max(this.cell, 1.6);
+    const least = Math.max(this.cell, 2), faintest = this.cell < 3 ? 0.45 : 0.18;  // small cells need more contrast
     pen.textAlign = "center";
     pen.textBaseline = "middle";
     pen.font = "11px system-ui, sans-serif";
@@ -76,12 +76,13 @@ class Matrix {
       const [label, predicted] = [Math.floor(key / this.size), key % this.size];
       const [x, y] = [this.px(this.place.get(predicted), "x"), this.px(this.place.get(label), "y")];
       if (x + least < this.margin || y + least < this.margin || x > whole || y > whole) continue;
-      pen.globalAlpha = 0.18 + 0.82 * Math.sqrt(value / this.totals[label]);
+      const alpha = faintest + (1 - faintest) * Math.sqrt(value / this.totals[label]);
+      pen.globalAlpha = alpha;
       pen.fillStyle = color(label === predicted ? "--good" : "--bad");
       pen.fillRect(x, y, least, least);
       if (this.cell < 26) continue;
       pen.globalAlpha = 1;
-      pen.fillStyle = color("--ink");
+      pen.fillStyle = color(alpha > 0.65 ? "--ground" : "--ink");
       pen.fillText(count(value), x + this.cell / 2, y + this.cell / 2, this.cell - 2);
     }
     pen.globalAlpha = 1;

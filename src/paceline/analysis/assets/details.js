@@ -128,7 +128,7 @@ function fill(box, shown) {
   const part = (title, ...content) => box.append(element("h4", {}, title), ...content);
   part("Classes", ...classTable(shown));
   if (shown.slices) part("Slices", sliceTable(shown));
-  if (shown.cells.length) part("Confusion matrix", element("p", {}, "Drag to move, double-click or Ctrl and wheel to zoom. Colors are fractions of the label's images."), new Matrix(shown).box);
+  if (shown.cells.length) part("Confusion matrix", element("p", {}, "Rows are labels, columns are predictions. Colors are fractions of the label's images. Drag to move, double-click or Ctrl and wheel to zoom."), new Matrix(shown).box);
   part("Calibration", ...calibration(shown.calibration));
   const pairs = shown.pairs.map(pair => element("li", {}, `${shown.names[pair.label]} predicted as ${shown.names[pair.predicted]}: ${count(pair.count)} (${share(pair.fraction)} of its images)`, pictures(shown, pair.images)));
   if (pairs.length) part("Most confused", element("ol", { class: "pairs" }, ...pairs));

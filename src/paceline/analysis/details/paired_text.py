@@ -102,6 +102,6 @@ def paired_html(pairs: Sequence[PairedModels]) -> str:
                 f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
                 for name, *cells in rows
             )
-            table_text = f'<table class="figures"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
+            table_text = f'<table class="figures changed"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
             parts.append(f'<div class="scroll" tabindex="0">{table_text}</div>')
     return f"<h3>Class by class</h3>{''.join(parts)}" if parts else ""

@@ -19,7 +19,7 @@ from paceline.data.load.loader import DEFAULT_SIZE, ImageEvaluator, ImageLoader
 from paceline.data.load.order import Plan
 from paceline.data.registered import open_registered
 from paceline.data.shards import Dataset, default_folder
-from paceline.data.splits import SPLITS, TEST, TRAIN, VAL, no_split
+from paceline.data.splits import SPLITS, TEST, TRAIN, VAL, default_split, no_split
 from paceline.errors import UserError
 from paceline.system.logs import log
 
@@ -120,8 +120,7 @@ def _variants(recipe: Recipe) -> list[str]:
 def _local(recipe: Recipe) -> Path:
     """Return the local folder of prepared images, with every variant that the recipe uses."""
     place = recipe.data.path or str(default_folder(recipe.data.name))
-    folders = {cache.local(place, variant) for variant in _variants(recipe)}
-    return folders.pop()
+    return {cache.local(place, variant) for variant in _variants(recipe)}.pop()
 
 
 def _shards(recipe: Recipe, only_evaluate: bool, wanted: str) -> "_ImageData":
@@ -130,15 +129,14 @@ def _shards(recipe: Recipe, only_evaluate: bool, wanted: str) -> "_ImageData":
     names = tuple(dataset.choose(variant) for variant in variants)
     place, classes = recipe.data.path or str(default_folder(recipe.data.name)), tuple(dataset.classes)
     known = [split for split in SPLITS if split in dataset.description["splits"]]
-    for needed in () if only_evaluate else (TRAIN, VAL):
-        if needed not in known:
-            raise no_split(place, needed, known)
+    if not only_evaluate and (lacking := [split for split in (TRAIN, VAL) if split not in known]):
+        raise no_split(place, lacking[0], known)
     splits = {split: {variant: dataset.split(split, variant) for variant in variants} for split in known}
-    if splits and not wanted and VAL not in splits:
-        instead = TEST if TEST in splits else TRAIN
-        log.info("%s has no val split; evaluating its %s split", place, instead)
-        splits[VAL] = splits[instead]
-    return _ImageData(recipe, dataset.name, place, classes, f"{dataset.fingerprint}-{'+'.join(names)}", splits, names)
+    default = default_split(splits)
+    if not wanted and default != VAL:
+        log.info("%s has no val split; evaluating its %s split", place, default)
+    fingerprint = f"{dataset.fingerprint}-{'+'.join(names)}"
+    return _ImageData(recipe, dataset.name, place, classes, fingerprint, splits, names, default_split=default)
 
 
 def _files(recipe: Recipe, root: Path, only_evaluate: bool, split: str) -> "_ImageData":

@@ -144,12 +144,16 @@ def evaluate_path(
             )
             check_corrupt_fraction(metrics, batches.num_samples, recipe.data.max_corrupt)
             written = {"details": writer.write()} if writer else {}
-    lost = batches.num_samples - metrics["samples"]
-    some = f", {counted(int(lost), 'corrupt image')} left out" if lost else ""
-    some += f", {len(numbers)} of the model's {len(classes)} classes" if len(numbers) < len(classes) else ""
+    some = _left_out(int(batches.num_samples - metrics["samples"]), len(numbers), len(classes))
     data = f"{source.place or source.name} ({split_title(split)})"
     label = f"{folder} (step {progress['step']}), {data}{some}, TTA {recipe.evaluate.tta}"
     return label, metrics | written | {"num_classes": len(classes)} if world.is_rank_zero else {}
+
+
+def _left_out(corrupt: int, present: int, classes: int) -> str:
+    """Return which images and classes are not evaluated."""
+    some = f", {counted(corrupt, 'corrupt image')} left out" if corrupt else ""
+    return some + (f", {present} of the model's {classes} classes" if present < classes else "")
 
 
 def _check_channels(folder: Path, channels: int, source: DataSource) -> None:

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from paceline.errors import UserError
-from paceline.export.timm_hub import check_is_timm
-from paceline.export.write import Exporter
+from paceline.exports.timm_hub import check_is_timm
+from paceline.exports.write import Exporter
 from paceline.system.files import say, size_text
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from paceline.errors import UserError
-from paceline.export.comparison import RealImages, compare
-from paceline.export.metadata import KEY, PT2_FILE, import_onnx
+from paceline.exports.comparison import RealImages, compare
+from paceline.exports.metadata import KEY, PT2_FILE, import_onnx
 from paceline.system.files import size_text
 
 OPSET = 18

@@ -10,7 +10,7 @@ from paceline.analysis.details.read import Details, details_of
 from paceline.analysis.details.record import TRAINED_ON
 from paceline.analysis.run import shows_top5
 from paceline.data.splits import TEST, VAL, split_title
-from paceline.export.loading import loading_code
+from paceline.exports.loading import loading_code
 from paceline.system.files import printable
 from paceline.track.records import RunFolder
 

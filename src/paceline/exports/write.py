@@ -20,11 +20,11 @@ from paceline.checkpoint.verified import open_verified
 from paceline.config.io import recipe_from_tree
 from paceline.engine.trained_model import load_model
 from paceline.errors import UserError
-from paceline.export import comparison
-from paceline.export.card import model_card
-from paceline.export.graphs import onnx_bytes, torch_export_bytes
-from paceline.export.metadata import KEY, metadata_of
-from paceline.export.timm_hub import CARD, FILES, check_is_timm, write_config
+from paceline.exports import comparison
+from paceline.exports.card import model_card
+from paceline.exports.graphs import onnx_bytes, torch_export_bytes
+from paceline.exports.metadata import KEY, metadata_of
+from paceline.exports.timm_hub import CARD, FILES, check_is_timm, write_config
 from paceline.models.folders import WEIGHTS_FILE
 from paceline.system.files import replacing, sync_tree, write_text
 from paceline.track.records import RunFolder
