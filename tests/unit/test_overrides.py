@@ -92,9 +92,10 @@ def test_an_override_of_a_group_keeps_its_other_fields() -> None:
         load_recipe("digits", ["--optim", "3"])
 
 
-def test_a_path_for_data_replaces_the_dataset() -> None:
-    data = load_recipe("cifar10-resnet18", ["--data", "./photos", "--data.augment.translate", "0"]).data
-    assert (data.name, data.path, data.augment.flip) == ("", "./photos", "random")
+@pytest.mark.parametrize("path", ["./photos", "photos"])
+def test_a_path_for_data_replaces_the_dataset(path: str) -> None:
+    data = load_recipe("cifar10-resnet18", ["--data", path, "--data.augment.translate", "0"]).data
+    assert (data.name, data.path, data.augment.flip) == ("", path, "random")
     with pytest.raises(ConfigError, match="field-is-group"):
         load_recipe("digits", ["--data", "cifar10"])
 

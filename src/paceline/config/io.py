@@ -18,6 +18,7 @@ from paceline.config.hints import FieldRow, Given, describe, value_missing
 from paceline.config.overrides import overlay, type_at, without_nulls
 from paceline.config.problems import problems
 from paceline.config.recipe import Recipe
+from paceline.config.synonyms import data_field
 from paceline.errors import ConfigError, Problem, UserError
 
 _ADAPTER = TypeAdapter(Recipe)
@@ -151,7 +152,7 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tupl
         except yaml.YAMLError:
             yield Problem("invalid-value", f"--{dotted} {' '.join(words)}: cannot read the value as YAML")
             continue
-        if dotted == "data" and "/" in words[0] and isinstance(values[0], str):
+        if dotted == "data" and isinstance(values[0], str) and data_field(words[0])[0] == "data.path":
             dotted = "data.path"  # --data PATH, as in other programs: other data than the recipe's
             tree["data"] = _merge(tree.get("data") or {}, {"name": ""})
         node = _parent(tree, dotted)

@@ -192,7 +192,7 @@ def replacement_hint(path: str, value: Any, on_command_line: bool) -> str:
     what, parenthesis, note = target.partition(" (")
     field, _, form = what.partition("=")
     if field == "data.name" and isinstance(value, str):
-        field, value = _data(value)
+        field, value = data_field(value)
     return _written(field, _filled(field, form, value), on_command_line) + parenthesis + note
 
 
@@ -227,7 +227,7 @@ def _filled(field: str, form: str, value: Any) -> str:
     return form.format(text)
 
 
-def _data(value: str) -> tuple[str, str]:
+def data_field(value: str) -> tuple[str, str]:
     """The field for a value of `data`, and its value there: the name of a dataset, or else a path."""
     name = value.lower().replace("-", "").removeprefix("torch/")
     if name in _DATA_NAMES:

@@ -58,15 +58,15 @@ def _remarks(dataset: Dataset) -> Iterator[str]:
     files = counted(total, "file")
     yield f"{files} skipped or re-encoded ({listed} listed in {dataset.folder / 'dataset.json'}):"
     ordered = sorted(groups.items(), key=lambda group: (not group[0].startswith(LEFT_OUT), -len(group[1])))
-    for reason, group in ordered[:_MAX_REASONS]:
+    for _, group in ordered[:_MAX_REASONS]:
         first = group[0]
-        yield f"  {len(group):,} {reason}, e.g. {first['split']} {first['file']}"
+        yield f"  {len(group):,} {first['what']}, e.g. {first['split']} {first['file']}"
     if rest := sum(len(group) for _, group in ordered[_MAX_REASONS:]):
         yield f"  {rest:,} for other reasons"
 
 
 def _reason(what: str) -> str:
-    """Return the remark without its numbers, so that equal reasons are counted together."""
+    """Return the remark without its numbers, so that reasons that differ only in them are counted together."""
     return re.sub(r"\d+", "N", what)
 
 
