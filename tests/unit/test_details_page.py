@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from browsers import needs_chromium
 from made_details import made_logits, make_details
@@ -11,6 +12,7 @@ from made_runs import make_run
 from test_report_page import _all, browser  # noqa: F401
 
 from paceline.analysis.compare import compare
+from paceline.analysis.details.text import percent
 from paceline.analysis.page import report
 from paceline.analysis.read import read
 
@@ -142,6 +144,15 @@ def test_two_runs_are_compared_class_by_class(browser: Any, tmp_path: Path) -> N
     page.execute_script("document.querySelectorAll('#details .evaluation')[1].open = true")
     assert page.execute_async_script(_AFTER_TOGGLE) == 2
     assert page.get_log("browser") == []
+
+
+def test_percentages_are_those_of_the_terminal(browser: Any, tmp_path: Path) -> None:  # noqa: F811
+    run, correct = make_run(tmp_path, "one"), 32
+    labels, logits = np.zeros(47, int), np.zeros((47, 2), np.float32)
+    logits[:correct, 0] = logits[correct:, 1] = 1
+    make_details(run, labels, logits)
+    rows = _classes(_opened(browser, tmp_path, [run]))
+    assert rows[0][1] == percent(correct / 47) == "68.09%"  # 0.68085 is rounded to 68.08%
 
 
 @pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])

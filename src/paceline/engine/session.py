@@ -129,7 +129,9 @@ def _log_results(folder: RunFolder, setup: Setup, summary: dict[str, Any]) -> No
     if best and best.folder != last:
         value = f"{best.metrics['top1']:.2%}" if metric == "top1" else f"{best.metrics['loss']:.4f}"
         epoch = setup.timeline.epoch_at(best.step)
-        results += f"; best {'top-1' if metric == 'top1' else metric} {value} (epoch {epoch:g}, {best.folder.name})"
+        results += (
+            f"; best {'top-1' if metric == 'top1' else metric} {value} (epoch {round(epoch, 2):g}, {best.folder.name})"
+        )
     if tested := summary.get("test"):
         results += f"; test top-1 {tested['top1']:.2%}"
     speed = f"{summary['train_seconds']:.1f} s of training, {summary['images_per_second']:,.0f} images/s"

@@ -108,9 +108,9 @@ def _class_row(row: dict[str, Any]) -> list[Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Return a JSON value with fewer digits, which makes the page smaller."""
+    """Return a JSON value with fewer digits, which makes the page smaller, but enough to show the same percentages."""
     if isinstance(value, float):
-        return float(f"{value:.5g}")
+        return float(f"{value:.8g}")
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value

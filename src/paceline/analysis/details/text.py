@@ -30,7 +30,9 @@ def show_details(details: Details) -> None:
                 column.justify = "right"
             show(table, screen)
     print()
-    screen.print(f"{details.path}: details.json, {record['predictions']}, classes.csv, confusion.csv", soft_wrap=True)
+    files = ["details.json", record["predictions"], "classes.csv", "confusion.csv"]
+    files += ["slices.csv"] if "slices" in record else []
+    screen.print(f"{details.path}: {', '.join(files)}", soft_wrap=True)
     if details.path.parent.name == "evaluations":
         screen.print(f"`paceline report {details.path.parents[1]}` shows them with images.", soft_wrap=True)
 
