@@ -14,6 +14,7 @@ from sample_images import tree
 from paceline.config.io import load_recipe
 from paceline.config.model import Model
 from paceline.config.recipe import Recipe
+from paceline.data.load.batch import shortest_decimals
 from paceline.models.factory import create
 from paceline.models.preprocessing import resolve
 from paceline.track.records import RunFolder
@@ -178,3 +179,10 @@ def test_a_vit_of_a_fixed_size_says_how_to_change_it(here, tmp_path: Path) -> No
     assert answer.returncode == 1
     assert "--model.options '{img_size: 64}'" in answer.stderr
     assert "data.size to 224" in answer.stderr
+
+
+def test_metadata_has_the_shortest_decimals_of_the_channels() -> None:
+    values = torch.tensor([0.485, 0.1, 1 / 3])
+    shortest = shortest_decimals(values)
+    assert shortest[:2] == [0.485, 0.1]
+    assert torch.equal(torch.tensor(shortest), values)

@@ -17,6 +17,7 @@ from paceline.config.io import to_tree
 from paceline.config.model import Model
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
+from paceline.data.load.batch import shortest_decimals
 from paceline.data.load.order import Plan
 from paceline.data.load.source import DataSource, Evaluator, Loader, open_source
 from paceline.data.splits import VAL
@@ -131,8 +132,8 @@ class Setup:
             "versions": package_versions(),
             "classes": [[entry.id, entry.name] for entry in self.source.classes],
             "preprocessing": {
-                "mean": self.loader.mean.tolist(),
-                "std": self.loader.std.tolist(),
+                "mean": shortest_decimals(self.loader.mean),
+                "std": shortest_decimals(self.loader.std),
                 **self.source.preprocessing(phase),
             },
             "model": {

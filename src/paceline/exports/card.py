@@ -105,7 +105,7 @@ def _training(metadata: dict[str, Any]) -> str:
     facts = {
         "recipe": recipe.get("name"),
         "initial weights": recipe.get("model", {}).get("weights"),
-        "epochs": f"{metadata['epoch']:g} (step {metadata['step']})",
+        "epochs": f"{round(metadata['epoch'], 2):g} (step {metadata['step']})",
         "planned duration": train.get("duration"),
         "global batch": train.get("global_batch"),
         "optimizer": optim.get("name"),

@@ -48,3 +48,8 @@ class Normalize:
     def clamp_(self, images: torch.Tensor) -> torch.Tensor:
         """Limit normalized fp32 images to the values that pixels can have, in place."""
         return images.clamp_(self._shift, 255 * self._scale + self._shift)
+
+
+def shortest_decimals(values: torch.Tensor) -> list[float]:
+    """Return float32 values as the shortest numbers that are read as them: 0.485, not 0.48500001430511475."""
+    return [float(str(value)) for value in values.cpu().numpy()]
