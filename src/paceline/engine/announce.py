@@ -51,7 +51,7 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
         yield f"strategy: {strategy}"
     if len(phases) == 1:
         size = "x".join(map(str, setup.source.preprocessing(phases[0])["size"]))
-        steps = f"{phases[0].steps_per_epoch:,} steps per epoch, {timeline.total:,} in total ({recipe.train.duration})"
+        steps = f"{counted(phases[0].steps_per_epoch, 'step')} per epoch, {timeline.total:,} in total ({recipe.train.duration})"
         yield f"training: {steps}, images {phases[0].size or size} px, validated at {size} px"
         yield f"batch: {setup.layout}"
     yield f"optimizer: {optim.name}, peak learning rate {setup.lr_plan.highest:.4g}, schedule {_schedule(setup)}"
