@@ -15,6 +15,7 @@ from paceline.engine.interval import IntervalTrigger
 from paceline.optim.schedules import lr_at
 from paceline.system.logs import log
 from paceline.system.tables import lines_of, new_table
+from paceline.system.wording import counted
 
 _FEW_STEPS = 10
 
@@ -51,7 +52,8 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
         yield f"strategy: {strategy}"
     if len(phases) == 1:
         size = "x".join(map(str, setup.source.preprocessing(phases[0])["size"]))
-        steps = f"{counted(phases[0].steps_per_epoch, 'step')} per epoch, {timeline.total:,} in total ({recipe.train.duration})"
+        per_epoch = counted(phases[0].steps_per_epoch, "step")
+        steps = f"{per_epoch} per epoch, {timeline.total:,} in total ({recipe.train.duration})"
         yield f"training: {steps}, images {phases[0].size or size} px, validated at {size} px"
         yield f"batch: {setup.layout}"
     yield f"optimizer: {optim.name}, peak learning rate {setup.lr_plan.highest:.4g}, schedule {_schedule(setup)}"
@@ -170,10 +172,10 @@ def _unreachable(setup: Setup) -> Iterator[str]:
             f"early_stop.patience={recipe.early_stop.patience} cannot stop this run: it has {evaluations} evaluations "
             f"before its end (evaluate.every={recipe.evaluate.every}). Use a smaller patience, or evaluate more often."
         )
-    counted = evaluations - (every.times_before(plan.warmup) or 0)
-    if plan.plateau and counted < plan.plateau.patience + 2:  # the first one is always the best so far
+    watched = evaluations - (every.times_before(plan.warmup) or 0)
+    if plan.plateau and watched < plan.plateau.patience + 2:  # the first one is always the best so far
         yield (
-            f"optim.schedule.patience={plan.plateau.patience} never lowers the learning rate: the run has {counted} "
+            f"optim.schedule.patience={plan.plateau.patience} never lowers the learning rate: the run has {watched} "
             f"evaluations between warmup and end (evaluate.every={recipe.evaluate.every}). Use a smaller patience, or "
             "evaluate more often."
         )
