@@ -10,6 +10,7 @@ from paceline import extensions
 from paceline.errors import UserError
 from paceline.models.folders import WEIGHTS_FILE
 from paceline.system.files import write_json
+from paceline.system.wording import counted
 
 CONFIG, CARD = "config.json", "README.md"
 FILES = (CONFIG, WEIGHTS_FILE, CARD)
@@ -69,8 +70,8 @@ def write_config(folder: Path, model: nn.Module, metadata: dict[str, Any]) -> No
     different = [key for key in expected.keys() | found.keys() if not _same(expected.get(key), found.get(key))]
     if different:
         message = (
-            f"model.name={name}: timm loads different weights from the folder ({len(different)} tensors differ, e.g. "
-            f"{min(different)}). Use --format safetensors."
+            f"model.name={name}: timm loads different weights from the folder ({counted(len(different), 'tensor')}, "
+            f"e.g. {min(different)}). Use --format safetensors."
         )
         raise UserError("export-differs", message, model=name, tensors=sorted(different))
     seen, config = metadata["preprocessing"], resolve_model_data_config(loaded)  # type: ignore[no-untyped-call]
