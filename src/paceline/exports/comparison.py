@@ -136,7 +136,7 @@ def _called(run: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor, wh
 
 
 def _differs(what: str, reason: str, **fields: object) -> UserError:
-    message = f"{what} does not compute what the model computes: {reason}. Nothing was written; try another --format."
+    message = f"{what} does not compute what the model computes: {reason}. Nothing was written; try another format."
     return UserError("export-differs", message, **fields)
 
 
