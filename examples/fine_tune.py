@@ -1,11 +1,11 @@
 """From a folder of images to a model in use: prepare, fine-tune, see what it gets wrong, predict, export.
 
-    python examples/fine_tune.py                          # parts of two photographs; minutes on two cores
+    python examples/fine_tune.py                          # crops of two sample images; minutes on two cores
     python examples/fine_tune.py --images IMAGES --model convnext_tiny --weights convnext_tiny.safetensors
 
 IMAGES has a folder per class. Every step is a command, and is printed before it runs, so that you can repeat it with
-other options. Without --images, the script cuts parts out of the two photographs that come with scikit-learn. Without
---weights, it first trains the network to tell how the training images are rotated, and fine-tunes these weights.
+other options. Without --images, the script crops the two sample images of scikit-learn. Without --weights, it first
+trains the network to predict how the training images are rotated, and fine-tunes these weights.
 """
 
 import argparse
@@ -26,9 +26,9 @@ REGIONS = {
     "temple": ("china.jpg", (95, 70, 320, 370)),
     "trees": ("china.jpg", (370, 290, 640, 427)),
 }
-"""What is where in the two photographs: left, top, right and bottom in pixels."""
+"""Class, sample image, and region that shows the class: left, top, right and bottom in pixels."""
 CELL, SIDE, STRIDE = 60, 48, 6
-"""In pixels. Parts are cut out of the cells of a grid, so that those of different cells do not overlap."""
+"""In pixels. Crops are taken within the cells of a grid, so that those of different cells do not overlap."""
 SMALL = {
     "data.size": "64",
     "train.duration": "10ep",
@@ -38,14 +38,14 @@ SMALL = {
     "optim.schedule.name": "cosine",
     "optim.schedule.points": "[]",
 }
-"""Settings for a small network and small images; the recipe is for photographs and a large network."""
+"""Settings for a small network and small images; the recipe is for larger ones."""
 
 
 def main() -> None:
     options = _options()
     out = options.out
-    images = options.images or cut_parts(out / "images")
-    # parts that overlap stay in one split
+    images = options.images or write_crops(out / "images")
+    # crops that overlap stay in one split
     group = [] if options.images else ["--group-by", r"\w+/cell-\d+-\d+"]
     small = [] if options.images else [word for key, value in SMALL.items() for word in (f"--{key}", value)]
     chosen = ["--model.name", options.model, *small, *options.training]
@@ -68,7 +68,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, help="a folder per class (default: parts of two photographs)")
+    parser.add_argument("--images", type=Path, help="a folder per class (default: crops of two sample images)")
     parser.add_argument("--model", default="test_resnet", help="a timm model (default: test_resnet, a tiny one)")
     parser.add_argument("--weights", help="file or folder with pretrained weights, or pretrained (default: see above)")
     parser.add_argument("--out", type=Path, default=Path("fine-tune"), help="new folder for all files")
@@ -89,21 +89,21 @@ def paceline(*words: object) -> None:
         sys.exit(status)
 
 
-def cut_parts(folder: Path) -> Path:
-    """Write square parts of the two photographs to a folder per class."""
-    for name, (photograph, (left, top, right, bottom)) in REGIONS.items():
+def write_crops(folder: Path) -> Path:
+    """Write square crops of the two sample images to a folder per class, and return the folder."""
+    for name, (file, (left, top, right, bottom)) in REGIONS.items():
         (folder / name).mkdir(parents=True)
-        picture = Image.fromarray(load_sample_image(photograph))
+        image = Image.fromarray(load_sample_image(file))
         corners = itertools.product(range(left, right - CELL + 1, CELL), range(top, bottom - CELL + 1, CELL))
         offsets = range(0, CELL - SIDE + 1, STRIDE)
         for (x, y), across, down in itertools.product(corners, offsets, offsets):
-            part = picture.crop((x + across, y + down, x + across + SIDE, y + down + SIDE))
-            part.save(folder / name / f"cell-{x}-{y}-{across}-{down}.jpg", quality=95)
+            crop = image.crop((x + across, y + down, x + across + SIDE, y + down + SIDE))
+            crop.save(folder / name / f"cell-{x}-{y}-{across}-{down}.jpg", quality=95)
     return folder
 
 
 def pretrain(data: Path, out: Path, chosen: list[str]) -> Path:
-    """Train a network to tell how the training images are rotated (Gidaris et al. 2018), and return its weights."""
+    """Train a network to predict how the training images are rotated (Gidaris et al. 2018), and return its weights."""
     paceline("data", data, "--export", "jpeg", "--split", "train", "--out", out / "training-images")
     files = sorted((out / "training-images").rglob("*.jpg"))
     for angle in (0, 90, 180, 270):

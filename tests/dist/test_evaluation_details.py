@@ -63,7 +63,14 @@ def test_files_are_the_same_on_one_and_two_ranks(trained: Path, here, tmp_path: 
     columns = details.predictions()
     assert (columns["predicted"] == columns["label"]).sum() == metrics["correct"]
     assert columns["index"].tolist() == list(range(18))
-    for text in ("95% confidence", "expected calibration error", "likely label errors", "by day|night", "on-"):
+    for text in (
+        "95% CI",
+        "balanced accuracy",
+        "expected calibration error",
+        "likely label errors",
+        "by day|night",
+        "on-",
+    ):
         assert all(text in output for output in outputs), outputs
     assert all("top-5" not in output for output in outputs)  # with three classes
     shown = details.thumbnail(record["images"][0]["index"])

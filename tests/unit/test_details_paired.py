@@ -81,7 +81,7 @@ def test_different_samples_are_not_compared(runs: tuple[Path, Path]) -> None:
     make_details(runs[1], LABELS, _logits([]), class_names=["a", "b", "c"])
     assert "different classes" in reason()
     make_details(runs[1], LABELS[1:], _logits([])[1:], ids=np.arange(1, 120), names=["x"] * 120)
-    assert "1 images were left out" in reason()
+    assert "1 image was left out" in reason()
     (runs[1] / "evaluations" / "made-val" / "predictions.parquet").unlink()
     assert "[details-corrupt]" in reason()
     (runs[1] / "evaluations" / "made-val" / "details.json").unlink()

@@ -43,7 +43,7 @@ def _texts() -> Iterator[tuple[str, int, str]]:
         *ROOT.glob("docs/**/*.md"),
         *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     ]
-    assets = [*(ROOT / "src" / "paceline" / "analysis" / "assets").iterdir()]
+    assets = [*ROOT.glob("src/paceline/*/assets/*")]
     for path in sorted([*documents, *assets, *(ROOT / "src" / "paceline" / "recipes").glob("*.yaml")]):
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             yield str(path.relative_to(ROOT)), number, line

@@ -72,7 +72,7 @@ def test_datasets_in_memory_keep_their_channels_and_have_no_crop() -> None:
     assert _values(cifar) == (160, 0, 0.0, "bilinear", (0.5,), (0.5,))
     digits, notes = resolve(_recipe(*model, "digits"))
     assert (digits.data.mean, digits.data.size) == ((), 160)
-    assert "1 channels" in notes[1]
+    assert "1 channel" in notes[1]
 
 
 def test_unsupported_crop_modes_are_said() -> None:

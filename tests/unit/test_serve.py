@@ -164,7 +164,7 @@ def test_invalid_requests_are_refused(running: Running, image: bytes) -> None:
         assert running.ask(method, path)[0] == status
     assert running.ask("PUT", "/predict", image)[0] == 501
     status, answer, _ = running.ask("POST", "/predict", bytes(1_000_001))
-    assert (status, answer) == (413, {"error": "more than 1 MB"})
+    assert (status, answer) == (413, {"error": "the content has more than 1 MB"})
     head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
     for status, request in {
         b"400": head + b"Content-Length: 9000\r\n\r\nshort",

@@ -40,7 +40,8 @@ def export(
         message = f"--to {to} uploads a timm-hub folder, not {format}. Leave --format out, or give a local path."
         raise UserError("conflicting-options", message, option="--format")
     if public and not is_hub:
-        raise UserError("conflicting-options", "--public needs --to hf:USER/NAME.", option="--public")
+        message = f"--public applies to uploads (--to hf:USER/NAME), not to --to {to}. Leave it out."
+        raise UserError("conflicting-options", message, option="--public")
     target = Path() if is_hub else check_path("to", to)
     chosen = "timm-hub" if is_hub else choose_format(target, format)
     exporter = Exporter(find_checkpoint(path_of(run), checkpoint), raw, shown, license)

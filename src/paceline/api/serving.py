@@ -23,7 +23,7 @@ from paceline.errors import UserError
 from paceline.inference.classifier import Classifier
 from paceline.inference.open_model import Usage, open_model
 from paceline.system.files import say, size_text
-from paceline.system.http_server import HttpAnswer, HttpError, HttpRequest, HttpServer, Site
+from paceline.system.http_server import HttpError, HttpRequest, HttpResponse, HttpServer, Site
 from paceline.system.logs import log
 from paceline.system.logs import set_up as set_up_log
 from paceline.system.multipart import first_file
@@ -53,18 +53,18 @@ class ModelServer:
         self._decoders = threading.BoundedSemaphore(_DECODERS)
         assets = resources.files("paceline.api") / "assets"
         routes = {
-            ("GET", path): _page(HttpAnswer((assets / name).read_bytes(), f"{kind}; charset=utf-8"))
+            ("GET", path): _page(HttpResponse((assets / name).read_bytes(), f"{kind}; charset=utf-8"))
             for path, (name, kind) in _ASSETS.items()
         }
         routes |= {("GET", "/health"): self._health, ("POST", "/predict"): self._predict}
         hosts = frozenset(name.lower() for name in (host, socket.gethostname()))
         self.site = Site(routes, max_body=max_upload_mb * 1_000_000, hosts=hosts)
 
-    def _health(self, _: HttpRequest) -> HttpAnswer:
+    def _health(self, _: HttpRequest) -> HttpResponse:
         about = {"status": "ok", "model": self._name, "classes": len(self.classifier.classes)}
-        return HttpAnswer.json(about | {"size": self.classifier.size})
+        return HttpResponse.json(about | {"size": self.classifier.size})
 
-    def _predict(self, request: HttpRequest) -> HttpAnswer:
+    def _predict(self, request: HttpRequest) -> HttpResponse:
         top = self._top_of(request)
         content = first_file(request.content_type, request.body)
         if content is None:
@@ -81,7 +81,7 @@ class ModelServer:
         size = self.classifier.size
         decoded = np.frombuffer(bytearray(pixels), np.uint8).reshape(1, 3, size, size)
         (topk,) = self.classifier.classify_pixels(decoded, top)
-        return HttpAnswer.json({"top": [vars(each) for each in topk]})
+        return HttpResponse.json({"top": [vars(each) for each in topk]})
 
     def _top_of(self, request: HttpRequest) -> int:
         """Return the number of classes that a request asks for."""
@@ -89,15 +89,15 @@ class ModelServer:
             raise HttpError(400, f"the parameter {unknown[0]:.40} is unknown; only top is known")
         text = request.query.get("top", str(self._top))
         if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and int(text)):
-            raise HttpError(400, f"top={text:.40} is not a number from 1")
+            raise HttpError(400, f"top={text:.40} is not an integer from 1 to {10**_MAX_DIGITS - 1}")
         return int(text)
 
     def close(self) -> None:
         self._decode.__exit__()
 
 
-def _page(answer: HttpAnswer) -> Any:
-    return lambda _: answer
+def _page(response: HttpResponse) -> Any:
+    return lambda _: response
 
 
 def serve(

@@ -124,7 +124,9 @@ def evaluate(
     """
     check_best_or_last(checkpoint)
     if data and "data.path" in (overrides or {}):
-        raise UserError("conflicting-options", f"data={str(data)!r} and data.path: leave one out.", option="data")
+        raise UserError(
+            "conflicting-options", f"data={str(data)!r} and data.path are both given. Leave one out.", option="data"
+        )
     overrides = {**(overrides or {}), **({"data.path": str(check_path("data", data))} if data else {})}
     words, procs = words_of(overrides), check_procs("procs", procs)
     spec = _details_spec(details, slice_by, slice_file, out)

@@ -86,6 +86,6 @@ class _Values(FilesCompleter):
             from paceline.extensions import BUILT_IN
 
             named = list(BUILT_IN["reader"])
-        elif metavar.startswith("RUN"):
+        elif metavar.startswith("RUN") or metavar == "MODEL":
             named = [str(path.parent) for path in Path("runs").glob("*/recipe.yaml")]
         return [*named, *(path for path in super().__call__(prefix) if path.rstrip("/") not in named)]

@@ -38,7 +38,9 @@ def _parser() -> argparse.ArgumentParser:
     usage = "RUN|CHECKPOINT [--split test] [--data DIR|LIST] [--details] [--procs N] [--dotted.field VALUE ...]"
     parser = make_parser("evaluate", usage, _EVALUATE)
     add_checkpoint_option(parser)
-    parser.add_argument("--split", choices=("train", "val", "test"), default="", help="which images (default: val)")
+    parser.add_argument(
+        "--split", choices=("train", "val", "test"), default="", help="split (default: val, else test, else train)"
+    )
     parser.add_argument(
         "--data", metavar="DIR|LIST", help="other data: prepared data, an image folder or a list (as --data.path)"
     )
@@ -104,7 +106,9 @@ def _other_data(options: argparse.Namespace, given: list[str]) -> list[str]:
         return []
     if clash := {"data.path", "data.name"} & {key.replace("-", "_") for key in given}:
         option = f"--{min(clash)}"
-        raise UserError("conflicting-options", f"--data {options.data} and {option}: leave one out.", option=option)
+        raise UserError(
+            "conflicting-options", f"--data {options.data} and {option} are both given. Leave one out.", option=option
+        )
     return ["--data.path", options.data]
 
 

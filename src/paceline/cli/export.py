@@ -25,7 +25,9 @@ def export(arguments: list[str]) -> int:
     parser.add_argument(
         "--to", required=True, metavar="PATH", help="file or folder to write, or hf:USER/NAME to upload"
     )
-    parser.add_argument("--format", default="", choices=_FORMATS, help="default: that of the suffix of --to")
+    parser.add_argument(
+        "--format", default="", choices=_FORMATS, help="format of the export (default: by the suffix of --to)"
+    )
     parser.add_argument("--raw", action="store_true", help="the trained weights instead of their moving average (EMA)")
     add_checkpoint_option(parser)
     parser.add_argument("--force", action="store_true", help="replace an existing export")

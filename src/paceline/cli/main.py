@@ -143,7 +143,7 @@ _USAGE_ERRORS = ("missing-backend", "unknown-backend", "unknown-option")
 _COMMANDS = {
     "demo": ("train digits in one process, then in two, and compare", "demo"),
     "prepare": ("convert a dataset to the format that training reads fastest", "prepare"),
-    "data": ("describe, verify, show or export prepared data", "data"),
+    "data": ("inspect prepared data: verify, show, find near-duplicates, export", "data"),
     "recipes": ("list the shipped recipes, or show one", "recipes"),
     "train": ("train a recipe in one process or many", "train"),
     "evaluate": ("evaluate a run or a checkpoint", "evaluate"),

@@ -20,7 +20,7 @@ from paceline.system.wording import counted
 _PREDICT = """Predict the classes of images with a trained model, with the pixels and the computation of an evaluation.
 
 MODEL is a run folder, a checkpoint, or an export (.safetensors, .onnx, .pt2 or a timm-hub folder). INPUT is an image,
-a folder (with its subfolders), a quoted pattern ("photos/**/*.jpg"), prepared data, or - (file names from standard
+a folder (with its subfolders), a quoted pattern ("images/**/*.jpg"), prepared data, or - (file names from standard
 input, one per line). Without --out, one line per image is printed. The result is the same, and in the order of the
 inputs, for any number of processes. Images that cannot be read are listed, counted and skipped; the command fails if
 none can be read."""
@@ -35,15 +35,17 @@ _JOB_OPTIONS = ("inputs_from", "files_from", "out", "top", "batch", "device", "s
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="RUN|EXPORT", help="a run folder, a checkpoint or an export")
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a run folder, a checkpoint or an export")
     parser.add_argument("--top", type=count, default=5, metavar="K", help="classes per image (default 5)")
     add_checkpoint_option(parser)
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="default auto")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="device (default: auto)"
+    )
     parser.add_argument(
         "--precision",
         choices=("auto", "fp32", "bf16", "fp16"),
         default="",
-        help="default: that of the run; fp32 for exports",
+        help="precision (default: that of the run; fp32 for exports)",
     )
     parser.add_argument(
         "--evaluate.tta",
@@ -94,7 +96,8 @@ def predict(arguments: list[str]) -> int:
         return _predict(arguments, options)
     if under_launcher(os.environ) or options.files_from:
         message = (
-            "- (names from standard input) cannot be combined with --files-from or a launcher. Use --files-from FILE."
+            "- (names from standard input) cannot be combined with --files-from or a launcher. Write all names to one "
+            "file, and give only --files-from FILE."
         )
         raise UserError("conflicting-options", message, option="-")
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:  # ranks have no standard input
@@ -139,15 +142,15 @@ def _predict_parser() -> Parser:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="write .csv, .jsonl or .parquet instead of standard output"
     )
-    parser.add_argument("--files-from", type=Path, metavar="FILE", help="a file with one name per line")
+    parser.add_argument("--files-from", type=Path, metavar="FILE", help="a file with the names of images, one per line")
     parser.add_argument("--inputs-from", type=Path, help=argparse.SUPPRESS)  # a file with INPUTs, from the Python API
     parser.add_argument(
-        "--batch", type=count, default=0, metavar="N", help="images per process (default: that of the run's evaluation)"
+        "--batch", type=count, default=0, metavar="N", help="batch per process (default: that of the run's evaluation)"
     )
     parser.add_argument(
-        "--split", choices=("train", "val", "test"), default="", help="of prepared data (default: all splits)"
+        "--split", choices=("train", "val", "test"), default="", help="split of prepared data (default: all)"
     )
-    parser.add_argument("--variant", default="", metavar="NAME", help="of prepared data that has several sizes")
+    parser.add_argument("--variant", default="", metavar="NAME", help="variant of prepared data that has several")
     add_process_options(parser, help_action="help")
     return parser
 
@@ -157,8 +160,8 @@ def serve(arguments: list[str]) -> int:
     usage = "MODEL [--host 127.0.0.1] [--port 8000] [--top 5] [--max-upload-mb 20]"
     parser = make_parser("serve", usage, _SERVE)
     _add_model_options(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1: this machine)")
-    parser.add_argument("--port", type=_port, default=8000, help="default 8000; 0: any free port")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine)")
+    parser.add_argument("--port", type=_port, default=8000, help="port to listen on (default 8000; 0: any free port)")
     parser.add_argument(
         "--max-upload-mb", type=count, default=20, metavar="MB", help="largest upload in megabytes (default 20)"
     )

@@ -10,9 +10,9 @@ from paceline.errors import UserError
 
 _PREPARE = """Convert a dataset to the format that training reads fastest.
 
-  paceline prepare PHOTOS --out DIR --val-fraction 0.1       PHOTOS/CLASS/* or PHOTOS/train/CLASS/*; also s3://...
+  paceline prepare IMAGES --out DIR --val-fraction 0.1       IMAGES/CLASS/* or IMAGES/train/CLASS/*; also s3://...
   paceline prepare LIST.csv --out DIR                        path,label and optionally split; .tsv, .jsonl, .parquet
-  paceline prepare PHOTOS.tar --out DIR                      a tar of class folders; also https:// and s3:// URLs
+  paceline prepare IMAGES.tar --out DIR                      a tar of class folders; also https:// and s3:// URLs
   paceline prepare webdataset 'train-{000..009}.tar' --out DIR      .jpg, .png or .webp with .cls, .json or .txt
   paceline prepare hf:NAME[:CONFIG] --out DIR                a Hugging Face dataset, or a folder of save_to_disk
   paceline prepare READER SOURCE --import MODULE             your own reader
@@ -38,7 +38,7 @@ _SHARD_OPTIONS = (
 )
 
 
-_READER_OPTIONS = ("test", "image_column", "label_column", "class_names", "options", "imports")
+_READER_OPTIONS = ("test", "image_column", "label_column", "class_names", "options", "import_")
 DATASETS = ("cifar10", "cifar100", "imagenet")
 
 
@@ -52,8 +52,8 @@ def prepare(arguments: list[str]) -> int:
 
     if options.out == Path():
         raise UserError("empty-option", "--out is empty. Give a folder.", option="--out")
-    trust(options.imports)
-    load_modules(options.imports)
+    trust(options.import_)
+    load_modules(options.import_)
     built_in = options.dataset in DATASETS
     out = options.out or default_folder(options.dataset if built_in else "shards")
     given = {name: getattr(options, name) for name in _SHARD_OPTIONS}
@@ -183,7 +183,7 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--class-names", default="", metavar="FILE", help="names of numbered classes, one per line")
     group.add_argument("--options", default="", metavar="YAML", help="options of a registered reader: '{key: value}'")
     group.add_argument(
-        "--import", dest="imports", action="append", default=[], metavar="MODULE", help="module that registers a reader"
+        "--import", dest="import_", action="append", default=[], metavar="MODULE", help="module that registers a reader"
     )
 
 

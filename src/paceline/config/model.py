@@ -23,8 +23,9 @@ class Model:
     """Any timm model, also as `local-dir:FOLDER` or `hf-hub:USER/MODEL`; `airbench`, a small built-in CIFAR network; or
     the name of a registered model."""
     weights: str = "random"
-    """`random`, `pretrained` (from the hub), or a .safetensors or .pth file, or a folder with one; a head of another
-    size is replaced. They bring their mean, std, size, interpolation and crop_pct, unless the recipe sets these."""
+    """`random`, `pretrained` (from the Hugging Face Hub), a .safetensors or .pth file, or a folder with one; a head of
+    another size is replaced. Mean, std, size, interpolation and crop_pct are those of the weights, unless the recipe
+    sets them."""
     options: dict[str, Any] = field(default_factory=dict)
     """Additional model arguments, e.g. {img_size: 384}."""
     drop_path: Fraction = 0.0

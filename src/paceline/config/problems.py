@@ -195,8 +195,8 @@ def _stopping_problems(recipe: Recipe) -> Iterator[Problem]:
     if (stop.metric or best) != "loss" and stop.min_delta >= 1:
         yield Problem(
             "min-delta-too-large",
-            f"early_stop.min_delta={stop.min_delta:g} is not a fraction below 1, so that no {stop.metric or best} "
-            "could improve. 0.001 is 0.1 percentage points.",
+            f"early_stop.min_delta={stop.min_delta:g} is not below 1, so no {stop.metric or best} could improve "
+            "by it. Use a fraction: 0.001 is 0.1 percentage points.",
         )
     if recipe.optim.schedule.name != "plateau":
         return

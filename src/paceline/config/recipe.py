@@ -87,7 +87,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """End of a training that no longer improves. The schedule always extends over the whole train.duration."""
+    """End training when it no longer improves. The schedule always extends over the whole train.duration."""
 
     __pydantic_config__ = STRICT
 

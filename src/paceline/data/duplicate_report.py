@@ -54,7 +54,7 @@ def _text(image: DuplicateImage) -> str:
 
 def _remarks(found: Duplicates) -> Iterator[str]:
     if found.flat:
-        yield f"{counted(found.flat, 'image')} with hardly any contrast not compared"
+        yield f"not compared: {counted(found.flat, 'image')} with almost no contrast"
     if found.unreadable:
         images = counted(len(found.unreadable), "image")
         yield f"warning: {images} cannot be read, e.g. {found.unreadable[0]}. Run with --check."

@@ -80,7 +80,7 @@ def list_rows(root: Path) -> tuple[list[str], list[LabeledRow[Path]]]:
     if root.is_file():
         return [], read_list(root)
     if not root.is_dir():
-        raise UserError("source-not-found", f"{root} does not exist on this machine.", path=root)
+        raise UserError("source-not-found", f"{root} does not exist on this machine. Check the path.", path=root)
     folders = split_folders(root)
     if TRAIN not in folders and not _only_splits(root, folders):
         folders = {"": root}
@@ -127,13 +127,10 @@ def _files(root: Path, split: str, ids: Iterable[str]) -> list[LabeledRow[Path]]
     return rows
 
 
-def warn_of_others(place: object, names: list[str]) -> None:
-    """Warn about files that are ignored because of their names."""
+def warn_of_others(place: object, names: list[str], which: str = "without an image extension (.jpg, .png ...)") -> None:
+    """Warn about files that are ignored."""
     if names:
-        log.warning(
-            "%s: ignored %s with names that do not end like those of images (.jpg, .png ...), e.g. %s",
-            *(place, counted(len(names), "file"), names[0]),
-        )
+        log.warning("%s: ignored %s %s, e.g. %s", place, counted(len(names), "file"), which, names[0])
 
 
 def files_below(folder: Path) -> Iterator[Path]:

@@ -165,7 +165,7 @@ def _rows(records: list[_Record], chosen: dict[str, int], path: Path) -> list[Li
             missing.append(f"{where}: {image}")
             continue
         if (real := image.resolve()) in seen:
-            message = f"{place}: {file} is already in {seen[real]}. An image has one label and one split."
+            message = f"{place}: {file} is already in {seen[real]}. Keep one of them."
             raise UserError("list-image-duplicate", message, path=path, line=number)
         seen[real] = where
         rows.append((split_named(split), label, image))

@@ -60,7 +60,8 @@ def find_images(
         message = f"--split {split} applies to prepared data only, and there is none. Give the folder of the split."
         raise UserError("option-not-applicable", message, option="--split")
     if not sum(map(len, parts)):
-        raise UserError("no-images", f"{', '.join(map(printable, words)) or 'the list'} contains no images.")
+        where = ", ".join(map(printable, words)) or "the list of names"
+        raise UserError("no-images", f"no image is found in {where}. Give images, folders, patterns or prepared data.")
     return parts
 
 

@@ -59,7 +59,7 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
     yield f"optimizer: {optim.name}, peak learning rate {setup.lr_plan.highest:.4g}, schedule {_schedule(setup)}"
     if stop := recipe.early_stop.patience:
         metric = recipe.early_stop.metric or recipe.checkpoint.best
-        yield f"early stop: after {stop} evaluation{'s' * (stop > 1)} without a better {metric}"
+        yield f"early stopping: after {counted(stop, 'evaluation')} without a better {metric}"
     if len(phases) > 1:
         yield f"training: {timeline.total:,} steps in total ({recipe.train.duration}), {len(phases)} phases"
         lr = lambda step: lr_at(step, setup.lr_plan)  # noqa: E731
@@ -169,13 +169,14 @@ def _unreachable(setup: Setup) -> Iterator[str]:
         return
     if recipe.early_stop.patience and evaluations <= recipe.early_stop.patience:
         yield (
-            f"early_stop.patience={recipe.early_stop.patience} cannot stop this run: it has {evaluations} evaluations "
-            f"before its end (evaluate.every={recipe.evaluate.every}). Use a smaller patience, or evaluate more often."
+            f"early_stop.patience={recipe.early_stop.patience} cannot stop this run: it has "
+            f"{counted(evaluations, 'evaluation')} before its end (evaluate.every={recipe.evaluate.every}). Use a "
+            "smaller patience, or evaluate more often."
         )
-    watched = evaluations - (every.times_before(plan.warmup) or 0)
-    if plan.plateau and watched < plan.plateau.patience + 2:  # the first one is always the best so far
+    relevant = evaluations - (every.times_before(plan.warmup) or 0)
+    if plan.plateau and relevant < plan.plateau.patience + 2:  # the first one is always the best so far
         yield (
-            f"optim.schedule.patience={plan.plateau.patience} never lowers the learning rate: the run has {watched} "
-            f"evaluations between warmup and end (evaluate.every={recipe.evaluate.every}). Use a smaller patience, or "
-            "evaluate more often."
+            f"optim.schedule.patience={plan.plateau.patience} never lowers the learning rate: the run has "
+            f"{counted(relevant, 'evaluation')} between warmup and end (evaluate.every={recipe.evaluate.every}). Use a "
+            "smaller patience, or evaluate more often."
         )

@@ -1,4 +1,4 @@
-"""The model card: data, recipe, metrics, limits and how to load the model, all from the record of the run."""
+"""The model card: data, recipe, metrics, limitations and how to load the model, all from the record of the run."""
 
 import math
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def model_card(
         _training(metadata),
         _metrics(metadata, is_best),
         _per_class(evaluations),
-        _limits(metadata, evaluations),
+        _limitations(metadata, evaluations),
         loading_code(metadata, name),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -138,7 +138,11 @@ def _metrics(metadata: dict[str, Any], is_best: bool) -> str:
     if metadata["precision"] != "fp32":
         how += " Exports compute in fp32, so their results may differ by rounding."
     text = "± is 2 standard errors. " if any("±" in cell for row in rows for cell in row) else ""
-    chosen = " The val split chose the checkpoint, so its figures are optimistic for new images." if is_best else ""
+    chosen = (
+        " The checkpoint was chosen on the val split, so these figures are optimistic for new images."
+        if is_best
+        else ""
+    )
     return f"{head}{_table(['split', 'images', *names.values(), 'loss'], rows)}\n\n{text}{how}{chosen}"
 
 
@@ -160,13 +164,13 @@ def _class_section(details: Details) -> str:
     rows = [
         [_safe(names[row["class"]]), f"{row['support']:,}", _recall(row)] for row in record["per_class"][:_MAX_CLASSES]
     ]
-    notes = [f"{more} more classes are left out."] if (more := len(names) - _MAX_CLASSES) > 0 else []
+    notes = [f"The other classes ({more:,}) are left out."] if (more := len(names) - _MAX_CLASSES) > 0 else []
     tta = record["tta"]
     how = "without" if tta == "none" else f"with {_safe(tta)} as"
     notes.append(f"Measured in {_safe(record['precision'])}, {how} test-time augmentation.")
     if record["data"]["trained_on"]:
         notes.append(TRAINED_ON)
-    table = _table(["class", "images", "accuracy (95% interval)"], rows)
+    table = _table(["class", "images", "accuracy (95% CI)"], rows)
     return f"## Accuracy per class: {_safe(details.title)}\n\n{table}\n\n{' '.join(notes)}"
 
 
@@ -177,12 +181,12 @@ def _recall(row: dict[str, Any]) -> str:
     return f"{100 * row['recall']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
-def _limits(metadata: dict[str, Any], evaluations: Sequence[Details]) -> str:
+def _limitations(metadata: dict[str, Any], evaluations: Sequence[Details]) -> str:
     seen, classes = metadata["preprocessing"], [name for _, name in metadata["classes"]]
     height, width = seen["size"]
     listed = ", ".join(map(_safe, classes[:_MAX_CLASSES])) + (", ..." if len(classes) > _MAX_CLASSES else "")
     return (
-        "## Limits\n\n"
+        "## Limitations\n\n"
         f"- It knows these {len(classes)} classes only, and gives every image one of them: {listed}.\n"
         f"- {_evaluated(metadata, evaluations)}\n"
         f"- Its probabilities are not calibrated.{_temperature(evaluations)}\n"

@@ -20,6 +20,7 @@ from paceline.errors import UserError
 from paceline.system.logs import console
 from paceline.system.progress_bar import OneLineProgress, steps_of
 from paceline.system.untrusted import Unreadable, read_regular
+from paceline.system.wording import counted
 
 NUM_IMAGES = 64
 TOLERANCE = 1e-3
@@ -96,9 +97,9 @@ def compare(
             expected, found = model(batch), _called(run, batch, what)
             if found.shape != expected.shape:
                 shapes = f"logits of shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
-                raise _differs(what, f"it returns {shapes} for {len(batch)} images")
+                raise _differs(what, f"it returns {shapes} for {counted(len(batch), 'image')}")
             if not found.isfinite().all():
-                raise _differs(what, f"it returns NaN or infinite logits for {len(batch)} images")
+                raise _differs(what, f"it returns NaN or infinite logits for {counted(len(batch), 'image')}")
             largest = max(largest, (found - expected).abs().max().item())
             highest = max(highest, expected.abs().max().item())
             agreed += int((found.argmax(1) == expected.argmax(1)).sum())
@@ -130,12 +131,12 @@ def _called(run: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor, wh
     try:
         return run(batch)
     except Exception as error:  # of ONNX Runtime or torch
-        reason = f"it fails on {len(batch)} images ({' '.join(str(error).split())[:200]})"
+        reason = f"it fails on {counted(len(batch), 'image')} ({' '.join(str(error).split())[:200]})"
         raise _differs(what, reason) from None
 
 
 def _differs(what: str, reason: str, **fields: object) -> UserError:
-    message = f"{what} does not compute what the model computes: {reason}. Nothing was written; try another --format."
+    message = f"{what} does not compute what the model computes: {reason}. Nothing was written; try another format."
     return UserError("export-differs", message, **fields)
 
 

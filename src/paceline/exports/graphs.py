@@ -29,7 +29,7 @@ def onnx_bytes(model: nn.Module, metadata: Metadata, images: Callable[[], RealIm
     size = sum(tensor.nbytes for tensor in model.state_dict().values())
     if size > MAX_ONNX_BYTES:
         message = (
-            f"the model has {size_text(size)} of weights, and an ONNX file at most 2 GB. Use --format torch-export."
+            f"the model has {size_text(size)} of weights, and an ONNX file at most 2 GB. Use --to FILE.pt2 instead."
         )
         raise UserError("onnx-too-large", message, bytes=size)
     real = images()
@@ -102,7 +102,7 @@ def _named_failures(format: str, name: str) -> Iterator[None]:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)[:240]
-        message = f"model.name={name} cannot be expressed in {format}: {reason} Use --format safetensors instead."
+        message = f"model.name={name} cannot be expressed in {format} ({reason}). Use --to FILE.safetensors instead."
         raise UserError("model-not-exportable", message, model=name, format=format) from None
 
 

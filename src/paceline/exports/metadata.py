@@ -80,7 +80,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
         metadata = json.loads(text)
         schema.check_metadata(metadata)
     except FileNotFoundError:
-        raise UserError("export-not-found", f"{path} is not an export: {file} does not exist.", path=path) from None
+        fix = "Give a run, a checkpoint, or a file or folder that `paceline export` wrote."
+        raise UserError("export-not-found", f"{file} does not exist. {fix}", path=path) from None
     except (OSError, ValueError, KeyError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {str(error)[:160]}"
         message = f"{path} was not written by `paceline export`, or is corrupt ({reason}). Export the run again."

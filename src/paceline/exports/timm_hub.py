@@ -10,6 +10,7 @@ from paceline import extensions
 from paceline.errors import UserError
 from paceline.models.folders import WEIGHTS_FILE
 from paceline.system.files import write_json
+from paceline.system.wording import counted
 
 CONFIG, CARD = "config.json", "README.md"
 FILES = (CONFIG, WEIGHTS_FILE, CARD)
@@ -20,7 +21,7 @@ _KEPT = ("pool_size", "first_conv", "classifier", "fixed_input_size", "min_input
 def check_is_timm(name: str) -> None:
     """Refuse models that timm cannot create."""
     if name == "airbench" or extensions.find("model", name):
-        message = f"model.name={name} is not a timm model, so timm cannot load it. Use --format safetensors or onnx."
+        message = f"model.name={name} is not a timm model, so timm cannot load it. Use --to FILE.safetensors or .onnx."
         raise UserError("not-a-timm-model", message, model=name)
 
 
@@ -69,8 +70,8 @@ def write_config(folder: Path, model: nn.Module, metadata: dict[str, Any]) -> No
     different = [key for key in expected.keys() | found.keys() if not _same(expected.get(key), found.get(key))]
     if different:
         message = (
-            f"model.name={name}: timm loads different weights from the folder ({len(different)} tensors differ, e.g. "
-            f"{min(different)}). Use --format safetensors."
+            f"model.name={name}: timm loads different weights from the folder ({counted(len(different), 'tensor')}, "
+            f"e.g. {min(different)}). Use --to FILE.safetensors."
         )
         raise UserError("export-differs", message, model=name, tensors=sorted(different))
     seen, config = metadata["preprocessing"], resolve_model_data_config(loaded)  # type: ignore[no-untyped-call]
@@ -83,7 +84,9 @@ def write_config(folder: Path, model: nn.Module, metadata: dict[str, Any]) -> No
     }
     used = {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
     if wrong := [key for key, value in wanted.items() if used[key] != value]:
-        message = f"model.name={name}: timm would use another {wrong[0]}, {config[wrong[0]]}. Use --format safetensors."
+        message = (
+            f"model.name={name}: timm would use another {wrong[0]}, {config[wrong[0]]}. Use --to FILE.safetensors."
+        )
         raise UserError("export-differs", message, model=name, keys=wrong)
 
 

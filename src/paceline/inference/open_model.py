@@ -89,7 +89,7 @@ def open_model(path: Path, world: World, usage: Usage) -> OpenedModel:
     # rank 0 decides, because the disks of other nodes may differ
     is_run = world.on_rank_zero(lambda: not is_export(path))
     if is_run:
-        with world.long_timeout():  # a running training may replace its checkpoints, so rank 0 chooses one for all
+        with world.long_timeout():  # a run in progress may replace its checkpoints, so rank 0 chooses one for all
             place, values = world.on_rank_zero(lambda: _verified(path, usage.checkpoint))
         path = Path(place)
     else:

@@ -88,7 +88,9 @@ def predict_images(job: PredictionJob) -> Counts:
             for part in parts:
                 images += _predict_part(part, opened, batch, top, world, write, shown)
             if not images:
-                raise UserError("no-image-readable", f"no image of {total} could be read. The log has the reasons.")
+                raise UserError(
+                    "no-image-readable", f"none of {counted(total, 'image')} could be read. The log has the reasons."
+                )
     if world.is_rank_zero and images < total:
         log.warning("skipped %d of %s that could not be read (see above)", total - images, counted(total, "image"))
     return Counts(images, total - images, world.is_rank_zero)

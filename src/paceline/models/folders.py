@@ -26,7 +26,7 @@ def read_config(name: str) -> dict[str, Any]:
         message = f"model.name={name}: `architecture` in {folder / CONFIG} is {architecture!r:.60}, not a timm model."
         raise UserError("model-folder-invalid", f"{message} Set model.name to one.", path=folder)
     if not isinstance(config.get("pretrained_cfg", {}), dict):
-        message = f"model.name={name}: `pretrained_cfg` in {folder / CONFIG} is not a table."
+        message = f"model.name={name}: `pretrained_cfg` in {folder / CONFIG} is not a JSON object."
         raise UserError("model-folder-invalid", f"{message} Set model.name to a timm model.", path=folder)
     return config
 

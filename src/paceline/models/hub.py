@@ -18,7 +18,7 @@ SOURCES = ("hf-hub:", "local-dir:")
 
 @contextmanager
 def cached_if_unreachable() -> Iterator[None]:
-    """Use only cached files if the hub's name does not resolve: its client would retry for a minute."""
+    """Use only cached files if the Hub's name does not resolve: its client would retry for a minute."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
@@ -51,19 +51,18 @@ def failure(error: Exception, config: Model) -> UserError:
     """Return an error with the reason of a failed download and the fix."""
     repository = _repository(config.name)
     reason, what = _reason(error, repository)
-    where = repository or "the model"
+    fetch = f'run "hf download {repository} --local-dir DIR"' if repository else "download them to a folder DIR"
     return UserError(
         "pretrained-weights-unavailable",
-        f"model.name={config.name}: the pretrained weights cannot be downloaded: {what}. Or copy them: run "
-        f'"hf download {where} --local-dir DIR" on a machine with access, copy DIR to this one, and set '
-        "--model.weights DIR.",
+        f"model.name={config.name}: the pretrained weights cannot be downloaded: {what}. Or copy them: "
+        f"{fetch} on a machine with access, copy DIR to this one, and set --model.weights DIR.",
         model=config.name,
         reason=reason,
     )
 
 
 def _repository(name: str) -> str:
-    """Return the id of a model on the hub; empty if it is elsewhere."""
+    """Return the id of a model on the Hub; empty if it is elsewhere."""
     import timm
 
     if name.startswith(SOURCES[0]):
@@ -99,14 +98,14 @@ def _reason(error: Exception, repository: str) -> tuple[str, str]:
     if find(hub.RemoteEntryNotFoundError):
         return "not-found", f"{repository} has no weights that timm reads. Choose another model"
     if find(hub.HFValidationError):
-        return "invalid-name", f"{repository!r} is not a name on the hub ({_line(error)}). Write hf-hub:USER/MODEL"
+        return "invalid-name", f"{repository!r} is not a name on the Hub ({_line(error)}). Write hf-hub:USER/MODEL"
     if any(kind.__name__ == "TimeoutException" for each in chain for kind in type(each).__mro__) or find(TimeoutError):
-        return "timeout", "the hub does not answer in time. Try again, or increase HF_HUB_DOWNLOAD_TIMEOUT"
+        return "timeout", "the Hub does not respond in time. Try again, or increase HF_HUB_DOWNLOAD_TIMEOUT"
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "on", "yes", "true"):
         return "offline", f"HF_HUB_OFFLINE is set, and {constants.HF_HUB_CACHE} does not have them. Unset it"
-    answer = getattr(find(hub.HfHubHTTPError), "response", None)
-    if answer is not None:
-        return "http", f"the hub answers with HTTP status {answer.status_code}. Try again later"
+    response = getattr(find(hub.HfHubHTTPError), "response", None)
+    if response is not None:
+        return "http", f"the Hub responds with HTTP status {response.status_code}. Try again later"
     if find(hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
         return "unreachable", (
             f"{constants.ENDPOINT} cannot be reached, and {constants.HF_HUB_CACHE} does not have them. Check the "

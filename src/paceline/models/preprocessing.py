@@ -15,6 +15,7 @@ from paceline.errors import UserError
 from paceline.models import folders, hub
 from paceline.models.factory import check, downloads, is_timm
 from paceline.models.weight_files import find_file
+from paceline.system.wording import counted
 
 _MAX_SIDE = 4096
 
@@ -78,7 +79,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[str]]:
     channels = {"digits": 1, "synthetic": data.synthetic.channels}.get(data.name, 3)
     if "data.mean" in taken and len(taken["data.mean"]) != channels:
         del taken["data.mean"], taken["data.std"]
-        notes.append(f"mean and std are not those of {expected.origin}: the data has {channels} channels")
+        notes.append(f"mean and std are not those of {expected.origin}: the data has {counted(channels, 'channel')}")
     if (mode := expected.values.get("crop_mode", "center")) != "center":
         notes.append(f"{expected.origin} expects crop_mode={mode}, which is not supported; center crops are used")
     filtering = expected.values.get("interpolation", "bilinear")

@@ -1,6 +1,7 @@
 """Reads weights from a file or folder, without running code from it, and loads them into a model."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from paceline.errors import UserError
 from paceline.models.freezing import classifier_modules
 from paceline.system.logs import log
+from paceline.system.wording import counted
 
 _NAMES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 """Files of weights in a folder, the best first, as in timm."""
@@ -45,7 +47,8 @@ def load_file(model: nn.Module, given: str) -> None:
             raise UserError(
                 "weights-model-mismatch",
                 f"model.weights={path}: {name} has shape {tuple(weights[name].shape)}, but the model has "
-                f"{tuple(expected[name].shape)}. The file has the weights of another model.",
+                f"{tuple(expected[name].shape)}. The file has the weights of another model. Set model.name to that "
+                "one, or use another file.",
                 path=path,
                 tensor=name,
             )
@@ -65,8 +68,8 @@ def load_file(model: nn.Module, given: str) -> None:
         absent = absent or new
         raise UserError(
             "weights-model-mismatch",
-            f"model.weights={path}: {len(absent)} tensors are missing ({', '.join(absent[:3])} ...) and "
-            f"{len(unknown)} are unknown ({', '.join(unknown[:3])} ...). The file has the weights of another model.",
+            f"model.weights={path}: {_listed('missing', absent)}, {_listed('unknown', unknown)}. The file has the "
+            "weights of another model. Set model.name to that one, or use another file.",
             path=path,
         )
     if new:
@@ -74,6 +77,12 @@ def load_file(model: nn.Module, given: str) -> None:
         log.info("weights from %s; the head is initialized because %s (%s)", path, why, ", ".join(new))
     else:
         log.info("weights from %s", path)
+
+
+def _listed(problem: str, names: Sequence[str]) -> str:
+    """Return e.g. "2 tensors unknown (head.weight, head.bias)"."""
+    some = ", ".join(names[:3]) + (", ..." if names[3:] else "")
+    return f"{counted(len(names), 'tensor')} {problem}" + (f" ({some})" if names else "")
 
 
 def _fits(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], head: set[str]) -> bool:

@@ -1,7 +1,7 @@
 """A small HTTP server for one page and its requests, on this machine, that survives hostile clients.
 
-One request per connection. A limit of connections, and a deadline for every request and answer, keep slow clients from
-blocking others. Requests of other web sites, also through DNS rebinding, are refused.
+One request per connection. A limit of connections, and a deadline for every request and response, keep slow clients
+from blocking others. Requests from other web sites, also through DNS rebinding, are refused.
 """
 
 import io
@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, urlsplit
 _MAX_CONNECTIONS = 64
 _MAX_PARAMETERS = 16
 _REQUEST_SECONDS = 30.0
-_LINGER_SECONDS, _LINGER_BYTES = 2.0, 64 << 20  # an answer is lost if the client is still sending when it is closed
+_LINGER_SECONDS, _LINGER_BYTES = 2.0, 64 << 20  # a response is lost if the client is still sending when it is closed
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -53,17 +53,17 @@ class HttpRequest:
 
 
 @dataclass(frozen=True)
-class HttpAnswer:
+class HttpResponse:
     content: bytes
     kind: str = "application/json"
     """The media type."""
 
     @classmethod
-    def json(cls, value: Any) -> "HttpAnswer":
+    def json(cls, value: Any) -> "HttpResponse":
         return cls(json.dumps(value, ensure_ascii=False).encode() + b"\n")
 
 
-Route = Callable[[HttpRequest], HttpAnswer]
+Route = Callable[[HttpRequest], HttpResponse]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Site:
     hosts: frozenset[str] = field(default_factory=frozenset)
     """Host names by which clients may address it, besides localhost and IP addresses."""
     seconds: float = _REQUEST_SECONDS
-    """For a client to send its request, and to receive the answer."""
+    """For a client to send its request, and to receive the response."""
 
 
 class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -165,19 +165,19 @@ class _Handler(BaseHTTPRequestHandler):
             if route is None:
                 known = sorted({allowed for allowed, place in self.server.site.routes if place == path})
                 if known:
-                    raise HttpError(405, f"{path} answers {' and '.join(known)} only")
+                    raise HttpError(405, f"{path} allows {' and '.join(known)} only")
                 raise HttpError(404, f"{path[:100]} does not exist")
             body = self._body() if method == "POST" else b""
-            answer, status = route(HttpRequest(self.headers.get("Content-Type", ""), body, query)), 200
+            response, status = route(HttpRequest(self.headers.get("Content-Type", ""), body, query)), 200
         except HttpError as error:
-            answer, status = HttpAnswer.json({"error": str(error)}), error.status
+            response, status = HttpResponse.json({"error": str(error)}), error.status
         except TimeoutError:
-            answer, status = HttpAnswer.json({"error": "the request took too long"}), 408
+            response, status = HttpResponse.json({"error": "the request took too long"}), 408
         except OSError:
             raise
-        except Exception as error:  # an answer, whatever happens; the server continues
-            answer, status = HttpAnswer.json({"error": f"internal error ({type(error).__name__})"}), 500
-        self._send(status, answer)
+        except Exception as error:  # a response, whatever happens; the server continues
+            response, status = HttpResponse.json({"error": f"internal error ({type(error).__name__})"}), 500
+        self._send(status, response)
 
     def _address(self) -> tuple[str, dict[str, str]]:
         """Return the path and the parameters of the request."""
@@ -188,13 +188,13 @@ class _Handler(BaseHTTPRequestHandler):
             raise HttpError(400, "the address is not valid") from None
 
     def _check_origin(self) -> None:
-        """Refuse names that a web site could have made up for this address, and requests of other web sites."""
+        """Refuse names that a web site could have made up for this address, and requests from other web sites."""
         host = self.headers.get("Host", "")
         if not self._is_own(host):
             fix = "Open it by IP address, or start it with --host NAME."
             raise HttpError(421, f"{host[:100]!r} is not a name of this server. {fix}")
         if (origin := self.headers.get("Origin")) and _netloc(origin) != host:
-            raise HttpError(403, "requests of other web sites are refused")
+            raise HttpError(403, "requests from other web sites are refused")
 
     def _is_own(self, host: str) -> bool:
         try:
@@ -215,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
         if len(self.headers.get_all("Content-Length", [])) > 1 or not (text.isascii() and text.isdecimal()):
             raise HttpError(400, "Content-Length is not a number")
         if len(text) > 18 or int(text) > self.server.site.max_body:
-            raise HttpError(413, f"more than {self.server.site.max_body / 1e6:g} MB")
+            raise HttpError(413, f"the content has more than {self.server.site.max_body / 1e6:g} MB")
         return int(text)
 
     def handle_expect_100(self) -> bool:
@@ -224,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._check_origin()
             self._length()
         except HttpError as error:
-            self._send(error.status, HttpAnswer.json({"error": str(error)}))
+            self._send(error.status, HttpResponse.json({"error": str(error)}))
             return False
         return super().handle_expect_100()
 
@@ -235,16 +235,16 @@ class _Handler(BaseHTTPRequestHandler):
             raise HttpError(400, f"the request ended after {len(body)} of {length} bytes")
         return body
 
-    def _send(self, status: int, answer: HttpAnswer) -> None:
+    def _send(self, status: int, response: HttpResponse) -> None:
         self.connection.settimeout(self.server.site.seconds)
         self.send_response(status)
-        for name, value in {"Content-Type": answer.kind, "Content-Length": str(len(answer.content))}.items():
+        for name, value in {"Content-Type": response.kind, "Content-Length": str(len(response.content))}.items():
             self.send_header(name, value)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(answer.content)
+            self.wfile.write(response.content)
         if status >= 400:
             self._linger()
 
@@ -260,10 +260,10 @@ class _Handler(BaseHTTPRequestHandler):
             left -= received
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer requests that are not HTTP with JSON, as all others."""
+        """Respond with JSON to requests that are not HTTP, as to all others."""
         self.command = getattr(self, "command", None) or "GET"
         self.request_version = "HTTP/1.1"  # HTTP/0.9 has no status
-        self._send(code, HttpAnswer.json({"error": message or HTTPStatus(code).phrase}))
+        self._send(code, HttpResponse.json({"error": message or HTTPStatus(code).phrase}))
 
     def log_message(self, *_words: Any) -> None:
         """Log nothing: requests are private, and clients could flood the log."""

@@ -36,7 +36,7 @@ def collect(hosts: list[str], device: torch.device) -> dict[str, Any]:
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that affect the results of a training."""
+    """Return the versions of the packages that affect the results of training."""
     return {name: metadata.version(name) for name in _PACKAGES}
 
 

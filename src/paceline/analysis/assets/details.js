@@ -50,10 +50,10 @@ function sortable(caption, columns, rows, sorted) {
 function classTable(shown) {
   const rows = shown.classes.map(([recall, low, high, precision, f1, support, predicted], number) => [
     [shown.names[number], shown.names[number]], [recall, share(recall)],
-    [recall, element("span", { title: recall === null ? "no images" : `95% confidence: ${share(low)} to ${share(high)}` }, intervalBar(recall, low, high))],
+    [recall, element("span", { title: recall === null ? "no images" : `95% CI: ${share(low)} to ${share(high)}` }, intervalBar(recall, low, high))],
     [precision, share(precision)], [f1, share(f1)], [support, count(support)], [predicted, count(predicted)]
   ]);
-  const columns = [["class", 1], ["recall", 1], ["95% confidence", 1], ["precision", 1], ["F1", 1], ["images", 1], ["predicted", -1]];
+  const columns = [["class", 1], ["recall", 1], ["95% CI", 1], ["precision", 1], ["F1", 1], ["images", 1], ["predicted", -1]];
   const [box, lines] = sortable("Figures of each class; recall is the accuracy on its images", columns, rows, 1);
   if (rows.length <= 20) return [box];
   const filter = element("input", { type: "search", placeholder: "class name" });
@@ -66,10 +66,10 @@ function classTable(shown) {
 function sliceTable({ slices, showsTop5 }) {
   const rows = slices.rows.map(row => [
     [row.slice ?? "", row.slice ?? "(no value)"], [row.top1, share(row.top1)],
-    [row.top1, element("span", { title: `95% confidence: ${row.interval.map(share).join(" to ")}` }, intervalBar(row.top1, ...row.interval))],
+    [row.top1, element("span", { title: `95% CI: ${row.interval.map(share).join(" to ")}` }, intervalBar(row.top1, ...row.interval))],
     ...(showsTop5 ? [[row.top5, share(row.top5)]] : []), [row.loss, row.loss.toFixed(4)], [row.samples, count(row.samples)]
   ]);
-  const columns = [["slice", 1], ["top-1", 1], ["95% confidence", 1], ...(showsTop5 ? [["top-5", 1]] : []), ["loss", -1], ["images", -1]];
+  const columns = [["slice", 1], ["top-1", 1], ["95% CI", 1], ...(showsTop5 ? [["top-5", 1]] : []), ["loss", -1], ["images", -1]];
   return sortable(`Slices by ${slices.by}`, columns, rows, 1)[0];
 }
 
@@ -102,7 +102,7 @@ function reliability(title, bins, error) {
     const x = left + number / bins.length * side, bar = element("rect", { x: x + 1, y: y(bin.accuracy), width: side / bins.length - 2,
       height: bin.accuracy * side, class: "accuracy", "fill-opacity": 0.35 + 0.65 * Math.sqrt(bin.count / most) });
     const tip = document.createElementNS(SVG, "title");
-    tip.textContent = `confidence ${share(bin.confidence)}, accuracy ${share(bin.accuracy)}, ${count(bin.count)} images`;
+    tip.textContent = `confidence ${share(bin.confidence)}, accuracy ${share(bin.accuracy)}, ${count(bin.count)} image${bin.count === 1 ? "" : "s"}`;
     bar.append(tip);
     plot.append(bar, element("line", { x1: x + 1, x2: x + side / bins.length - 1, y1: y(bin.confidence), y2: y(bin.confidence), class: "confidence" }));
   });

@@ -9,6 +9,7 @@ import numpy as np
 from paceline.analysis.details.read import Details
 from paceline.analysis.run import LoggedRun
 from paceline.errors import UserError
+from paceline.system.wording import counted
 
 LEVEL = 0.05
 
@@ -79,7 +80,8 @@ def _plain(each: PairedClass) -> dict[str, Any]:
 
 
 def mcnemar(only_first: np.ndarray, only_second: np.ndarray) -> np.ndarray:
-    """Return two-sided p-values of McNemar's exact test: the discordant samples are tosses of a fair coin."""
+    """Return two-sided p-values of McNemar's exact test: if the models are equally good,
+    either one is as likely to be right on a sample on which only one is."""
     from scipy.stats import binom
 
     less = np.minimum(only_first, only_second)
@@ -158,7 +160,8 @@ def _difference(a: Details, b: Details) -> str:
 def _other_samples(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> str:
     if not np.array_equal(a["index"], b["index"]):
         different = len(np.setxor1d(a["index"], b["index"]))
-        return f"{different} images were left out of only one of the evaluations"
+        images = f"{counted(different, 'image')} {'was' if different == 1 else 'were'}"
+        return f"{images} left out of only one of the evaluations"
     return "" if np.array_equal(a["label"], b["label"]) else "their labels differ"
 
 

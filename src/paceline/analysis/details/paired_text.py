@@ -5,6 +5,7 @@ from html import escape
 
 from paceline.analysis.details.paired import LEVEL, PairedClass, PairedModels
 from paceline.analysis.details.text import percent
+from paceline.system.wording import counted
 
 _SHOWN = 10
 _LEAST_P = 1e-4
@@ -22,7 +23,7 @@ def sentences(pair: PairedModels) -> list[str]:
     where = f" on {pair.title}" if pair.title else ""
     if not pair.overall:
         return [f"{first} and {second}{where}: classes not compared: {pair.reason}."]
-    whole, tests = pair.overall, len(pair.classes)
+    whole, tests = pair.overall, counted(len(pair.classes), "class", "classes")
     result = "a significant difference" if whole.is_significant else "no significant difference"
     lines = [
         f"{first} and {second}{where}: top-1 {percent(whole.accuracies[0])} and {percent(whole.accuracies[1])}, "
@@ -32,7 +33,7 @@ def sentences(pair: PairedModels) -> list[str]:
     if pair.settings:
         lines.append(f"They were evaluated differently: {pair.settings}.")
     better, worse = pair.changed(better=True), pair.changed(better=False)
-    corrected = f"p < {LEVEL} after Holm's correction for {tests} classes"
+    corrected = f"p < {LEVEL} after Holm's correction for {tests}"
     if not better and not worse:
         return [*lines, f"No class is significantly better or worse in {second} ({corrected})."]
     for word, found in (("better", better), ("worse", worse)):

@@ -67,11 +67,11 @@ class Details:
         except UserError:
             raise
         except Exception as error:  # of Arrow's reader
-            raise self._corrupt(f"predictions ({error})") from None
+            raise self._corrupt(f"the table of predictions ({error})") from None
         index, *rest = columns.values()
         classes = len(self.record["classes"])
         if len(set(index.tolist())) < len(index) or any((each < 0).any() or (each >= classes).any() for each in rest):
-            raise self._corrupt("predictions")
+            raise self._corrupt("the table of predictions")
         return columns
 
     def _parquet(self, names: tuple[str, ...]) -> dict[str, np.ndarray]:

@@ -27,8 +27,8 @@ _NOTES = {
     ),
     "label_errors": (
         "Likely label errors",
-        "Images whose probability of another class is at least the mean probability that images labeled as that class "
-        "have for it (confident learning), and that are not predicted as labeled. Look before you change a label.",
+        "Confident learning: the prediction is wrong, and the probability of another class is at least the mean that "
+        "this class has over the images with its label. Look at an image before you change its label.",
     ),
 }
 _KINDS = {"ema": "EMA weights", "model": "trained weights"}

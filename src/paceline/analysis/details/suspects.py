@@ -25,7 +25,7 @@ def likely_label_errors(scores: SampleScores, logits: np.ndarray) -> tuple[np.nd
 
     Confident learning (Northcutt et al., 2021): the threshold of a class is the mean probability that its images have
     for it. A sample belongs confidently to the most probable class among those whose threshold it reaches. It is
-    listed if that class is not its label, and neither is its prediction; largest probability gap first.
+    listed if neither that class nor its prediction is its label; largest probability gap first.
     """
     classes = logits.shape[1]
     support = np.bincount(scores.labels, minlength=classes)

@@ -42,8 +42,8 @@ def summary_lines(record: dict[str, Any]) -> list[str]:
     whole, calibration = record["overall"], record["calibration"]
     lines = [TRAINED_ON] if record["data"]["trained_on"] else []
     lines += [
-        f"top-1 {percent(whole['top1'])} (95% confidence: {interval(whole['interval'])}), "
-        f"mean over classes {percent(whole['balanced_accuracy'])}, macro F1 {percent(whole['f1'])}"
+        f"top-1 {percent(whole['top1'])} (95% CI: {interval(whole['interval'])}), "
+        f"balanced accuracy {percent(whole['balanced_accuracy'])}, macro F1 {percent(whole['f1'])}"
     ]
     temperature = calibration["temperature"]
     after = (
@@ -86,7 +86,7 @@ def _classes(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Seque
         )
         for row in worst
     ]
-    return [("recall", "95% confidence", "precision", "F1", "images"), *cells]
+    return [("recall", "95% CI", "precision", "F1", "images"), *cells]
 
 
 def _pairs(pairs: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Sequence[str]]:
@@ -109,4 +109,4 @@ def _slices(slices: dict[str, Any] | None) -> list[Sequence[str]]:
         )
         for row in rows[:_SHOWN_SLICES]
     ]
-    return [("top-1", "95% confidence", "loss", "images"), *cells]
+    return [("top-1", "95% CI", "loss", "images"), *cells]

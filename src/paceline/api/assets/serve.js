@@ -10,7 +10,7 @@ function say(text, bad = false) {
 }
 
 async function classify(image) {
-  const number = ++asked;  // an answer that arrives after the next image is dropped
+  const number = ++asked;  // a response that arrives after the next image is dropped
   URL.revokeObjectURL(preview.src);
   preview.src = URL.createObjectURL(image);
   preview.alt = image.name ? `The image ${image.name}` : "The image";
@@ -22,7 +22,7 @@ async function classify(image) {
     const response = await fetch("/predict", { method: "POST", body: image });
     answer = await response.json();
   } catch {
-    answer = { error: "the server does not answer" };
+    answer = { error: "the server does not respond" };
   }
   if (number !== asked) return;
   if (answer.error) return say(`Error: ${answer.error}`, true);
@@ -69,4 +69,4 @@ document.addEventListener("paste", (event) => {
 find("curl").textContent = `curl --data-binary @image.jpg ${location.origin}/predict`;
 fetch("/health").then((response) => response.json()).then((about) => {
   find("model").textContent = `${about.model}: ${about.classes} classes`;
-}).catch(() => say("Error: the server does not answer", true));
+}).catch(() => say("Error: the server does not respond", true));

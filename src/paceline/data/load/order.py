@@ -63,7 +63,7 @@ def balanced_order(seed: int, epoch: int, labels: torch.Tensor) -> torch.Tensor:
     """Return the keys of an epoch in which every class that has images is drawn equally often, give or take one draw.
 
     Classes take turns over the whole run, and each class goes through its images in rounds, every round in a new random
-    order. So no image of a class is drawn twice more often than another one, however many epochs are drawn.
+    order. So after any number of epochs, the images of a class have been drawn equally often, give or take one draw.
     """
     num = len(labels)
     counts = torch.bincount(labels)

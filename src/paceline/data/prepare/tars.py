@@ -119,5 +119,5 @@ def size_of(place: str) -> int:
         return remote.size(place)
     path = Path(place)
     if not path.is_file():
-        raise UserError("source-not-found", f"{place} does not exist.", path=place)
+        raise UserError("source-not-found", f"{place} does not exist. Check the path.", path=place)
     return path.stat().st_size

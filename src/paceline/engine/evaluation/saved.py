@@ -100,7 +100,7 @@ def evaluate_path(
     world = World.from_env("".join(dict(split_overrides(overrides)).get("device", [])) or "auto")
     with world.connected():
         logs.set_up(world.rank, world.size)
-        # a running training may replace its checkpoints, so rank 0 chooses one for all ranks
+        # a run in progress may replace its checkpoints, so rank 0 chooses one for all ranks
         with world.long_timeout():
             place, progress = world.on_rank_zero(lambda: _verified(path, which))
         folder = Path(place)
@@ -160,7 +160,8 @@ def _check_channels(folder: Path, channels: int, source: DataSource) -> None:
     if channels != source.channels:
         raise UserError(
             "channels-mismatch",
-            f"{folder} was trained on images with {channels} channels, but {source.name} has {source.channels}. "
+            f"{folder} was trained on images with {counted(channels, 'channel')}, but {source.name} has "
+            f"{source.channels}. "
             "Evaluate it on data with the same number of channels.",
             path=folder,
             expected=channels,

@@ -24,7 +24,7 @@ def listed(source: str, image_column: str = "", label_column: str = "") -> Sourc
     """Return the images of a CSV, TSV, JSONL or Parquet list."""
     path = Path(source)
     if not path.is_file():
-        raise UserError("source-not-found", f"{path} does not exist on this machine.", path=path)
+        raise UserError("source-not-found", f"{path} does not exist on this machine. Check the path.", path=path)
     return SourceImages(_entries(read_list(path, image_column, label_column), path))
 
 

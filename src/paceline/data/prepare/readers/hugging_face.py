@@ -1,4 +1,4 @@
-"""Hugging Face datasets, of the hub or saved in a folder. Images are read as files: JPEGs stay as they are."""
+"""Hugging Face datasets, from the Hub or saved in a folder. Images are read as files: JPEGs stay as they are."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def _loaded(source: str) -> dict[str, Any]:
             found = datasets.load_dataset(name, config or None)
         else:
             found = datasets.load_from_disk(source)
-    except Exception as error:  # of the hub, the network, pyarrow, and scripts that are no longer supported
+    except Exception as error:  # of the Hub, the network, pyarrow, and scripts that are no longer supported
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         fix = "Use a folder that `Dataset.save_to_disk` wrote."
         if source.startswith("hf:"):

@@ -33,7 +33,8 @@ def tar(source: str) -> SourceImages:
             raise UserError(error.code, f"{error} {fix}", **error.fields) from None
         raise
     if not found:
-        raise UserError("source-empty", f"{place} contains no images ({counted(len(names), 'file')}).", path=place)
+        problem = f"{place} contains no images ({counted(len(names), 'file')})."
+        raise UserError("source-empty", f"{problem} Give a tar with CLASS/IMAGE or SPLIT/CLASS/IMAGE.", path=place)
     return SourceImages(
         [RawImage(name, label, split=split, size=sizes[name]) for name, split, label in found],
         sorted({label for _, _, label in found}),

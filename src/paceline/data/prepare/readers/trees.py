@@ -31,7 +31,8 @@ def sort_tree(names: Sequence[str], place: str, top_folder: bool = False) -> lis
             found.append((name, split, path[1]))
     if has_splits:
         kept = {name for name, _, _ in found}
-        warn_of_others(f"{place} (beside train, val and test)", [name for name in images if name not in kept])
+        others = [name for name in images if name not in kept]
+        warn_of_others(place, others, "outside of train, val and test")
     return found
 
 

@@ -44,7 +44,7 @@ def webdataset(source: str, label_column: str = "") -> SourceImages:
         bounds.append(len(entries))
     if not entries:
         message = f"{redacted(source)} contains no images ({', '.join(_IMAGES)}) in {counted(len(shards), 'shard')}."
-        raise UserError("source-empty", message, path=source)
+        raise UserError("source-empty", f"{message} Check the pattern.", path=source)
     return SourceImages(entries, stream=partial(_stream, shards, entries, bounds))
 
 
@@ -80,7 +80,8 @@ def _shards(source: str) -> list[str]:
     missing = [shard for shard in found if not is_remote(shard) and not Path(shard).is_file()]
     if missing or not found:
         shown = f": {', '.join(missing[:5])} ({len(missing)} in total)" if missing else ""
-        raise UserError("source-not-found", f"{source} names shards that do not exist{shown}.", path=source)
+        message = f"{source} names shards that do not exist{shown}. Check the pattern."
+        raise UserError("source-not-found", message, path=source)
     return found
 
 
