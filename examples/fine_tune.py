@@ -126,7 +126,7 @@ def compare(first: Path, second: Path) -> None:
     """Print on how many images two files of predictions agree; end the script if not on all."""
     tables = [list(csv.DictReader(path.open(encoding="utf-8", newline=""))) for path in (first, second)]
     pairs = list(zip(*tables, strict=True))
-    same = sum(one["file"] == other["file"] and one["class_1"] == other["class_1"] for one, other in pairs)
+    same = sum(one["path"] == other["path"] and one["class_1"] == other["class_1"] for one, other in pairs)
     print(f"\n{first} and {second}: same class for {same} of {len(pairs)} images")
     if same < len(pairs):
         sys.exit(1)

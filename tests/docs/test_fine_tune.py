@@ -31,7 +31,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _predictions(path: Path) -> dict[str, str]:
     with path.open(encoding="utf-8", newline="") as file:
-        return {row["file"]: row["class_1"] for row in csv.DictReader(file)}
+        return {row["path"]: row["class_1"] for row in csv.DictReader(file)}
 
 
 def test_every_image_is_predicted_and_onnx_runtime_agrees(out: Path) -> None:

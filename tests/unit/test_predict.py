@@ -77,7 +77,7 @@ def test_logits_are_those_of_an_evaluation(folder: Path, tmp_path, one_thread, l
     rows = _predicted(folder, *inputs, out=tmp_path / "out.csv", split="val" if data == "prepared" else "")
     assert len(expected) == len(logits) == 7  # batches of 4, with the run's test-time augmentation
     assert all(torch.equal(one, other) for one, other in zip(expected, logits, strict=True))
-    names = [row["file"].removeprefix(f"{folder}/images/") for row in rows]
+    names = [row["path"].removeprefix(f"{folder}/images/") for row in rows]
     assert names == [f"val/{color}/{number}.jpg" for color in COLORS for number in range(9)]
     right = sum(row["class_1"] == name.split("/")[1] for row, name in zip(rows, names, strict=True))
     assert right == evaluate_path(run, "best", overrides)[1]["correct"] > 15
@@ -97,9 +97,9 @@ def test_formats_agree(folder: Path, tmp_path: Path, here) -> None:
         answer = here("predict", run, images, "--out", tmp_path / name, "--top", 2, *CPU)
         assert (answer.returncode, answer.stdout) == (0, f"{tmp_path / name}: 27 images\n"), answer.stderr
     table = list(csv.reader((tmp_path / "p.csv").open()))
-    assert table[0] == ["file", "class_1", "id_1", "probability_1", "class_2", "id_2", "probability_2"]
+    assert table[0] == ["path", "class_1", "id_1", "probability_1", "class_2", "id_2", "probability_2"]
     lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
-    rows = [[line["file"], *(value for each in line["top"] for value in _values(each))] for line in lines]
+    rows = [[line["path"], *(value for each in line["top"] for value in _values(each))] for line in lines]
     assert [[str(cell) for cell in row] for row in rows] == table[1:]
     from pyarrow import parquet
 
@@ -171,7 +171,7 @@ def test_arrays_are_read_as_in_evaluation(folder: Path, tmp_path: Path, one_thre
     (tmp_path / "arrays").mkdir()
     arrays.write(tmp_path / "arrays", "cifar10", list(COLORS), pairs, {})
     rows = _predicted(folder, tmp_path / "arrays", out=tmp_path / "o.csv")
-    assert [row["file"] for row in rows] == [f"{split}/{number}" for split in SPLITS for number in range(6)]
+    assert [row["path"] for row in rows] == [f"{split}/{number}" for split in SPLITS for number in range(6)]
     classify = pl.load_classifier(folder / "runs" / "colors", device="cpu", precision="fp32")
     expected = classify.classify_pixels(np.ascontiguousarray(images.transpose(0, 3, 1, 2)), top=1)
     found = [float(row["probability_1"]) for row in rows[6:]]
@@ -219,7 +219,7 @@ def test_gray_models_use_luma(tmp_path: Path, one_thread) -> None:
 def test_api_predicts_in_processes(folder: Path, tmp_path: Path) -> None:
     images = [folder / "images" / "val" / color / "1.jpg" for color in COLORS]
     found = pl.predict(folder / "runs" / "colors", images, top=2, procs=1, device="cpu", precision="fp32")
-    assert [each.file for each in found] == list(map(str, images))
+    assert [each.path for each in found] == list(map(str, images))
     assert (found.skipped, len(found[0].top)) == (0, 2)
     frame = found.dataframe()
     assert list(frame["class_1"]) == [each.name for each in found]
@@ -238,7 +238,7 @@ def test_api_takes_any_names(folder: Path, tmp_path: Path, monkeypatch) -> None:
     for name in (*names, "--top/0.jpg", "--top/1.jpg"):
         (tmp_path / name).write_bytes(jpeg(colored("red", 1)))
     found = pl.predict("-run", [*names, "--top", "-*"], top=1, procs=1, device="cpu", precision="fp32")
-    assert [each.file for each in found] == [*names, "--top/0.jpg", "--top/1.jpg", "--top/0.jpg", "--top/1.jpg"]
+    assert [each.path for each in found] == [*names, "--top/0.jpg", "--top/1.jpg", "--top/0.jpg", "--top/1.jpg"]
     assert found.skipped == 0
 
 

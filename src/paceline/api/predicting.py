@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Prediction:
     """The most probable classes of an image."""
 
-    file: str
+    path: str
     top: tuple[ClassProbability, ...]
     """Each with id, name and probability, the most probable one first."""
 
@@ -52,15 +52,15 @@ class Predictions(list[Prediction]):
         check_target(path)
         with writing(path, len(self[0].top) if self else 1) as write:
             for each in self:
-                write(each.file, each.top)
+                write(each.path, each.top)
         return path
 
     def dataframe(self) -> "pandas.DataFrame":
-        """Return a pandas DataFrame with the columns file, class_1, id_1, probability_1, class_2, ..."""
+        """Return a pandas DataFrame with the columns path, class_1, id_1, probability_1, class_2, ..."""
         with needs_package("pandas", "Predictions.dataframe()"):
             import pandas
         names = columns(len(self[0].top) if self else 1)
-        return pandas.DataFrame([cells(each.file, each.top) for each in self], columns=names)
+        return pandas.DataFrame([cells(each.path, each.top) for each in self], columns=names)
 
 
 def predict(
@@ -130,7 +130,7 @@ def _several(images: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
 
 def _prediction(line: str) -> Prediction:
     row = json.loads(line)
-    return Prediction(row["file"], tuple(ClassProbability(**each) for each in row["top"]))
+    return Prediction(row["path"], tuple(ClassProbability(**each) for each in row["top"]))
 
 
 def load_classifier(

@@ -82,7 +82,7 @@ def _csv(file: BinaryIO, top: int) -> Iterator[Write]:
 @contextmanager
 def _jsonl(file: BinaryIO, top: int) -> Iterator[Write]:
     def write(name: str, topk: Sequence[ClassProbability]) -> None:
-        row = {"file": _text(name), "top": [vars(each) for each in topk]}
+        row = {"path": _text(name), "top": [vars(each) for each in topk]}
         file.write(json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
 
     yield write
@@ -121,7 +121,7 @@ def _pyarrow() -> Any:
 
 def columns(top: int) -> list[str]:
     """Return the names of the columns of a table of predictions."""
-    return ["file", *(f"{name}_{rank}" for rank in range(1, top + 1) for name in ("class", "id", "probability"))]
+    return ["path", *(f"{name}_{rank}" for rank in range(1, top + 1) for name in ("class", "id", "probability"))]
 
 
 def cells(name: str, topk: Sequence[ClassProbability]) -> list[Any]:
