@@ -21,7 +21,6 @@ from paceline.engine.trained_model import Preprocess
 WIDE = {
     "I;16": np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8),
     "I": np.linspace(0, 65535, 64).astype(np.int32).reshape(8, 8),
-    "F": np.linspace(0, 1, 64).astype(np.float32).reshape(8, 8),
 }
 """Images of more than 8 bits, by their mode in Pillow: ramps from black to white."""
 RAMP = np.linspace(0, 255, 64).reshape(8, 8)
@@ -76,6 +75,13 @@ def test_preprocess_reads_wide_images_like_image_folders(tmp_path, mode: str) ->
     ready = Preprocess(settings)(image)
     assert torch.equal((ready * 255).round().to(torch.uint8), torch.from_numpy(out[0]))
     assert abs(out[0] - RAMP).max() <= 1
+
+
+def test_floating_point_images_are_left_out(opened) -> None:
+    image = Image.fromarray(np.linspace(0, 1, 64).astype(np.float32).reshape(8, 8))
+    splits, _ = opened(lambda split: Listed([(image, 0)] * 4))
+    _, failures = _read(splits["train"], 1)
+    assert "floating-point" in failures[0]
 
 
 @pytest.mark.parametrize("mode", WIDE)
