@@ -117,6 +117,15 @@ def test_the_temperature_minimizes_the_loss() -> None:
     assert "bins_after" not in record["calibration"]
 
 
+def test_the_temperature_of_large_logits_is_found() -> None:
+    labels, logits = made_logits(CLASSES, 400, strength=2.0)
+    assert best_temperature(labels, logits * 300) == pytest.approx(300 * best_temperature(labels, logits), rel=1e-3)
+    huge = np.array([[3e38, -3e38], [-3e38, 3e38], [3e38, -3e38]], np.float32)  # twice as much is infinite in fp32
+    record = made_figures(np.array([0, 1, 1]), huge).record
+    json.dumps(record, allow_nan=False)
+    assert record["calibration"]["temperature"] is None
+
+
 def test_likely_label_errors_are_those_of_confident_learning(data) -> None:
     labels, logits = data
     found = made_figures(labels, logits)
