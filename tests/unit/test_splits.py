@@ -67,6 +67,17 @@ def test_groups_are_divided_by_class_as_asked() -> None:
     }
 
 
+def test_groups_of_each_split_are_spread_over_their_names() -> None:
+    files = [(number % 2, ROOT / f"{number % 2}/{number // 4:03d}_{number % 4}.jpg") for number in range(800)]
+    splits = divide(files, Division(0.1, 0.1, r"/([0-9]+)_"), str)
+    assert splits == divide(files, Division(0.1, 0.1, r"/([0-9]+)_"), str)
+    for split in ("val", "test"):
+        groups = {int(path.stem.partition("_")[0]) for _, path in splits[split]}
+        assert len(groups) == 20
+        assert 60 < sum(groups) / len(groups) < 140  # of 0 to 199: 3 standard errors
+        assert min(groups) < 40
+
+
 @pytest.mark.parametrize(
     ("division", "code"),
     [

@@ -1,5 +1,6 @@
 """Divides images into train, val and test: the same fraction of every class, and groups of images kept together."""
 
+import hashlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable
@@ -118,7 +119,11 @@ def divide(
 def _by_group(
     files: list[tuple[int, Item]], division: Division, name_of: Callable[[Item], str]
 ) -> dict[str, list[tuple[int, Item]]]:
-    """Assign the groups, largest first, each to the split that misses most images of its classes."""
+    """Assign the groups, largest first, each to the split that misses most images of its classes.
+
+    Groups of one size come in a random order that only depends on their names: the first ones all go to train, so in
+    the order of names val and test would only have the last patients, days or cameras.
+    """
     groups: dict[str, list[tuple[int, Item]]] = defaultdict(list)
     for label, path in files:
         groups[_group_of(name_of(path), division.group_by)].append((label, path))
@@ -130,7 +135,7 @@ def _by_group(
     total = Counter(label for label, _ in files)
     missing = {(split, label): part * total[label] for split, part in fractions.items() for label in total}
     chosen: dict[Item, str] = {}
-    for _, members in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
+    for _, members in sorted(groups.items(), key=lambda group: (-len(group[1]), _shuffled(group[0]))):
         counts = Counter(label for label, _ in members)
 
         def need(split: str, counts: Counter[int] = counts) -> float:
@@ -141,6 +146,11 @@ def _by_group(
             missing[split, label] -= count
         chosen |= dict.fromkeys((path for _, path in members), split)
     return {split: [(label, path) for label, path in files if chosen[path] == split] for split in SPLITS}
+
+
+def _shuffled(group: str) -> bytes:
+    """Return a key that sorts groups in an order without a relation to their names."""
+    return hashlib.sha256(group.encode(errors="surrogatepass")).digest()
 
 
 def _group_of(name: str, expression: str) -> str:
