@@ -142,6 +142,12 @@ def test_likely_label_errors_are_those_of_confident_learning(data) -> None:
     assert found.record["num_label_errors"] == len(expected)
 
 
+def test_equal_predictions_reach_the_mean_of_their_probabilities() -> None:
+    labels = np.random.default_rng(0).integers(0, 5, 300)
+    found = made_figures(labels, np.tile(np.array([0.3, 0.1, 0.2, -0.1, 0.25], np.float32), (300, 1)))
+    assert found.record["num_label_errors"] == (labels != 0).sum()
+
+
 def test_swapped_labels_are_found() -> None:
     labels, logits = made_logits(10, 1000, strength=12.0)
     swapped = labels.copy()
