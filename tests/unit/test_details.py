@@ -260,13 +260,19 @@ def test_corrupt_details_are_left_out(data, tmp_path: Path) -> None:
     with raises("details-corrupt"):
         read_details(folder)
     write_sealed(folder / DETAILS, whole)
-    for content in ("label,predicted,count\n0,99,1\n", "label,predicted,count\n0,x,1\n", "nothing\n1\n"):
-        (folder / "confusion.csv").write_text(content)
+    cells = (folder / "confusion.csv").read_bytes()
+    for content in (
+        *(f"label,predicted,count\n0,{cell}\n".encode() for cell in ("99,400", "x,400", f"0,{10**30}")),
+        *(b"nothing\n1\n", b"", b"\xff", cells[: cells.rindex(b"\n", 0, -1) + 1]),  # the last one lacks a line
+    ):
+        (folder / "confusion.csv").write_bytes(content)
         with raises("details-corrupt"):
             read_details(folder).confusion()
-    (folder / PARQUET).write_bytes(b"PAR1 nothing PAR1")
-    with raises("details-corrupt"):
-        read_details(folder).predictions()
+    (folder / PARQUET).unlink(missing_ok=True)
+    for name, content in ((CSV, "index,label,predicted\n0,1,1\n"), (CSV, ""), (PARQUET, "PAR1 nothing PAR1")):
+        (folder / name).write_text(content)
+        with raises("details-corrupt"):
+            read_details(folder).predictions()
     (folder / "thumbnails" / "0.webp").write_text("<script>")
     assert read_details(folder).thumbnail(0) is None
 
