@@ -67,6 +67,33 @@ def test_groups_are_divided_by_class_as_asked() -> None:
     }
 
 
+@pytest.mark.parametrize("groups", [3, 4, 5])
+def test_classes_with_few_groups_are_divided_together(groups: int) -> None:
+    files = [
+        (label, ROOT / f"{label}/{label}-{group}_{image}.jpg")
+        for label in range(60)
+        for group in range(groups)
+        for image in range(4)
+    ]
+    splits = divide(files, Division(0.1, 0.1, r"/([0-9-]+)_"), str)
+    for split in ("val", "test"):
+        assert 0.08 < len(splits[split]) / len(files) < 0.12
+
+
+def test_every_class_has_a_group_for_training() -> None:
+    sizes = {0: [30, 30, 30, 30], 1: [8], 2: [7, 1]}
+    files = [
+        (label, ROOT / f"{label}/{label}-{group}_{image}.jpg")
+        for label, counts in sizes.items()
+        for group, count in enumerate(counts)
+        for image in range(count)
+    ]
+    for val in (0.1, 0.3, 0.5, 0.7):
+        splits = divide(files, Division(val, 0.1, r"/([0-9-]+)_"), str)
+        assert {label for label, _ in splits["train"]} == {0, 1, 2}
+        assert splits["val"]
+
+
 def test_groups_of_each_split_are_spread_over_their_names() -> None:
     files = [(number % 2, ROOT / f"{number % 2}/{number // 4:03d}_{number % 4}.jpg") for number in range(800)]
     splits = divide(files, Division(0.1, 0.1, r"/([0-9]+)_"), str)

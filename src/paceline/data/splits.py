@@ -119,8 +119,9 @@ def divide(
 def _by_group(
     files: list[tuple[int, Item]], division: Division, name_of: Callable[[Item], str]
 ) -> dict[str, list[tuple[int, Item]]]:
-    """Assign the groups, largest first, each to the split that misses most images of its classes.
+    """Assign the groups, largest first, each to the split that misses most images of its classes and of all classes.
 
+    If every class has few groups, no class alone misses enough of them in val or test, but all classes together do.
     Groups of one size come in a random order that only depends on their names: the first ones all go to train, so in
     the order of names val and test would only have the last patients, days or cameras.
     """
@@ -134,14 +135,20 @@ def _by_group(
     fractions[TRAIN] = 1 - sum(fractions.values())
     total = Counter(label for label, _ in files)
     missing = {(split, label): part * total[label] for split, part in fractions.items() for label in total}
+    missing_in_all = {split: part * len(files) for split, part in fractions.items()}
     chosen: dict[Item, str] = {}
+    trained: set[int] = set()
     for _, members in sorted(groups.items(), key=lambda group: (-len(group[1]), _shuffled(group[0]))):
         counts = Counter(label for label, _ in members)
 
         def need(split: str, counts: Counter[int] = counts) -> float:
-            return sum(count * missing[split, label] / total[label] for label, count in counts.items())
+            of_classes = sum(count * missing[split, label] / total[label] for label, count in counts.items())
+            return of_classes + counts.total() * missing_in_all[split] / len(files)
 
-        split = max((split for split in fractions if fractions[split]), key=need)
+        # a class without training images could not be learned
+        split = TRAIN if counts.keys() - trained else max((each for each in fractions if fractions[each]), key=need)
+        trained |= counts.keys() if split == TRAIN else set()
+        missing_in_all[split] -= len(members)
         for label, count in counts.items():
             missing[split, label] -= count
         chosen |= dict.fromkeys((path for _, path in members), split)
