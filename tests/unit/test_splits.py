@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_images import tree
 
+from paceline.data.assign import assign
 from paceline.data.listing import list_images, list_one_split
 from paceline.data.splits import SPLITS, Division, divide
 
@@ -163,6 +164,18 @@ def test_a_test_folder_is_not_used_for_validation(tmp_path: Path) -> None:
         "val": 3,
         "test": 30,
     }
+
+
+def test_groups_that_a_given_split_shares_with_others_are_warned_of(caplog) -> None:
+    def divided(test: range) -> list[tuple[int, str]]:
+        groups = [("train", group) for group in range(10)] + [("test", group) for group in test]
+        rows = [(split, label, f"{split}/p{group}_{label}") for split, group in groups for label in ("a", "b")]
+        return assign(rows, "here", str, Division(0.2, group_by="p[0-9]+"))[1]["test"]
+
+    assert len(divided(range(10, 14))) == 8
+    assert "other splits" not in caplog.text
+    assert len(divided(range(8, 12))) == 8
+    assert "the given test split has images of 2 groups that other splits have as well, e.g. test/p8_a" in caplog.text
 
 
 def test_a_list_without_training_images_is_refused(tmp_path: Path) -> None:

@@ -161,8 +161,26 @@ def _shuffled(group: str) -> bytes:
 
 
 def _group_of(name: str, expression: str) -> str:
-    found = re.search(expression, name)
-    if not found:
+    group = _group_in(name, expression)
+    if group is None:
         message = f"--group-by {expression!r} finds nothing in {name}. It must match the path of every image."
         raise UserError("group-not-found", message, path=name)
+    return group
+
+
+def _group_in(name: str, expression: str) -> str | None:
+    found = re.search(expression, name)
+    if not found:
+        return None
     return "\0".join(part or "" for part in found.groups()) if found.groups() else found.group()
+
+
+def shared_groups(first: Iterable[str], second: Iterable[str], expression: str) -> list[str]:
+    """Return the first path of each group in the second paths that the first paths have as well."""
+    known = {_group_in(name, expression) for name in first}
+    shared: dict[str, str] = {}
+    for name in second:
+        group = _group_in(name, expression)
+        if group is not None and group in known:
+            shared.setdefault(group, name)
+    return list(shared.values())
