@@ -117,6 +117,15 @@ def test_the_temperature_minimizes_the_loss() -> None:
     assert "bins_after" not in record["calibration"]
 
 
+def test_the_temperature_of_large_logits_is_found() -> None:
+    labels, logits = made_logits(CLASSES, 400, strength=2.0)
+    assert best_temperature(labels, logits * 300) == pytest.approx(300 * best_temperature(labels, logits), rel=1e-3)
+    huge = np.array([[3e38, -3e38], [-3e38, 3e38], [3e38, -3e38]], np.float32)  # twice as much is infinite in fp32
+    record = made_figures(np.array([0, 1, 1]), huge).record
+    json.dumps(record, allow_nan=False)
+    assert record["calibration"]["temperature"] is None
+
+
 def test_likely_label_errors_are_those_of_confident_learning(data) -> None:
     labels, logits = data
     found = made_figures(labels, logits)
@@ -131,6 +140,12 @@ def test_likely_label_errors_are_those_of_confident_learning(data) -> None:
     assert 0 < len(expected) < 100
     assert sorted(found.label_errors.tolist()) == expected
     assert found.record["num_label_errors"] == len(expected)
+
+
+def test_equal_predictions_reach_the_mean_of_their_probabilities() -> None:
+    labels = np.random.default_rng(0).integers(0, 5, 300)
+    found = made_figures(labels, np.tile(np.array([0.3, 0.1, 0.2, -0.1, 0.25], np.float32), (300, 1)))
+    assert found.record["num_label_errors"] == (labels != 0).sum()
 
 
 def test_swapped_labels_are_found() -> None:
@@ -245,13 +260,19 @@ def test_corrupt_details_are_left_out(data, tmp_path: Path) -> None:
     with raises("details-corrupt"):
         read_details(folder)
     write_sealed(folder / DETAILS, whole)
-    for content in ("label,predicted,count\n0,99,1\n", "label,predicted,count\n0,x,1\n", "nothing\n1\n"):
-        (folder / "confusion.csv").write_text(content)
+    cells = (folder / "confusion.csv").read_bytes()
+    for content in (
+        *(f"label,predicted,count\n0,{cell}\n".encode() for cell in ("99,400", "x,400", f"0,{10**30}")),
+        *(b"nothing\n1\n", b"", b"\xff", cells[: cells.rindex(b"\n", 0, -1) + 1]),  # the last one lacks a line
+    ):
+        (folder / "confusion.csv").write_bytes(content)
         with raises("details-corrupt"):
             read_details(folder).confusion()
-    (folder / PARQUET).write_bytes(b"PAR1 nothing PAR1")
-    with raises("details-corrupt"):
-        read_details(folder).predictions()
+    (folder / PARQUET).unlink(missing_ok=True)
+    for name, content in ((CSV, "index,label,predicted\n0,1,1\n"), (CSV, ""), (PARQUET, "PAR1 nothing PAR1")):
+        (folder / name).write_text(content)
+        with raises("details-corrupt"):
+            read_details(folder).predictions()
     (folder / "thumbnails" / "0.webp").write_text("<script>")
     assert read_details(folder).thumbnail(0) is None
 

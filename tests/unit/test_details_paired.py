@@ -98,6 +98,18 @@ def test_data_of_the_same_name_is_told_apart(runs: tuple[Path, Path]) -> None:
     assert [pair.reason for pair in compare([read(run) for run in runs]).paired] == ["", ""]
 
 
+def test_the_same_data_in_another_folder_is_compared(runs: tuple[Path, Path]) -> None:
+    for name in ("copy", "made"):
+        make_details(runs[0], LABELS, _logits([1]), name=name)
+    make_details(runs[1], LABELS, _logits([2]), name="moved")
+    make_details(runs[1], LABELS, _logits([2]), name="made", fingerprint="d2")
+    pairs = compare([read(run) for run in runs]).paired
+    assert {pair.title: pair.reason[:15] for pair in pairs} == {
+        "moved, val split": "",
+        "made, val split": "they were evalu",
+    }
+
+
 def test_runs_without_details_are_not_mentioned(runs: tuple[Path, Path]) -> None:
     assert compare([read(run) for run in runs]).paired == []
     make_details(runs[0], LABELS, _logits([]))

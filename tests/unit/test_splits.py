@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_images import tree
 
+from paceline.data.assign import assign
 from paceline.data.listing import list_images, list_one_split
 from paceline.data.splits import SPLITS, Division, divide
 
@@ -65,6 +66,44 @@ def test_groups_are_divided_by_class_as_asked() -> None:
         "val": dict.fromkeys(range(3), 20),
         "test": dict.fromkeys(range(3), 10),
     }
+
+
+@pytest.mark.parametrize("groups", [3, 4, 5])
+def test_classes_with_few_groups_are_divided_together(groups: int) -> None:
+    files = [
+        (label, ROOT / f"{label}/{label}-{group}_{image}.jpg")
+        for label in range(60)
+        for group in range(groups)
+        for image in range(4)
+    ]
+    splits = divide(files, Division(0.1, 0.1, r"/([0-9-]+)_"), str)
+    for split in ("val", "test"):
+        assert 0.08 < len(splits[split]) / len(files) < 0.12
+
+
+def test_every_class_has_a_group_for_training() -> None:
+    sizes = {0: [30, 30, 30, 30], 1: [8], 2: [7, 1]}
+    files = [
+        (label, ROOT / f"{label}/{label}-{group}_{image}.jpg")
+        for label, counts in sizes.items()
+        for group, count in enumerate(counts)
+        for image in range(count)
+    ]
+    for val in (0.1, 0.3, 0.5, 0.7):
+        splits = divide(files, Division(val, 0.1, r"/([0-9-]+)_"), str)
+        assert {label for label, _ in splits["train"]} == {0, 1, 2}
+        assert splits["val"]
+
+
+def test_groups_of_each_split_are_spread_over_their_names() -> None:
+    files = [(number % 2, ROOT / f"{number % 2}/{number // 4:03d}_{number % 4}.jpg") for number in range(800)]
+    splits = divide(files, Division(0.1, 0.1, r"/([0-9]+)_"), str)
+    assert splits == divide(files, Division(0.1, 0.1, r"/([0-9]+)_"), str)
+    for split in ("val", "test"):
+        groups = {int(path.stem.partition("_")[0]) for _, path in splits[split]}
+        assert len(groups) == 20
+        assert 60 < sum(groups) / len(groups) < 140  # of 0 to 199: 3 standard errors
+        assert min(groups) < 40
 
 
 @pytest.mark.parametrize(
@@ -125,6 +164,18 @@ def test_a_test_folder_is_not_used_for_validation(tmp_path: Path) -> None:
         "val": 3,
         "test": 30,
     }
+
+
+def test_groups_that_a_given_split_shares_with_others_are_warned_of(caplog) -> None:
+    def divided(test: range) -> list[tuple[int, str]]:
+        groups = [("train", group) for group in range(10)] + [("test", group) for group in test]
+        rows = [(split, label, f"{split}/p{group}_{label}") for split, group in groups for label in ("a", "b")]
+        return assign(rows, "here", str, Division(0.2, group_by="p[0-9]+"))[1]["test"]
+
+    assert len(divided(range(10, 14))) == 8
+    assert "other splits" not in caplog.text
+    assert len(divided(range(8, 12))) == 8
+    assert "the given test split has images of 2 groups that other splits have as well, e.g. test/p8_a" in caplog.text
 
 
 def test_a_list_without_training_images_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.data.classes import class_names
-from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, Item, divide, no_split
+from paceline.data.splits import AS_GIVEN, SPLITS, TEST, TRAIN, VAL, Division, Item, divide, no_split, shared_groups
 from paceline.errors import UserError
 from paceline.system.logs import log
 from paceline.system.wording import counted
@@ -90,8 +90,24 @@ def _completed(
         )
     if any(wanted.values()):
         divided = divide(rest or given.get(TRAIN, []), division, name_of)
+        kept = {split: files for split, files in given.items() if split != TRAIN}
+        _warn_of_shared_groups(kept, divided, division, name_of)
         given = given | {split: divided[split] for split in SPLITS if split == TRAIN or wanted[split]}
     return {split: given.get(split, []) for split in SPLITS}
+
+
+def _warn_of_shared_groups(
+    given: Splits[Item], divided: Splits[Item], division: Division, name_of: Callable[[Item], str]
+) -> None:
+    """Warn of groups that a given split, which is not divided again, shares with the divided images."""
+    others = [name_of(item) for files in divided.values() for _, item in files] if division.group_by else []
+    for split, files in given.items():
+        if shared := shared_groups(others, (name_of(item) for _, item in files), division.group_by):
+            log.warning(
+                "the given %s split has images of %s that other splits have as well, e.g. %s. --group-by does not "
+                "change given splits.",
+                *(split, counted(len(shared), "group"), shared[0]),
+            )
 
 
 def _check_classes(ids: list[str], splits: Splits[Item], place: object) -> None:

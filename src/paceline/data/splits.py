@@ -1,5 +1,6 @@
 """Divides images into train, val and test: the same fraction of every class, and groups of images kept together."""
 
+import hashlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable
@@ -118,7 +119,12 @@ def divide(
 def _by_group(
     files: list[tuple[int, Item]], division: Division, name_of: Callable[[Item], str]
 ) -> dict[str, list[tuple[int, Item]]]:
-    """Assign the groups, largest first, each to the split that misses most images of its classes."""
+    """Assign the groups, largest first, each to the split that misses most images of its classes and of all classes.
+
+    If every class has few groups, no class alone misses enough of them in val or test, but all classes together do.
+    Groups of one size come in a random order that only depends on their names: the first ones all go to train, so in
+    the order of names val and test would only have the last patients, days or cameras.
+    """
     groups: dict[str, list[tuple[int, Item]]] = defaultdict(list)
     for label, path in files:
         groups[_group_of(name_of(path), division.group_by)].append((label, path))
@@ -129,23 +135,52 @@ def _by_group(
     fractions[TRAIN] = 1 - sum(fractions.values())
     total = Counter(label for label, _ in files)
     missing = {(split, label): part * total[label] for split, part in fractions.items() for label in total}
+    missing_in_all = {split: part * len(files) for split, part in fractions.items()}
     chosen: dict[Item, str] = {}
-    for _, members in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
+    trained: set[int] = set()
+    for _, members in sorted(groups.items(), key=lambda group: (-len(group[1]), _shuffled(group[0]))):
         counts = Counter(label for label, _ in members)
 
         def need(split: str, counts: Counter[int] = counts) -> float:
-            return sum(count * missing[split, label] / total[label] for label, count in counts.items())
+            of_classes = sum(count * missing[split, label] / total[label] for label, count in counts.items())
+            return of_classes + counts.total() * missing_in_all[split] / len(files)
 
-        split = max((split for split in fractions if fractions[split]), key=need)
+        # a class without training images could not be learned
+        split = TRAIN if counts.keys() - trained else max((each for each in fractions if fractions[each]), key=need)
+        trained |= counts.keys() if split == TRAIN else set()
+        missing_in_all[split] -= len(members)
         for label, count in counts.items():
             missing[split, label] -= count
         chosen |= dict.fromkeys((path for _, path in members), split)
     return {split: [(label, path) for label, path in files if chosen[path] == split] for split in SPLITS}
 
 
+def _shuffled(group: str) -> bytes:
+    """Return a key that sorts groups in an order without a relation to their names."""
+    return hashlib.sha256(group.encode(errors="surrogatepass")).digest()
+
+
 def _group_of(name: str, expression: str) -> str:
-    found = re.search(expression, name)
-    if not found:
+    group = _group_in(name, expression)
+    if group is None:
         message = f"--group-by {expression!r} finds nothing in {name}. It must match the path of every image."
         raise UserError("group-not-found", message, path=name)
+    return group
+
+
+def _group_in(name: str, expression: str) -> str | None:
+    found = re.search(expression, name)
+    if not found:
+        return None
     return "\0".join(part or "" for part in found.groups()) if found.groups() else found.group()
+
+
+def shared_groups(first: Iterable[str], second: Iterable[str], expression: str) -> list[str]:
+    """Return the first path of each group in the second paths that the first paths have as well."""
+    known = {_group_in(name, expression) for name in first}
+    shared: dict[str, str] = {}
+    for name in second:
+        group = _group_in(name, expression)
+        if group is not None and group in known:
+            shared.setdefault(group, name)
+    return list(shared.values())

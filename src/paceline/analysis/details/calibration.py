@@ -7,7 +7,8 @@ import numpy as np
 from paceline.analysis.details.scores import chunks, log_softmax
 
 BINS = 15
-_RANGE = (0.02, 50.0)  # of temperatures
+TEMPERATURES = (0.001, 1000.0)
+"""The range of temperatures, that of `paceline predict --temperature`."""
 
 
 def reliability(confidence: np.ndarray, correct: np.ndarray) -> list[dict[str, Any]]:
@@ -37,13 +38,18 @@ def negative_log_likelihood(labels: np.ndarray, logits: np.ndarray, temperature:
     """Return the mean cross entropy of logits divided by a temperature."""
     total = 0.0
     for part in chunks(logits):
-        log_p = log_softmax(logits[part] / temperature)
+        log_p = _divided(logits[part], temperature)
         total -= float(np.take_along_axis(log_p, labels[part, None], 1).sum())
     return total / len(labels)
 
 
+def _divided(logits: np.ndarray, temperature: float) -> np.ndarray:
+    """Return log probabilities at a temperature; large fp32 logits would overflow if they were divided in fp32."""
+    return log_softmax(logits.astype(np.float64) / temperature)
+
+
 def best_temperature(labels: np.ndarray, logits: np.ndarray) -> float | None:
-    """Return the temperature that minimizes the loss of these samples; None if it has no minimum.
+    """Return the temperature that minimizes the loss of these samples; None if none of TEMPERATURES does.
 
     There is none if all predictions are right, since the loss then falls towards temperature 0, or if the logits of
     labels are no higher than others on average.
@@ -53,7 +59,7 @@ def best_temperature(labels: np.ndarray, logits: np.ndarray) -> float | None:
     of_labels = np.take_along_axis(logits, labels[:, None], 1)[:, 0]
     if (of_labels >= logits.max(1)).all():
         return None
-    low, high = np.log(_RANGE)
+    low, high = np.log(TEMPERATURES)
     found = minimize_scalar(
         lambda value: negative_log_likelihood(labels, logits, float(np.exp(value))),
         bounds=(low, high),
@@ -72,7 +78,7 @@ def calibrated(labels: np.ndarray, logits: np.ndarray, confidence: np.ndarray, c
         return found
     after = np.empty(len(labels))
     for part in chunks(logits):
-        after[part] = np.exp(log_softmax(logits[part] / temperature).max(1))
+        after[part] = np.exp(_divided(logits[part], temperature).max(1))
     bins = reliability(after, correct)
     loss = negative_log_likelihood(labels, logits, temperature)
     return found | {

@@ -114,9 +114,15 @@ def paired_runs(runs: Sequence[LoggedRun]) -> list[PairedModels]:
 
 
 def _counterpart(details: Details, base: Sequence[Details]) -> Details | None:
-    """Return the evaluation of the same split, if possible of the same data and not only of data with its name."""
-    same = [each for each in base if each.title == details.title]
-    return next((each for each in same if not _difference(each, details)), same[0] if same else None)
+    """Return the evaluation of the same split, if possible of the same data and not only of data with its name.
+
+    Prepared data may have another name, because its fingerprint is that of its content; that of image files is not.
+    """
+    data = details.record["data"]
+    named = [each for each in base if each.title == details.title]
+    moved = [each for each in base if data.get("kind") == "shards" and each.record["data"]["split"] == data["split"]]
+    same = (each for each in (*named, *moved) if not _difference(each, details))
+    return next(same, named[0] if named else None)
 
 
 def _listed(found: Sequence[Details]) -> str:

@@ -41,13 +41,15 @@ class Details:
     def confusion(self) -> np.ndarray:
         """Return the non-zero cells of the confusion matrix: int64 (n, 3) of label, prediction and count."""
         classes = len(self.record["classes"])
-        lines = csv.DictReader(StringIO(self._read("confusion.csv").decode()))
+        content = self._read("confusion.csv")
         try:
+            lines = csv.DictReader(StringIO(content.decode()))
             cells = [[int(line[name]) for name in ("label", "predicted", "count")] for line in lines]
-        except (KeyError, TypeError, ValueError, csv.Error):
+            found = np.array(cells, np.int64).reshape(-1, 3)
+        except (KeyError, TypeError, ValueError, OverflowError, csv.Error):
             raise self._corrupt("confusion.csv") from None
-        found = np.array(cells, np.int64).reshape(-1, 3)
-        if (found < 0).any() or (found[:, :2] >= classes).any():
+        is_whole = found[:, 2].sum() == self.record["overall"]["samples"]
+        if not is_whole or (found < 0).any() or (found[:, :2] >= classes).any():
             raise self._corrupt("confusion.csv")
         return found
 
@@ -70,7 +72,8 @@ class Details:
             raise self._corrupt(f"the table of predictions ({error})") from None
         index, *rest = columns.values()
         classes = len(self.record["classes"])
-        if len(set(index.tolist())) < len(index) or any((each < 0).any() or (each >= classes).any() for each in rest):
+        is_whole = 0 < len(index) == len(set(index.tolist())) == self.record["overall"]["samples"]
+        if not is_whole or any((each < 0).any() or (each >= classes).any() for each in rest):
             raise self._corrupt("the table of predictions")
         return columns
 

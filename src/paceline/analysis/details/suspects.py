@@ -4,6 +4,8 @@ import numpy as np
 
 from paceline.analysis.details.scores import SampleScores, chunks, log_softmax
 
+_ROUNDING = 1e-9
+
 
 def worst(scores: SampleScores, most: int) -> np.ndarray:
     """Return the positions of the wrong predictions with the highest loss."""
@@ -30,7 +32,8 @@ def likely_label_errors(scores: SampleScores, logits: np.ndarray) -> tuple[np.nd
     classes = logits.shape[1]
     support = np.bincount(scores.labels, minlength=classes)
     totals = np.bincount(scores.labels, scores.p_label, classes)
-    thresholds = np.where(support > 0, totals / np.maximum(support, 1), np.inf)
+    # the mean of equal probabilities may be rounded to slightly more than each of them
+    thresholds = np.where(support > 0, totals / np.maximum(support, 1) * (1 - _ROUNDING), np.inf)
     found, gap = np.full(len(logits), -1), np.zeros(len(logits))
     for part in chunks(logits):
         p = np.exp(log_softmax(logits[part]))

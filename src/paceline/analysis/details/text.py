@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.analysis.details.calibration import TEMPERATURES
 from paceline.analysis.details.read import Details
 from paceline.analysis.details.record import TRAINED_ON
 from paceline.system.tables import new_table, output, show
@@ -50,7 +51,7 @@ def summary_lines(record: dict[str, Any]) -> list[str]:
         f"; {percent(calibration['ece_after'])} at temperature {temperature:.3g}, fitted to the same images "
         f"(`paceline predict --temperature {temperature:.3g}` applies it)"
         if temperature is not None
-        else "; no temperature minimizes the loss"
+        else "; no temperature from {:g} to {:g} minimizes the loss".format(*TEMPERATURES)
     )
     lines.append(f"expected calibration error (15 bins): {percent(calibration['ece'])}{after}")
     count = record["num_label_errors"]
