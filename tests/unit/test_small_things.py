@@ -102,7 +102,7 @@ def test_corrupt_validation_images_are_counted_over_all_ranks(corrupt: Path, pro
 
 @pytest.mark.parametrize("procs", [1, 2])
 def test_too_many_corrupt_validation_images_are_refused_on_any_number_of_ranks(corrupt: Path, procs: int) -> None:
-    with pytest.raises(AssertionError, match=r"2 of 12 validation images.* \[too-many-corrupt-samples\]"):
+    with pytest.raises(AssertionError, match=r"2 of 12 images to evaluate.* \[too-many-corrupt-samples\]"):
         run_ranks(corrupt, procs, "train", "digits", *SMALL, "--data.max_corrupt", 0.1)
 
 

@@ -65,7 +65,7 @@ def evaluate(
     if any(stops):
         raise Stopped(signal.SIGINT if stops[0] else signal.SIGTERM)
     if not samples:
-        raise UserError("no-validation-image-readable", "no validation image could be read. The log lists them.")
+        raise UserError("no-validation-image-readable", "no image to evaluate could be read. The log lists them.")
     return {
         "samples": int(samples),
         "correct": int(top1),
@@ -84,7 +84,7 @@ def check_corrupt_fraction(metrics: dict[str, float], expected: int, max_corrupt
     if lost > max(1.0, max_corrupt * expected):
         raise UserError(
             "too-many-corrupt-samples",
-            f"{lost} of {expected} validation images could not be read, more than data.max_corrupt={max_corrupt}. "
+            f"{lost} of {expected} images to evaluate could not be read, more than data.max_corrupt={max_corrupt}. "
             "The log lists them.",
             corrupt=lost,
             samples=expected,
