@@ -59,6 +59,14 @@ def test_a_checkpoint_folder_predicts_as_its_run(folder: Path, one_thread) -> No
     assert pl.load_classifier(checkpoint, device="cpu", precision="fp32")([image]) == expected
 
 
+def test_a_run_stays_a_run_when_its_model_is_exported_into_it(tmp_path: Path, one_thread) -> None:
+    run = train_model(tmp_path).rename(tmp_path / "runs" / "a.onnx")  # named like an export, too
+    pl.export(run, run / "model.safetensors")
+    pl.export(run, run / "model.pt2")
+    pl.load_classifier(run, device="cpu", precision="bf16")
+    assert pl.evaluate(run, in_process=True)["samples"] == 27
+
+
 def test_default_precision_is_that_of_the_run(folder: Path, tmp_path: Path, one_thread, here, monkeypatch) -> None:
     monkeypatch.setattr(precision, "_supports_bf16", lambda _: True)  # so that auto is bf16
     run, image = folder / "runs" / "colors", folder / "images" / "val" / "red" / "1.jpg"

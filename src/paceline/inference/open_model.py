@@ -85,9 +85,9 @@ class _Source:
 def open_model(path: Path, world: World, usage: Usage) -> OpenedModel:
     """Return a model for use on the device of this rank. A collective."""
     load_modules(usage.imports)
-    load, is_graph = _EXPORTS.get(path.suffix.lower(), (_weights, False))
     # rank 0 decides, because the disks of other nodes may differ
     is_run = world.on_rank_zero(lambda: not is_export(path))
+    load, is_graph = _EXPORTS.get("" if is_run else path.suffix.lower(), (_weights, False))
     if is_run:
         with world.long_timeout():  # a run in progress may replace its checkpoints, so rank 0 chooses one for all
             place, values = world.on_rank_zero(lambda: _verified(path, usage.checkpoint))

@@ -49,16 +49,26 @@ def _is_checkpoint(path: Path) -> bool:
     return (path / "COMMIT").exists()
 
 
+def _is_run(path: Path) -> bool:
+    folder = RunFolder(path)
+    return folder.exists or folder.checkpoints.is_dir()
+
+
 def is_export(path: Path) -> bool:
-    """Return whether a path is named or built like an export. A checkpoint has a file of weights of the same name."""
-    return path.suffix.lower() in EXPORT_SUFFIXES or ((path / WEIGHTS_FILE).is_file() and not _is_checkpoint(path))
+    """Return whether a path is named or built like an export.
+
+    A checkpoint has a file of weights of the same name, and a run folder may have one because its model was exported
+    into it.
+    """
+    if _is_checkpoint(path) or _is_run(path):
+        return False
+    return path.suffix.lower() in EXPORT_SUFFIXES or (path / WEIGHTS_FILE).is_file()
 
 
 def find_checkpoint(path: Path, which: str) -> Path:
     """Return the checkpoint at a path: the path itself, or the best or last checkpoint of a run folder."""
     if _is_checkpoint(path):
         return path
-    folder = RunFolder(path)
     if is_export(path):
         raise UserError(
             "export-instead-of-run",
@@ -66,7 +76,8 @@ def find_checkpoint(path: Path, which: str) -> Path:
             f"the export itself, run `paceline predict {path} IMAGES`.",
             path=path,
         )
-    if not folder.exists and not folder.checkpoints.is_dir():
+    folder = RunFolder(path)
+    if not _is_run(path):
         raise UserError(
             "not-a-run-or-checkpoint",
             f"{path} is neither a run folder (with recipe.yaml) nor a checkpoint (with COMMIT). `paceline runs` lists "
