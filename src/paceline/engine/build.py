@@ -69,6 +69,8 @@ class Setup:
     scaler: torch.amp.GradScaler
     precision: str
     lr_plan: LrPlan
+    architecture: dict[str, Any]
+    """Name and options of the model."""
     compilation: Compilation = field(default_factory=Compilation)
     history: History = field(default_factory=History)
     _evaluators: dict[tuple[int, bool, str, str], Evaluator] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class Setup:
 
     def _inference_metadata(self, step: int) -> dict[str, Any]:
         """Return what is needed to use the weights, and how they came about."""
-        model, phase, source = self.recipe.model, self.timeline.phase_at(max(0, step - 1)), self.source
+        phase, source = self.timeline.phase_at(max(0, step - 1)), self.source
         name = dataset_name(self.recipe.data.name, source.place) or source.name
         splits = {"train": source.num_train, "val": source.num_val, "test": source.num_test}
         return {
@@ -136,12 +138,7 @@ class Setup:
                 "std": shortest_decimals(self.loader.std),
                 **self.source.preprocessing(phase),
             },
-            "model": {
-                "name": model.name,
-                "num_classes": len(self.source.classes),
-                "in_chans": self.source.channels,
-                "options": model.options,
-            },
+            "model": {**self.architecture, "num_classes": len(source.classes), "in_chans": source.channels},
         }
 
     def load(self, parts: dict[str, Any], origin: str) -> int:
@@ -231,6 +228,7 @@ def build(recipe: Recipe, world: World, resume: bool = False) -> Setup:
         scaler=precision.grad_scaler(resolved, world.device, recipe.train.init_loss_scale),
         precision=resolved,
         lr_plan=lr_plan,
+        architecture=world.raise_together(lambda: factory.architecture_of(recipe.model, initial)),
         compilation=compilation,
     )
 

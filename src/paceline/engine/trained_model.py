@@ -71,7 +71,7 @@ def architecture(config: Model, metadata: dict[str, Any], seed: int = 0) -> nn.M
     """Return a model without its trained weights. `metadata` is that of a checkpoint or an export."""
     num_classes, channels = metadata["model"]["num_classes"], metadata["model"]["in_chans"]
     with torch.random.fork_rng(devices=[]):
-        model = create_model(factory.untrained(config), seed, num_classes, channels)
+        model = create_model(factory.untrained(config, metadata["model"]), seed, num_classes, channels)
         if any(map(is_lazy, model.parameters())):
             probe(model, config.name, num_classes, channels, tuple(metadata["preprocessing"]["size"]))
     return model

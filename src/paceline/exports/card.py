@@ -104,7 +104,7 @@ def _training(metadata: dict[str, Any]) -> str:
     optim, train = (recipe.get(name, {}) for name in ("optim", "train"))
     facts = {
         "recipe": recipe.get("name"),
-        "initial weights": recipe.get("model", {}).get("weights"),
+        "initial weights": _initial_weights(recipe.get("model", {})),
         "epochs": f"{round(metadata['epoch'], 2):g} (step {metadata['step']})",
         "planned duration": train.get("duration"),
         "global batch": train.get("global_batch"),
@@ -119,6 +119,11 @@ def _training(metadata: dict[str, Any]) -> str:
     }
     rows = [[name, _safe(value)] for name, value in facts.items() if value not in (None, "")]
     return f"## Training\n\n{_table(['', ''], rows)}\n\nThe complete recipe is in the metadata of every export."
+
+
+def _initial_weights(model: dict[str, Any]) -> str | None:
+    weights, name = model.get("weights"), model.get("name", "")
+    return f"{weights} ({name})" if weights == "pretrained" else weights
 
 
 def _metrics(metadata: dict[str, Any], is_best: bool) -> str:

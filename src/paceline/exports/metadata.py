@@ -18,7 +18,7 @@ import paceline
 from paceline.checkpoint import schema
 from paceline.checkpoint.verified import CheckpointInfo
 from paceline.errors import UserError
-from paceline.models.folders import WEIGHTS_FILE
+from paceline.models.folders import LOCAL, WEIGHTS_FILE
 from paceline.system.packages import needs_package
 from paceline.system.remote import last_name
 from paceline.system.untrusted import check_regular
@@ -62,6 +62,9 @@ def _without_paths(recipe: dict[str, Any]) -> dict[str, Any]:
     for section, field in (("data", "path"), ("model", "weights")):
         if isinstance(path := tree.get(section, {}).get(field), str) and path:
             tree[section][field] = last_name(path.rstrip("/"))
+    name = tree.get("model", {}).get("name")
+    if isinstance(name, str) and name.startswith(LOCAL):
+        tree["model"]["name"] = LOCAL + last_name(name.removeprefix(LOCAL).rstrip("/"))
     return tree
 
 

@@ -1,6 +1,7 @@
 """Creates a timm model, airbench or a registered model, with a head for the classes of the data."""
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,6 +19,8 @@ from paceline.system.torchvision_compat import allow_torchvision
 _REFUSED_OPTIONS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 """Arguments of timm that name weight files, which some versions unpickle: that can run code."""
 _DROP_PATH = "drop_path_rate"
+_OWN_ARGUMENTS = ("num_classes", "in_chans", _DROP_PATH)
+"""Arguments of timm that come from the data, or from other fields than model.options."""
 
 
 def check(config: Model) -> None:
@@ -101,9 +104,31 @@ def create(config: Model, num_classes: int, channels: int) -> nn.Module:
     return model
 
 
-def untrained(config: Model) -> Model:
-    """Return the same model with random weights, for when only its architecture matters."""
+def untrained(config: Model, saved: Mapping[str, Any] | None = None) -> Model:
+    """Return the same model with random weights, for when only its architecture matters.
+
+    `saved`: what `architecture_of` put into a checkpoint or an export, in place of a folder or repository.
+    """
+    if saved and config.name.startswith(hub.SOURCES):
+        config = dataclasses.replace(config, name=saved["name"], options=saved["options"] | config.options)
     return dataclasses.replace(config, weights="random", head_init_std=0.0)
+
+
+def architecture_of(config: Model, model: nn.Module) -> dict[str, Any]:
+    """Return name and options of a model that was created, without a folder or repository that may be gone later."""
+    name = config.name
+    if not name.startswith(hub.SOURCES):
+        return {"name": name, "options": config.options}
+    found = folders.read_config(name) if name.startswith("local-dir:") else hub.read_config(config)
+    published: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
+    given = {key: value for key, value in (found.get("model_args") or {}).items() if key not in _OWN_ARGUMENTS}
+    options = given | config.options
+    # what timm takes from pretrained_cfg
+    if published.get("fixed_input_size"):
+        options.setdefault("img_size", list(published["input_size"][-2:]))
+    if published.get("global_pool") is not None:
+        options.setdefault("global_pool", published["global_pool"])
+    return {"name": published["architecture"], "options": options}
 
 
 def _init_head(model: nn.Module, config: Model) -> None:

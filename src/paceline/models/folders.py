@@ -6,6 +6,8 @@ from typing import Any
 
 from paceline.errors import UserError
 
+LOCAL = "local-dir:"
+"""Prefix of model names that are folders."""
 CONFIG = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 EXPORT_SUFFIXES = (".safetensors", ".onnx", ".pt2")
@@ -16,7 +18,7 @@ def read_config(name: str) -> dict[str, Any]:
     """Return config.json of a model named local-dir:FOLDER. Raises if it does not describe a timm model."""
     import timm
 
-    folder = Path(name.removeprefix("local-dir:"))
+    folder = Path(name.removeprefix(LOCAL))
     if not (folder / CONFIG).is_file():
         message = f"model.name={name}: {folder / CONFIG} does not exist. Give a folder that timm or"
         raise UserError("model-folder-invalid", f"{message} `paceline export` wrote, with {CONFIG}.", path=folder)

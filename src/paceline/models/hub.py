@@ -29,6 +29,18 @@ def cached_if_unreachable() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
+def read_config(config: Model) -> dict[str, Any]:
+    """Return config.json of a model named hf-hub:USER/MODEL. Raises if it cannot be downloaded."""
+    from timm.models import load_model_config_from_hf
+
+    with cached_if_unreachable():
+        try:
+            published, architecture, arguments = load_model_config_from_hf(config.name.removeprefix(SOURCES[0]))
+        except Exception as error:
+            raise failure(error, config) from None
+    return {"architecture": architecture, "pretrained_cfg": published, "model_args": arguments}
+
+
 def _resolves(address: str) -> bool:
     if urllib.request.getproxies():
         return True  # the proxy resolves names

@@ -168,13 +168,7 @@ def _of_name(model: Model) -> _Expected | None:
         config = folders.read_config(name)
         return _Expected(name, config.get("pretrained_cfg", config))
     if downloads(model) and name.startswith("hf-hub:"):
-        from timm.models import load_model_config_from_hf
-
-        with hub.cached_if_unreachable():
-            try:
-                return _Expected(name, load_model_config_from_hf(name.removeprefix("hf-hub:"))[0])
-            except Exception as error:
-                raise hub.failure(error, model) from None
+        return _Expected(name, hub.read_config(model)["pretrained_cfg"])
     found = timm.get_pretrained_cfg(name)
     tag = f".{found.tag}" if found and found.tag and "." not in name else ""
     return _Expected(f"timm's {name}{tag}", dataclasses.asdict(found)) if found else None

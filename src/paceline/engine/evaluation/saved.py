@@ -122,7 +122,7 @@ def evaluate_path(
         split = split or source.default_split
         _check_channels(folder, len(progress["preprocessing"]["mean"]), source)
         # the checkpoint has all the weights, so none are downloaded
-        plain = dataclasses.replace(recipe, model=factory.untrained(recipe.model))
+        plain = dataclasses.replace(recipe, model=factory.untrained(recipe.model, progress["model"]))
         timeline = Timeline.of(recipe, source.num_train)
         classes = [Class(*entry) for entry in progress["classes"]]
         numbers = match(classes, source.classes, folder, source.place or source.name)
