@@ -101,6 +101,14 @@ def test_pretrained_weights_get_a_new_head_for_other_classes(tmp_path: Path, cap
     assert "the head is initialized because it has 10 classes and the data has 7" in caplog.text
 
 
+def test_both_heads_of_a_distilled_model_are_initialized() -> None:
+    options = {"img_size": 32, "depth": 1}
+    model = create(Model(name="deit_tiny_distilled_patch16_224", options=options, head_init_std=3.0), 100, 3)
+    for head in (model.head, model.head_dist):
+        assert head.weight.std().item() == pytest.approx(3, rel=0.05)
+        assert not head.bias.any()
+
+
 def test_pretrained_weights_without_access_to_the_hub(monkeypatch, tmp_path: Path) -> None:
     from huggingface_hub import constants
 

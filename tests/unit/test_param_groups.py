@@ -45,6 +45,15 @@ def test_the_head_has_its_own_learning_rate() -> None:
     assert found[id(model.layer4[1].conv2.weight)] == (0.1, 0.5)
 
 
+def test_both_heads_of_a_distilled_model_have_their_own_learning_rate() -> None:
+    with torch.device("meta"):
+        model = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=10)
+    found = _settings(groups(model, Optim(head_lr_mult=10)), "scale")
+    scales = {name: found[id(parameter)][1] for name, parameter in model.named_parameters()}
+    heads = {name for name, scale in scales.items() if scale == 10}
+    assert heads == {"head.weight", "head.bias", "head_dist.weight", "head_dist.bias"}
+
+
 @pytest.mark.parametrize(
     ("settings", "code"), [({"layer_decay": 0.5}, "layer-decay-unsupported"), ({"head_lr_mult": 2.0}, "no-classifier")]
 )

@@ -13,6 +13,7 @@ from paceline.errors import UserError
 from paceline.models import folders, hub
 from paceline.models.airbench import AirbenchNet
 from paceline.models.weight_files import find_file, load_file
+from paceline.system.heads import classifier_modules
 from paceline.system.logs import log
 from paceline.system.torchvision_compat import allow_torchvision
 
@@ -132,16 +133,19 @@ def architecture_of(config: Model, model: nn.Module) -> dict[str, Any]:
 
 
 def _init_head(model: nn.Module, config: Model) -> None:
-    classifier: Any = getattr(model, "get_classifier", lambda: None)()
-    if not isinstance(classifier, nn.Linear | nn.Conv2d):  # some models of timm end with a 1x1 convolution
+    heads = list(classifier_modules(model).values())
+    # some models of timm end with a 1x1 convolution
+    linear = [head for head in heads if isinstance(head, nn.Linear | nn.Conv2d)]
+    if not linear or len(linear) < len(heads):
         raise UserError(
             "no-linear-classifier",
             f"model.head_init_std={config.head_init_std}: {config.name} has no linear classifier. Set it to 0.",
             model=config.name,
         )
-    nn.init.normal_(classifier.weight, std=config.head_init_std)
-    if classifier.bias is not None:
-        nn.init.zeros_(classifier.bias)
+    for head in linear:
+        nn.init.normal_(head.weight, std=config.head_init_std)
+        if head.bias is not None:
+            nn.init.zeros_(head.bias)
 
 
 def _timm(config: Model, num_classes: int, channels: int) -> nn.Module:

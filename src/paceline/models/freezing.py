@@ -7,6 +7,7 @@ from torch import nn
 
 from paceline.config.model import BACKBONE, Model
 from paceline.errors import UserError
+from paceline.system.heads import classifier_modules
 from paceline.system.norms import BATCH_NORMS, freeze_norm
 
 _SHOWN = 12
@@ -83,13 +84,6 @@ def _backbone(model: nn.Module, config: Model) -> tuple[set[str], set[str]]:
         if not any(name.startswith(f"{head}.") for head in heads)
     }
     return modules, parameters
-
-
-def classifier_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the classifiers of a model by name, found by timm's get_classifier; models with distillation have two."""
-    found = getattr(model, "get_classifier", lambda: None)()
-    heads = [id(head) for head in (found if isinstance(found, tuple | list) else [found])]
-    return {name: module for name, module in model.named_modules() if name and id(module) in heads}
 
 
 def _is_prefix(short: list[str], long: list[str]) -> bool:

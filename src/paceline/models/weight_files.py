@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UserError
-from paceline.models.freezing import classifier_modules
+from paceline.system.heads import classifier_modules
 from paceline.system.logs import log
 from paceline.system.wording import counted
 

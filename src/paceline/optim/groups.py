@@ -10,6 +10,7 @@ from paceline.config.optim import Optim
 from paceline.errors import UserError
 from paceline.optim.factory import Groups, check, construct, has_known_state
 from paceline.optim.rehearsal import check_resumable, check_shardable
+from paceline.system.heads import classifier_modules
 from paceline.system.norms import NORMS
 
 
@@ -52,8 +53,7 @@ def _scales(model: nn.Module, config: Optim) -> dict[str, float]:
         last = max(layers.values())
         scales = {name: config.layer_decay ** (last - layer) for name, layer in layers.items()}
     if config.head_lr_mult != 1:
-        classifier = getattr(model, "get_classifier", lambda: None)()
-        head = {id(parameter) for parameter in classifier.parameters()} if isinstance(classifier, nn.Module) else set()
+        head = {id(parameter) for each in classifier_modules(model).values() for parameter in each.parameters()}
         if not head:
             message = (
                 f"optim.head_lr_mult={config.head_lr_mult:g}: {type(model).__name__} has no classifier that it names"
