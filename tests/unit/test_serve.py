@@ -1,5 +1,6 @@
 """The server of a model: answers, limits, and requests that it refuses."""
 
+import errno
 import http.client
 import io
 import json
@@ -218,6 +219,27 @@ def test_decoders_end_if_the_port_is_in_use(tmp_path: Path, monkeypatch) -> None
     with socket.create_server(("127.0.0.1", 0)) as taken, raises("port-unavailable"):
         pl.serve(tmp_path, port=taken.getsockname()[1], device="cpu")
     assert closed == [True]
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (OSError(errno.EADDRINUSE, "Address already in use"), "Stop the process that uses it, or choose another"),
+        (OSError(errno.EACCES, "Permission denied"), "Ports below 1024 are reserved for root: choose another"),
+        (socket.gaierror(-2, "Name or service not known"), "(Name or service not known). Choose another"),
+    ],
+)
+def test_the_fix_for_a_port_follows_from_its_error(tmp_path: Path, monkeypatch, error: OSError, fix: str) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(serving, "open_model", lambda *_: SimpleNamespace(classifier=brightest()))
+    with raises("port-unavailable"):
+        pl.serve(tmp_path, host="a..b", device="cpu")
+    monkeypatch.setattr(serving, "HttpServer", fail)
+    with raises("port-unavailable") as caught:
+        pl.serve(tmp_path, device="cpu")
+    assert fix in str(caught.value)
 
 
 def test_slow_clients_are_disconnected(image: bytes) -> None:

@@ -6,6 +6,7 @@ Runs in a thread of node 0 or in a separate process (`paceline rendezvous`), and
 import asyncio
 import base64
 import contextlib
+import errno
 import hmac
 import os
 import secrets
@@ -182,9 +183,13 @@ def serve(address: str, port: int) -> None:
 
 def port_unavailable(address: str, port: int, error: OSError, fix: str) -> UserError:
     """Return the error for a port that cannot be listened at."""
+    if error.errno == errno.EADDRINUSE:
+        fix = f"stop the process that uses it, or {fix}"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        fix = f"ports below 1024 are reserved for root: {fix}"
     return UserError(
         "port-unavailable",
-        f"cannot listen on port {port} of {address} ({error.strerror}). Stop the process that uses it, or {fix}.",
+        f"cannot listen on port {port} of {address} ({error.strerror}). {fix[0].upper()}{fix[1:]}.",
         address=address,
         port=port,
     )

@@ -4,6 +4,7 @@ One request per connection. A limit of connections, and a deadline for every req
 from blocking others. Requests from other web sites, also through DNS rebinding, are refused.
 """
 
+import errno
 import io
 import ipaddress
 import json
@@ -87,7 +88,10 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 128
 
     def __init__(self, host: str, port: int, site: Site):
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except UnicodeError:  # a label is empty or too long
+            raise OSError(errno.EINVAL, "not a host name") from None
         self.address_family = found[0][0]
         self.site, self._free = site, threading.BoundedSemaphore(_MAX_CONNECTIONS)
         super().__init__(found[0][4], _Handler)  # type: ignore[arg-type]
