@@ -17,6 +17,7 @@ from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
 from paceline.models.factory import create
 from paceline.optim.schedules import LrPlan, lr_at
+from paceline.system.torchvision_compat import allow_torchvision
 from paceline.track.records import RunFolder
 
 NAMES = list(shipped())
@@ -239,6 +240,13 @@ def test_vit_fine_tuning_follows_mae() -> None:
     assert timeline.total == 100 * 100
     assert (recipe.optim.layer_decay, recipe.optim.weight_decay, recipe.model.drop_path) == (0.65, 0.05, 0.1)
     assert (recipe.train.mixup, recipe.train.cutmix, recipe.data.augment.random_erasing) == (0.8, 1.0, 0.25)
+    allow_torchvision()
+    from timm.data.auto_augment import _LEVEL_DENOM, rand_augment_transform
+
+    theirs = rand_augment_transform("rand-m9-mstd0.5-inc1", {})
+    operation, augment = theirs.ops[0], recipe.data.augment
+    assert augment.magnitude / 30 == pytest.approx(operation.magnitude / _LEVEL_DENOM)
+    assert augment.num_ops == theirs.num_layers * operation.prob
 
 
 def test_linear_fine_tuning_follows_the_tutorial() -> None:
