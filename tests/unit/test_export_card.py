@@ -1,5 +1,6 @@
 """Model cards: which figures they show, and what they say about them."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from conftest import raises
 from made_details import make_details
+from PIL import Image
 
 import paceline as pl
 from paceline.analysis.details.record import TRAINED_ON
@@ -95,6 +97,19 @@ def test_card_says_what_was_evaluated(trained: Path) -> None:
     assert "Dividing its logits by" in text
     sections = [line.rpartition(": ")[2] for line in text.splitlines() if line.startswith("## Accuracy per class")]
     assert sections == ["digits, test split", "digits, val split", "street, all images", "digits, train split"]
+
+
+def test_card_of_a_gray_model_says_how_to_convert_images(tmp_path: Path) -> None:
+    small = {"model.name": "test_resnet", "model.options": {}, "train.duration": "2ba"}
+    run = pl.train("digits", SHORT | small, runs=tmp_path / "runs", in_process=True).path
+    pl.export(run, "FOLDER")
+    text = _card(run)
+    assert "preprocessing of its evaluation: gray, center crop" in text
+    assert 'gray PIL image, image.convert("L"), to tensor' in text
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], names)
+    image = names["transform"](Image.new("RGB", (50, 40)).convert("L"))
+    assert names["model"](image[None]).shape == (1, 10)
 
 
 def test_card_shows_top5_only_if_it_can_be_wrong() -> None:

@@ -195,9 +195,10 @@ def _limitations(metadata: dict[str, Any], evaluations: Sequence[Details]) -> st
         f"- It knows these {len(classes)} classes only, and gives every image one of them: {listed}.\n"
         f"- {_evaluated(metadata, evaluations)}\n"
         f"- Its probabilities are not calibrated.{_temperature(evaluations)}\n"
-        f"- It needs the preprocessing of its evaluation: center crop of {seen['crop_pct']:g} of the largest possible, "
-        f"{seen['interpolation']} resize to {height}x{width} (height x width), scaled to 0..1, then normalized with "
-        f"mean {_numbers(seen['mean'])} and standard deviation {_numbers(seen['std'])}."
+        f"- It needs the preprocessing of its evaluation: {'gray, ' if len(seen['mean']) == 1 else ''}center crop of "
+        f"{seen['crop_pct']:g} of the largest possible, {seen['interpolation']} resize to {height}x{width} "
+        f"(height x width), scaled to 0..1, then normalized with mean {_numbers(seen['mean'])} and "
+        f"standard deviation {_numbers(seen['std'])}."
     )
 
 

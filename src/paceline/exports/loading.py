@@ -15,7 +15,7 @@ import timm
 from timm.data import create_transform, resolve_model_data_config
 
 model = timm.create_model("NAME", pretrained=True).eval()
-transform = create_transform(**resolve_model_data_config(model))  # PIL image to tensor
+transform = create_transform(**resolve_model_data_config(model))  # {image} to tensor
 labels = model.pretrained_cfg["label_names"]
 ```
 
@@ -65,11 +65,13 @@ def loading_code(metadata: dict[str, Any], name: str = "") -> str:
     arguments = "".join(f"{name}={value!r}, " for name, value in values.items())
     create = _CREATE.format(name=shape["name"], arguments=arguments) if is_timm else ""
     height, width = metadata["preprocessing"]["size"]
+    # timm's transform leaves the color of an image as it is
+    image = "PIL image" if shape["in_chans"] != 1 else 'gray PIL image, image.convert("L"),'
     intro = _INTRO.format(channels=shape["in_chans"], height=height, width=width)
     return "\n\n".join(
         [
             intro,
-            *([_TIMM.replace("NAME", name or "local-dir:FOLDER")] if is_timm else []),
+            *([_TIMM.replace("NAME", name or "local-dir:FOLDER").replace("{image}", image)] if is_timm else []),
             _SAFETENSORS.format(create=create),
             _ONNX,
             _PT2,
