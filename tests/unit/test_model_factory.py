@@ -72,9 +72,25 @@ def test_weights_files_that_cannot_be_read_or_would_run_code(tmp_path: Path) -> 
             return (Path(tmp_path / "owned").touch, ())
 
     torch.save({"state_dict": Trap()}, tmp_path / "trap.pth")
-    with raises("weights-unreadable"):
+    with raises("weights-unreadable") as caught:
         create(Model(name="airbench", weights=str(tmp_path / "trap.pth")), 10, 3)
+    assert "weights_only" not in str(caught.value)
     assert not (tmp_path / "owned").exists()
+
+
+def test_weights_of_a_run_must_be_exported(tmp_path: Path) -> None:
+    """A checkpoint folder has trained weights and their moving average; which of them is meant must be said."""
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"
+    checkpoint.mkdir(parents=True)
+    save_file(create(Model(name="airbench"), 10, 3).state_dict(), checkpoint / "model.safetensors")
+    (checkpoint / "COMMIT").touch()
+    for path in (tmp_path / "run", checkpoint):
+        with raises("run-instead-of-weights") as caught:
+            create(Model(name="airbench", weights=str(path)), 10, 3)
+        assert "paceline export" in str(caught.value)
+    create(Model(name="airbench", weights=str(checkpoint / "model.safetensors")), 10, 3)
+    (checkpoint / "model.safetensors").rename(tmp_path / "run" / "model.safetensors")  # as if it was exported
+    create(Model(name="airbench", weights=str(tmp_path / "run")), 10, 3)
 
 
 def test_first_layer_whitens_patches() -> None:

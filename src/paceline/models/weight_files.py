@@ -1,5 +1,6 @@
 """Reads weights from a file or folder, without running code from it, and loads them into a model."""
 
+import pickle
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,13 @@ _SUFFIXES = (".safetensors", ".bin", ".pth")
 def find_file(weights: str) -> Path:
     """Return the file of model.weights: the file itself, or the one in a folder."""
     path = Path(weights).expanduser()
+    if _is_run_or_checkpoint(path):
+        raise UserError(
+            "run-instead-of-weights",
+            f"model.weights={weights} is a run or a checkpoint, which may have several files of weights. Run "
+            f'"paceline export {weights} --to FILE.safetensors", and give that file; it has their preprocessing, too.',
+            path=path,
+        )
     if path.is_dir():
         if found := next((path / name for name in _NAMES if (path / name).is_file()), None):
             return found
@@ -32,6 +40,12 @@ def find_file(weights: str) -> Path:
         message = f"model.weights={path} does not exist. Use random, pretrained, or the path of a file or folder."
         raise UserError("weights-not-found", message, path=path)
     return path
+
+
+def _is_run_or_checkpoint(path: Path) -> bool:
+    """Whether a path is a checkpoint folder, or a run folder that no model was exported into."""
+    is_run = (path / "checkpoints").is_dir() and not (path / _NAMES[0]).is_file()
+    return is_run or (path / "COMMIT").exists()
 
 
 def load_file(model: nn.Module, given: str) -> None:
@@ -112,6 +126,8 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)  # weights_only cannot run code
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
+        if isinstance(error, pickle.UnpicklingError):  # torch suggests to load it with code
+            reason = "not a PyTorch file, or it has other objects than tensors, which could run code"
         message = f"model.weights={path} cannot be read ({reason}). Use a .safetensors file or a state dict."
         raise UserError("weights-unreadable", message, path=path) from None
     for key in ("state_dict", "model"):
