@@ -170,6 +170,14 @@ def test_existing_exports_are_replaced_only_with_force(trained: Path) -> None:
         assert read_metadata(Path(name))["weights"] == "model"
 
 
+def test_link_to_a_folder_stays_a_link(trained: Path) -> None:
+    pl.export(trained, "model")
+    Path("link").symlink_to("model")
+    pl.export(trained, "link", raw=True, force=True)
+    assert Path("link").is_symlink()
+    assert read_metadata(Path("model"))["weights"] == "model"
+
+
 def test_folder_that_cannot_be_replaced_stays(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pl.export(trained, "model")
     rename = Path.rename

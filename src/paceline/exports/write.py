@@ -160,7 +160,7 @@ def check_target(target: Path, format: str, force: bool) -> None:
 @contextmanager
 def _replaced_folder(target: Path) -> Iterator[Path]:
     """Yield a new folder, which replaces the target when everything is on disk."""
-    target = target.absolute()
+    target = target.resolve()  # a link to a folder stays one
     new = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     new.mkdir()
     try:
