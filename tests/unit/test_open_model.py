@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import complaint, raises
 from trained_model import COLORS, CPU, train_model
@@ -97,6 +98,15 @@ def test_exports_predict_as_the_run(folder: Path, tmp_path: Path, one_thread, na
     if not name.endswith(".safetensors"):
         with raises("precision-unsupported"):
             pl.load_classifier(tmp_path / name, device="cpu", precision="bf16", **trust)
+
+
+@pytest.mark.parametrize("images", ["a.jpg", b"abc", Path("a.jpg"), [5], [np.zeros((4, 4, 3), np.uint8)]])
+def test_classifiers_take_lists_of_images_only(folder: Path, one_thread, images: Any) -> None:
+    classifier = pl.load_classifier(folder / "runs" / "colors", device="cpu")
+    with raises("invalid-argument"):
+        classifier(images)
+    with raises("invalid-argument"):
+        classifier([folder / "images" / "val" / "red" / "1.jpg"], top=0)
 
 
 def test_timm_folders_predict_as_the_run(tmp_path: Path, one_thread) -> None:

@@ -153,6 +153,7 @@ class Classifier:
         self, images: Sequence[str | Path | bytes | Image.Image], top: int = 5
     ) -> list[tuple[ClassProbability, ...]]:
         """Return the most probable classes of images: files, their content as bytes, or PIL images, in one batch."""
+        _check_images(images, top)
         pixels = np.empty((len(images), 3, self.size, self.size), np.uint8)
         for number, image in enumerate(images):
             try:
@@ -174,6 +175,17 @@ class Classifier:
             return
         content = image if isinstance(image, bytes) else _content(Path(image))
         decode(content, choose, np.zeros(1, np.int64), out, self.metadata.interpolation)
+
+
+def _check_images(images: Any, top: int) -> None:
+    """Refuse one image instead of a list, of which a string would be a list of letters, and other types."""
+    kinds = (str, Path, bytes, Image.Image)
+    wrong = [images] if isinstance(images, kinds) else [each for each in images if not isinstance(each, kinds)]
+    if wrong:
+        message = f"argument images={wrong[0]!r:.80} is invalid. Give a list of files, bytes or PIL images."
+        raise UserError("invalid-argument", message, argument="images")
+    if top < 1:
+        raise UserError("invalid-argument", f"argument top={top} is invalid. Give a positive integer.", argument="top")
 
 
 def _content(path: Path) -> bytes:
