@@ -30,6 +30,7 @@ from paceline.errors import UserError
 from paceline.inference.classifier import Classifier, ModelMetadata
 from paceline.system import http_server
 from paceline.system.http_server import HttpServer
+from paceline.system.logs import log
 from paceline.system.multipart import first_file
 
 COLORS = tuple(Class(name[0], name) for name in ("red", "green", "blue"))
@@ -200,6 +201,19 @@ def test_decoders_that_fail_are_not_the_fault_of_the_client(image: bytes, monkey
             assert (status, answer) == (503, {"error": "the server is out of memory or busy; try again later"})
         monkeypatch.undo()
         assert running.ask("POST", "/predict", image)[0] == 200
+    finally:
+        running.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("secret"), OSError(24, "secret"), TimeoutError("secret")])
+def test_errors_of_the_model_are_answered_and_logged(monkeypatch, caplog, image: bytes, error: Exception) -> None:
+    running = Running(seconds=HANG)
+    try:
+        monkeypatch.setattr(running.model.classifier, "classify_pixels", Mock(side_effect=error))
+        with caplog.at_level("ERROR", logger=log.name):
+            answer = running.ask("POST", "/predict", image)
+        assert answer[:2] == (500, {"error": f"internal error ({type(error).__name__})"})
+        assert "secret" in caplog.text
     finally:
         running.close()
 

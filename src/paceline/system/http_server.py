@@ -20,6 +20,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from paceline.system.logs import log
+
 _MAX_CONNECTIONS = 64
 _MAX_PARAMETERS = 16
 _REQUEST_SECONDS = 30.0
@@ -172,15 +174,15 @@ class _Handler(BaseHTTPRequestHandler):
                     raise HttpError(405, f"{path} allows {' and '.join(known)} only")
                 raise HttpError(404, f"{path[:100]} does not exist")
             body = self._body() if method == "POST" else b""
-            response, status = route(HttpRequest(self.headers.get("Content-Type", ""), body, query)), 200
+            response, status = _respond_with(route, HttpRequest(self.headers.get("Content-Type", ""), body, query)), 200
         except HttpError as error:
             response, status = HttpResponse.json({"error": str(error)}), error.status
         except TimeoutError:
             response, status = HttpResponse.json({"error": "the request took too long"}), 408
-        except OSError:
+        except OSError:  # the client is gone
             raise
         except Exception as error:  # a response, whatever happens; the server continues
-            response, status = HttpResponse.json({"error": f"internal error ({type(error).__name__})"}), 500
+            response, status = HttpResponse.json({"error": str(_failed(error))}), 500
         self._send(status, response)
 
     def _address(self) -> tuple[str, dict[str, str]]:
@@ -271,6 +273,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_words: Any) -> None:
         """Log nothing: requests are private, and clients could flood the log."""
+
+
+def _respond_with(route: Route, request: HttpRequest) -> HttpResponse:
+    """Return the response of a route, whose errors of the operating system are not those of the connection."""
+    try:
+        return route(request)
+    except OSError as error:
+        raise _failed(error) from None
+
+
+def _failed(error: Exception) -> HttpError:
+    """Log an error of this program, and return what clients may know about it."""
+    log.error("a request failed", exc_info=error)
+    return HttpError(500, f"internal error ({type(error).__name__})")
 
 
 def _netloc(origin: str) -> str:
