@@ -230,6 +230,14 @@ def test_wrong_targets_are_refused(trained: Path, tmp_path: Path, to: str, forma
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("to", "options"), [("model.safetensors", {"images": "photos"}), ("model.onnx", {"license": "mit"})]
+)
+def test_options_without_effect_are_refused(trained: Path, to: str, options: dict[str, Any]) -> None:
+    with raises("conflicting-options"):
+        pl.export(trained, to, **options)
+
+
 def test_format_follows_the_suffix() -> None:
     assert {choose_format(Path(f"model{suffix}")): suffix for suffix in SUFFIXES.values()} == SUFFIXES
     assert choose_format(Path("resnet18.a1"), "timm-hub") == "timm-hub"

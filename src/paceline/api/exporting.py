@@ -44,9 +44,18 @@ def export(
         raise UserError("conflicting-options", message, option="--public")
     target = Path() if is_hub else check_path("to", to)
     chosen = "timm-hub" if is_hub else choose_format(target, format)
+    _check_effect("--images", shown, chosen, ("onnx", "torch-export"))
+    _check_effect("--license", license, chosen, ("card", "timm-hub"))
     exporter = Exporter(find_checkpoint(path_of(run), checkpoint), raw, shown, license)
     if is_hub:
         from paceline.exports.hub import push
 
         return push(exporter, str(to).removeprefix(_HUB), public, force)
     return exporter.write(target, chosen, force)
+
+
+def _check_effect(option: str, value: object, format: str, formats: tuple[str, ...]) -> None:
+    """Refuse an option that the format would ignore."""
+    if value and format not in formats:
+        message = f"{option} {value} applies to {' and '.join(formats)}, not to {format}. Leave it out."
+        raise UserError("conflicting-options", message, option=option)
