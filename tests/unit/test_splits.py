@@ -106,6 +106,26 @@ def test_groups_of_each_split_are_spread_over_their_names() -> None:
         assert min(groups) < 40
 
 
+def test_groups_of_all_sizes_are_in_every_split() -> None:
+    files = [
+        (0, ROOT / f"0/{group:03d}_{image}.jpg")
+        for group in range(120)
+        for image in range(1 + group % 2 * 4)  # every other group has five images
+    ]
+    splits = divide(files, Division(0.1, 0.1, r"/([0-9]+)_"), str)
+    for split, part in splits.items():
+        large = {group for _, path in part if int(group := path.stem.partition("_")[0]) % 2}
+        assert len(large) == (48 if split == "train" else 6), "as many large groups as the fraction says"
+
+
+def test_a_group_larger_than_a_split_is_for_training() -> None:
+    files = [
+        (0, ROOT / f"0/{group}_{image}.jpg") for group, count in enumerate([30, 30, 30, 5, 5]) for image in range(count)
+    ]
+    splits = divide(files, Division(0.05, 0.05, r"/([0-9]+)_"), str)
+    assert {split: len(part) for split, part in splits.items()} == {"train": 90, "val": 5, "test": 5}
+
+
 @pytest.mark.parametrize(
     ("division", "code"),
     [

@@ -119,11 +119,12 @@ def divide(
 def _by_group(
     files: list[tuple[int, Item]], division: Division, name_of: Callable[[Item], str]
 ) -> dict[str, list[tuple[int, Item]]]:
-    """Assign the groups, largest first, each to the split that misses most images of its classes and of all classes.
+    """Assign the groups, largest first, each to the split that is the least full among those that it fits into.
 
-    If every class has few groups, no class alone misses enough of them in val or test, but all classes together do.
-    Groups of one size come in a random order that only depends on their names: the first ones all go to train, so in
-    the order of names val and test would only have the last patients, days or cameras.
+    So val and test have large groups too. A group that fits nowhere goes to the split that misses most images of its
+    classes and of all classes: if every class has few groups, no class alone misses enough of them in val or test, but
+    all classes together do. Groups of one size come in a random order that only depends on their names: otherwise val
+    and test would often have the last patients, days or cameras.
     """
     groups: dict[str, list[tuple[int, Item]]] = defaultdict(list)
     for label, path in files:
@@ -145,8 +146,15 @@ def _by_group(
             of_classes = sum(count * missing[split, label] / total[label] for label, count in counts.items())
             return of_classes + counts.total() * missing_in_all[split] / len(files)
 
-        # a class without training images could not be learned
-        split = TRAIN if counts.keys() - trained else max((each for each in fractions if fractions[each]), key=need)
+        def is_room(split: str, counts: Counter[int] = counts) -> bool:
+            return all(count <= missing[split, label] + 1e-9 for label, count in counts.items())
+
+        if counts.keys() - trained:  # a class without training images could not be learned
+            split = TRAIN
+        elif fitting := [each for each in fractions if is_room(each)]:
+            split = max(fitting, key=lambda each: need(each) / fractions[each])
+        else:
+            split = max((each for each in fractions if fractions[each]), key=need)
         trained |= counts.keys() if split == TRAIN else set()
         missing_in_all[split] -= len(members)
         for label, count in counts.items():
