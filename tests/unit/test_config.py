@@ -72,6 +72,12 @@ def test_problems_between_fields_are_reported_at_once() -> None:
     assert "126 or 129" in str(caught.value)
 
 
+def test_points_of_a_base_recipe_can_be_removed() -> None:
+    words = ("--optim.schedule.name", "plateau")
+    assert "[]" in _problem("schedule-points-unused", *words, source="finetune-full")
+    assert load_recipe("finetune-full", [*words, "--optim.schedule.points", "[]"]).optim.schedule.points == ()
+
+
 def test_seconds_are_refused_where_a_schedule_needs_its_end() -> None:
     assert "train.duration='90s'" in _problem("seconds-not-allowed", "--train.duration", "90s")
     assert load_recipe("digits", ["--checkpoint.every", "90s"]).checkpoint.every == "90s"

@@ -161,8 +161,8 @@ def _schedule_problems(schedule: Schedule) -> Iterator[Problem]:
     if schedule.name != "piecewise" and schedule.points:
         yield Problem(
             "schedule-points-unused",
-            f"{path} is only used by a piecewise schedule, but optim.schedule.name={schedule.name}. Remove the points, "
-            "or set the name to piecewise.",
+            f"{path} is only used by a piecewise schedule, but optim.schedule.name={schedule.name}. Remove the points "
+            "(with [] if the base recipe has them), or set the name to piecewise.",
         )
     if schedule.name in SCHEDULES and schedule.options:
         yield Problem(
