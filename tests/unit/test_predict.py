@@ -139,6 +139,7 @@ def test_names_are_read_from_standard_input(folder: Path, tmp_path: Path, here, 
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
     answer = here("predict", folder / "runs" / "colors", "-", *CPU)
     assert [line.partition(": ")[0] for line in answer.stdout.splitlines()] == names
+    assert f"{tmp_path}/missing.jpg: cannot be read (No such file or directory)" in answer.stderr
     assert "skipped 1 of 4 images" in answer.stderr
     assert read_names(b"a b\r\nc\n\n") == ["a b", "c"]
     assert read_names(b"a\nb\0c\0") == ["a\nb", "c"]

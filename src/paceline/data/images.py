@@ -108,7 +108,9 @@ class ImageFiles:
                 check_size(path.stat().st_size)
                 key = keys[position : position + 1]
                 decode(path.read_bytes(), choose, key, out[position], interpolation)
-            except (Unreadable, OSError) as error:
+            except OSError as error:
+                failures[position] = f"cannot be read ({error.strerror or error})"
+            except Unreadable as error:
                 failures[position] = str(error)
         return failures
 
