@@ -59,6 +59,10 @@ def test_first_log_lines_describe_the_training(here) -> None:
     assert first[6] == "batch: per-rank batch 480 x 1 rank x accumulation 1 = global batch 480"
     assert first[7] == "optimizer: sgd, peak learning rate 0.05, schedule one-cycle, warmup 4ep"
     assert "an epoch has only 2 steps (1,437 images, global batch 480)" in answer.stderr
+    scaled = ("--optim.head_lr_mult", "10", "--ema.decay", "0.9", "--optim.schedule", "{name: constant, warmup: 0ep}")
+    answer = here("train", "digits", *TINY, "--train.duration", "2ba", "--name", "scaled", *scaled)
+    line = "optimizer: sgd, peak learning rate 0.05 (head x 10), schedule constant, EMA decay 0.9\n"
+    assert line in answer.stderr
 
 
 def test_settings_without_effect_and_slow_ones_are_warned_about(here) -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from made_runs import make_run
 
+import paceline as pl
 from paceline.analysis.book import write_logbook
 from paceline.analysis.charts import COLORS, COLORS_ON_DARK, Chart, Line, svg
 from paceline.analysis.compare import compare
@@ -117,6 +118,29 @@ def test_page_shows_model_data_and_hyperparameters_of_each_run(tmp_path: Path) -
         assert f"<td><mark>{second_value}</mark></td>" in page
     text = write_logbook(runs, tmp_path / "book")[1].read_text()
     assert all(f"| {name} | {value} |" in text.replace("\\_", "_") for name, value in second.items())
+
+
+def test_title_of_a_report_names_the_runs(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, name) for name in ("one", "two", "three", "four")]
+    titles = {1: "one", 2: "one and two", 3: "one, two, three", 4: "one, two, three, ..."}
+    for count, title in titles.items():
+        page = pl.report(runs[:count], tmp_path / "report.html").read_text()
+        assert f"<title>{title}</title>" in page
+
+
+def test_settings_of_fine_tuning_are_shown(tmp_path: Path) -> None:
+    names = ("frozen", "drop path rate", "layer decay", "head learning rate", "class weights", "sampler", "test images")
+    plain = make_run(tmp_path, "plain")
+    assert not set(names) & settings(read(plain)).keys()
+    weights = {str(number): 2.0 for number in range(7)}
+    words = ("--model.freeze", "conv1", "layer1.*", "--model.drop_path", "0.1", "--optim.layer_decay", "0.75")
+    words += ("--optim.head_lr_mult", "10", "--train.class_weights", json.dumps(weights), "--data.sampler", "balanced")
+    tuned = make_run(tmp_path, "tuned", *words)
+    summary = json.loads((tuned / "summary.json").read_text())
+    (tuned / "summary.json").write_text(json.dumps(summary | {"data": summary["data"] | {"test_images": 75}}))
+    found = settings(read(tuned))
+    shown = "0: 2, 1: 2, 2: 2, 3: 2, 4: 2, ..."
+    assert [found[name] for name in names] == ["conv1, layer1.*", "0.1", "0.75", "x 10", shown, "balanced", "75"]
 
 
 def test_settings_of_phases_and_of_invalid_recipes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from paceline.system.remote import is_remote, redacted
 
 _OFF = "off"
 _CROSS_ENTROPY = "cross entropy"
+_SHOWN_WEIGHTS = 5
 
 
 def settings(run: LoggedRun) -> dict[str, str]:
@@ -37,19 +38,26 @@ def _settings(run: LoggedRun) -> Iterator[tuple[str, Any]]:
     yield "model", fields.get("model.name")
     yield "parameters", _millions(run.summary.get("parameters"))
     yield "weights", fields.get("model.weights")
+    yield "frozen", _listed(fields.get("model.freeze"))
+    yield "drop path rate", _or_off(fields.get("model.drop_path"))
     yield "data", data_name(run.summary, {key: fields.get(f"data.{key}") for key in ("name", "path")})
     yield "data path", _without_password(fields.get("data.path"))
     yield "classes", recorded.get("classes")
     yield "training images", recorded.get("train_images")
     yield "validation images", run.final.get("samples")
+    yield "test images", _or_off(recorded.get("test_images"))
     yield "data fingerprint", start.get("data")
     yield "duration", _duration(fields.get("train.duration"))
     yield "global batch", _batches(run)
     yield "optimizer", fields.get("optim.name")
     yield "peak learning rate", _peak(run, fields)
     yield "schedule", _schedule(run, fields)
+    yield "layer decay", _or_off(fields.get("optim.layer_decay"), 1)
+    yield "head learning rate", _times(fields.get("optim.head_lr_mult"))
     yield "weight decay", fields.get("optim.weight_decay")
     yield "loss", _loss(fields)
+    yield "class weights", _class_weights(run)
+    yield "sampler", _or_off(fields.get("data.sampler"), "shuffle")
     yield "label smoothing", fields.get("train.label_smoothing")
     yield "mixup", _or_off(fields.get("train.mixup"))
     yield "cutmix", _or_off(fields.get("train.cutmix"))
@@ -146,8 +154,25 @@ def image_modifiers(run: LoggedRun) -> list[str]:
     return [text for text in loss_modifiers(run) if text.startswith(("mixup ", "cutmix "))]
 
 
-def _or_off(value: Any) -> Any:
-    return _OFF if value == 0 else value
+def _listed(values: Any) -> str | None:
+    return (", ".join(map(str, values)) or _OFF) if isinstance(values, list | tuple) else None
+
+
+def _times(factor: Any) -> str | None:
+    return None if factor is None else _OFF if factor == 1 else f"x {_text(factor)}"
+
+
+def _class_weights(run: LoggedRun) -> str | None:
+    train = run.recipe.get("train")
+    weights = train.get("class_weights") if isinstance(train, dict) else None
+    if isinstance(weights, dict):
+        named = [f"{name}: {_text(weight)}" for name, weight in weights.items()]
+        return ", ".join([*named[:_SHOWN_WEIGHTS], *(["..."] if named[_SHOWN_WEIGHTS:] else [])]) or _OFF
+    return _OFF if weights == "none" else weights
+
+
+def _or_off(value: Any, off: Any = 0) -> Any:
+    return _OFF if value == off else value
 
 
 def _is_on(value: Any) -> bool:

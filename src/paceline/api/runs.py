@@ -164,8 +164,9 @@ def report(
         message = f"{path} is a folder. Give a file, e.g. {path / 'report.html'}."
         raise UserError("output-is-a-folder", message, path=path)
     names = [run.name for run in comparison.runs]
+    title = title or (" and " if len(names) == 2 else ", ").join(names[:3]) + (", ..." if len(names) > 3 else "")
     make_folder(path.parent)
-    write_text(path, page.report(comparison, title or " and ".join(names[:3]) + (" ..." if len(names) > 3 else "")))
+    write_text(path, page.report(comparison, title))
     return path
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from paceline import extensions
+from paceline.config.optim import Optim
 from paceline.config.recipe import Fsdp
 from paceline.config.timeline import phase_table
 from paceline.data.load.source import DataSource
@@ -56,7 +57,9 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
         steps = f"{per_epoch} per epoch, {timeline.total:,} in total ({recipe.train.duration})"
         yield f"training: {steps}, images {phases[0].size or size} px, validated at {size} px"
         yield f"batch: {setup.layout}"
-    yield f"optimizer: {optim.name}, peak learning rate {setup.lr_plan.highest:.4g}, schedule {_schedule(setup)}"
+    rates = f"peak learning rate {setup.lr_plan.highest:.4g}{_scales(optim)}"
+    averaged = f", EMA decay {recipe.ema.decay:g}" if recipe.ema.decay else ""
+    yield f"optimizer: {optim.name}, {rates}, schedule {_schedule(setup)}{averaged}"
     if stop := recipe.early_stop.patience:
         metric = recipe.early_stop.metric or recipe.checkpoint.best
         yield f"early stopping: after {counted(stop, 'evaluation')} without a better {metric}"
@@ -108,6 +111,14 @@ def _classes(setup: Setup) -> str:
 
 def _weights(weights: str) -> str:
     return f"{weights} weights" if weights in ("random", "pretrained") else f"weights from {weights}"
+
+
+def _scales(optim: Optim) -> str:
+    """Return which weights have another learning rate."""
+    head = f"head x {optim.head_lr_mult:g}" if optim.head_lr_mult != 1 else ""
+    layers = f"layer decay {optim.layer_decay:g}" if optim.layer_decay != 1 else ""
+    text = ", ".join(filter(None, (head, layers)))
+    return f" ({text})" if text else ""
 
 
 def _schedule(setup: Setup) -> str:
