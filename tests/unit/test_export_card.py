@@ -127,7 +127,7 @@ def test_only_the_best_checkpoint_was_chosen_on_the_val_split(trained: Path) -> 
         pl.export(place, "card.md", force=True)
         text = Path("card.md").read_text()
         assert "| val |" in text
-        assert ("chosen on the val split" in text) == ("optimistic for new images" in text) == (place == best.folder)
+        assert ("chosen on the val split" in text) == ("on val are optimistic" in text) == (place == best.folder)
 
 
 def test_run_without_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def _metrics(metadata: dict[str, Any], is_best: bool) -> str:
         how += " Exports compute in fp32, so their results may differ by rounding."
     text = "± is 2 standard errors. " if any("±" in cell for row in rows for cell in row) else ""
     chosen = (
-        " The checkpoint was chosen on the val split, so these figures are optimistic for new images."
+        " The checkpoint was chosen on the val split, so its figures on val are optimistic for new images."
         if is_best
         else ""
     )
