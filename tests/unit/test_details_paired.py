@@ -110,6 +110,15 @@ def test_the_same_data_in_another_folder_is_compared(runs: tuple[Path, Path]) ->
     }
 
 
+def test_comparisons_of_several_splits_are_apart(runs: tuple[Path, Path], here) -> None:
+    for run, wrong in zip(runs, (range(20), range(5)), strict=True):
+        for split in ("val", "test"):
+            make_details(run, LABELS, _logits([*wrong]), split=split)
+    lines = here("compare", *runs).stdout.splitlines()
+    heads = [number for number, line in enumerate(lines) if line.startswith("one and two on made, ")]
+    assert [lines[number - 1] for number in heads] == ["", ""]
+
+
 def test_runs_without_details_are_not_mentioned(runs: tuple[Path, Path]) -> None:
     assert compare([read(run) for run in runs]).paired == []
     make_details(runs[0], LABELS, _logits([]))

@@ -132,7 +132,9 @@ def _show(comparison: "Comparison") -> None:
             if note == run.disturbance and len(comparison.runs) > 1:
                 continue  # the summary has it
             screen.print(f"{run.name}: {note}", soft_wrap=True)
-    for pair in comparison.paired:
+    for number, pair in enumerate(comparison.paired):
+        if number:
+            print()
         for line in sentences(pair):
             screen.print(line, soft_wrap=True)
         if rows := changed_classes(pair):
