@@ -20,6 +20,7 @@ from paceline.analysis.details.calibration import BINS, best_temperature, negati
 from paceline.analysis.details.confusion import class_order, dense
 from paceline.analysis.details.metrics import wilson
 from paceline.analysis.details.read import details_of, read_details
+from paceline.analysis.details.text import summary_lines
 from paceline.analysis.details.write import CSV, DETAILS, PARQUET
 from paceline.track.sealed import write_sealed
 
@@ -217,6 +218,14 @@ def test_files_hold_all_figures_and_are_read_again(data, tmp_path: Path) -> None
     assert classes[-1]["recall"] == ""
     assert [row["samples"] for row in slices] == [str(len(labels))]
     assert (folder / "thumbnails" / f"{found.shown()[0]}.webp").is_file()
+
+
+def test_a_temperature_of_test_images_is_not_recommended(tmp_path: Path) -> None:
+    labels, logits = made_logits(CLASSES, 400, strength=2.0)
+    for split in ("val", "test"):
+        record = json.loads((make_details(tmp_path, labels, logits, split=split) / "details.json").read_text())
+        option = f"--temperature {record['calibration']['temperature']:.3g}"
+        assert any(option in line for line in summary_lines(record)) == (split == "val")
 
 
 def test_predictions_are_csv_without_pyarrow(data, tmp_path: Path, monkeypatch) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from paceline.analysis.details.calibration import TEMPERATURES
 from paceline.analysis.details.read import Details
 from paceline.analysis.details.record import TRAINED_ON
+from paceline.data.splits import TEST
 from paceline.system.tables import new_table, output, show
 
 _SHOWN = 5
@@ -47,12 +48,13 @@ def summary_lines(record: dict[str, Any]) -> list[str]:
         f"balanced accuracy {percent(whole['balanced_accuracy'])}, macro F1 {percent(whole['f1'])}"
     ]
     temperature = calibration["temperature"]
-    after = (
-        f"; {percent(calibration['ece_after'])} at temperature {temperature:.3g}, fitted to the same images "
-        f"(`paceline predict --temperature {temperature:.3g}` applies it)"
-        if temperature is not None
-        else "; no temperature from {:g} to {:g} minimizes the loss".format(*TEMPERATURES)
-    )
+    after = "; no temperature from {:g} to {:g} minimizes the loss".format(*TEMPERATURES)
+    if temperature is not None:
+        shown = f"{temperature:.3g}"
+        # fitted to test images, it would make later figures on them optimistic
+        apply = f"paceline predict --temperature {shown}"
+        apply = "to apply one, fit it to val" if record["data"]["split"] == TEST else apply
+        after = f"; {percent(calibration['ece_after'])} at temperature {shown}, fitted to the same images ({apply})"
     lines.append(f"expected calibration error (15 bins): {percent(calibration['ece'])}{after}")
     count = record["num_label_errors"]
     lines.append(f"likely label errors: {count:,}" + (" (confident learning)" if count else ""))
