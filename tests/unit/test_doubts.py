@@ -74,6 +74,15 @@ def test_settings_without_effect_and_slow_ones_are_warned_about(here) -> None:
     assert "precision=fp16: most CPUs emulate fp16" in answer.stderr
 
 
+def test_a_schedule_that_the_run_does_not_finish_is_warned_about(here) -> None:
+    points = "[{at: 0ba, factor: 0.0}, {at: 40ba, factor: 1.0}]"
+    for duration, is_cut in (("20ba", True), ("40ba", False)):
+        words = ("--optim.schedule", f"{{name: piecewise, points: {points}}}", "--train.duration", duration)
+        answer = here("train", "digits", *TINY, *words, "--name", duration)
+        assert answer.returncode == 0, answer.stderr
+        assert ("optim.schedule.points end at 40ba" in answer.stderr) == is_cut
+
+
 def test_last_log_line_names_the_last_and_the_best_checkpoint(here, tmp_path: Path) -> None:
     """A learning rate that is too high at the end makes an earlier checkpoint the best."""
     points = "[{at: 0ba, factor: 1.0}, {at: 40ba, factor: 1.0}, {at: 40ba, factor: 300.0}]"

@@ -110,7 +110,8 @@ def predict(arguments: list[str]) -> int:
 
 def _predict(arguments: list[str], options: argparse.Namespace) -> int:
     if not (options.inputs or options.files_from or options.inputs_from):
-        raise UserError("missing-input", "no image is given. Give images, folders, patterns, prepared data or -.")
+        message = "no image is given. Give images, folders, patterns, prepared data or -, or use --files-from FILE."
+        raise UserError("missing-input", message)
     if not under_launcher(os.environ) and needs_agent(options):
         return start_with_options(["predict", *arguments], options)
     enter_rank(options)

@@ -164,11 +164,24 @@ def _warnings(setup: Setup) -> Iterator[str]:
         some = ", ".join(empty[:5]) + (", ..." if empty[5:] else "")
         yield f"{len(empty)} of {len(setup.source.classes)} classes have no training images: {some}"
     yield from _unreachable(setup)
-    schedule, plan = recipe.optim.schedule, setup.lr_plan
-    if plan.warmup >= setup.timeline.total and not plan.phases:
+    yield from _cut_off(setup)
+
+
+def _cut_off(setup: Setup) -> Iterator[str]:
+    """Schedules that are longer than the run."""
+    schedule, plan, duration = setup.recipe.optim.schedule, setup.lr_plan, setup.recipe.train.duration
+    if plan.phases:
+        return
+    if plan.warmup >= plan.total:
         yield (
-            f"optim.schedule.warmup={schedule.warmup} is not shorter than "
-            f"train.duration={recipe.train.duration}, so the learning rate only rises. Use a shorter warmup."
+            f"optim.schedule.warmup={schedule.warmup} is not shorter than train.duration={duration}, so the learning "
+            "rate only rises. Use a shorter warmup."
+        )
+    if plan.points and plan.points[-1][0] > plan.total:
+        yield (
+            f"optim.schedule.points end at {schedule.points[-1].at}, but train.duration={duration}: the learning rate "
+            f"of the last step is {lr_at(plan.total - 1, plan):.3g}. Move the points, or use another schedule, e.g. "
+            "`--optim.schedule '{name: cosine, points: []}'`."
         )
 
 

@@ -20,8 +20,8 @@ def sanity_warnings(evaluated: dict[str, Any], num_classes: int, progress: float
     error = math.sqrt(chance * (1 - chance) / samples)
     if progress >= _EARLY and evaluated["top1"] <= min(chance + error, 0.99):
         found["chance"] = (
-            f"validation top-1 {evaluated['top1']:.2%} is at chance level (always predicting the most frequent "
-            f"class gives {chance:.2%}); the model predicts {evaluated['predicted']} of {num_classes} classes. Check "
+            f"validation top-1 {evaluated['top1']:.2%} is not clearly above chance level (always predicting the most "
+            f"frequent class gives {chance:.2%}); the model predicts {evaluated['predicted']} of {num_classes} classes. Check "
             "the labels, the learning rate and model.weights."
         )
     return found
