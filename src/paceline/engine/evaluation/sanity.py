@@ -21,7 +21,7 @@ def sanity_warnings(evaluated: dict[str, Any], num_classes: int, progress: float
     if progress >= _EARLY and evaluated["top1"] <= min(chance + error, 0.99):
         found["chance"] = (
             f"validation top-1 {evaluated['top1']:.2%} is not clearly above chance level (always predicting the most "
-            f"frequent class gives {chance:.2%}); the model predicts {evaluated['predicted']} of {num_classes} classes. Check "
-            "the labels, the learning rate and model.weights."
+            f"frequent class gives {chance:.2%}); the model predicts {evaluated['predicted']} of {num_classes} "
+            "classes. Check the labels, the learning rate and model.weights."
         )
     return found
