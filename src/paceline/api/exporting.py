@@ -44,6 +44,9 @@ def export(
         raise UserError("conflicting-options", message, option="--public")
     target = Path() if is_hub else check_path("to", to)
     chosen = "timm-hub" if is_hub else choose_format(target, format)
+    if shown and chosen not in ("onnx", "torch-export"):
+        message = f"--images applies to onnx and torch-export, which are compared with the model, not to {chosen}."
+        raise UserError("conflicting-options", f"{message} Leave it out.", option="--images")
     exporter = Exporter(find_checkpoint(path_of(run), checkpoint), raw, shown, license)
     if is_hub:
         from paceline.exports.hub import push
