@@ -229,3 +229,19 @@ def test_data_in_memory_and_checkpoints_outside_of_runs(tmp_path: Path, here) ->
     shutil.copytree(next((tmp_path / "runs" / "digits" / "checkpoints").iterdir()), tmp_path / "alone")
     assert "[missing-option]" in complaint(here("evaluate", "alone", "--details", *PLAIN[:4]))
     assert here("evaluate", "alone", "--details", "--out", "there", *PLAIN[:4]).returncode == 0
+
+
+def test_details_replace_only_details(trained: Path, tmp_path: Path, here) -> None:
+    words = ("evaluate", trained / "runs" / "colors", "--details", "--out", "mine", *PLAIN)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "predictions.csv").write_text("of `paceline predict`")
+    assert "[output-has-other-data]" in complaint(here(*words))
+    assert [path.name for path in mine.iterdir()] == ["predictions.csv"]
+    (mine / "predictions.csv").unlink()
+    assert here(*words).returncode == 0
+    (mine / "details.json").unlink()  # as after an interruption
+    assert here(*words).returncode == 0
+    (mine / "notes.txt").touch()
+    assert "notes.txt" in complaint(here(*words))
+    assert read_details(mine)

@@ -1,6 +1,7 @@
 """Irregular and unreadable images give the same pixels, or the same reason, wherever they are read."""
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -201,3 +202,20 @@ def test_a_list_may_name_images_without_an_extension(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(jpeg(IMAGE))
     (tmp_path / "list.csv").write_text("path,label,split\na,x,train\nb,y,train\nc,x,val\nd,y,val\n")
     assert len(list_images(tmp_path / "list.csv").splits["train"]) == 2
+
+
+def test_broken_links_are_not_called_files_without_an_extension(tmp_path: Path, caplog) -> None:
+    root = tree(tmp_path / "in", classes=2, images=1)
+    (root / "train" / "n00000000" / "gone.jpg").symlink_to("nowhere.jpg")
+    assert len(list_images(root).splits["train"]) == 2
+    assert "ignored 1 file (broken links, or not regular files), e.g. n00000000/gone.jpg" in caplog.text
+    assert "extension" not in caplog.text
+
+
+def test_special_files_are_unreadable_instead_of_blocking(tmp_path: Path) -> None:
+    path = tmp_path / "image.jpg"
+    os.mkfifo(path)
+    files = ImageFiles(tmp_path, [(0, path)])
+    assert tuple(files.sizes(np.array([0]))[0]) == (1, 1)
+    choose = lambda sizes, _: np.array([[0, 0, *sizes[0], 0]], np.int32)  # noqa: E731
+    assert files.read(np.array([0]), choose, np.zeros((1, 3, 8, 8), np.uint8)) == {0: "not a regular file"}

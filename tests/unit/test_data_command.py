@@ -54,3 +54,14 @@ def test_folders_without_data_are_rejected(here, tmp_path: Path) -> None:
     message = complaint(here("prepare", "folder", "empty", "--out", "out"))
     assert "[too-few-classes]" in message
     assert "empty" in message
+
+
+def test_images_are_exported_to_a_new_folder_only(here, tmp_path: Path) -> None:
+    tree(tmp_path / "in")
+    assert here("prepare", "folder", "in", "--out", "out", "--max-side", 16).returncode == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for place in ("in", "out"):
+        assert "[output-has-other-data]" in complaint(here("data", "out", "--export", "jpeg", "--out", place))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    (tmp_path / "new").mkdir()
+    assert here("data", "out", "--export", "jpeg", "--out", "new").returncode == 0

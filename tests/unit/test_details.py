@@ -2,6 +2,7 @@
 
 import builtins
 import csv
+import errno
 import json
 import os
 import shutil
@@ -304,3 +305,13 @@ def test_links_and_special_files_are_not_read(data, tmp_path: Path) -> None:
     shutil.move(tmp_path / "run" / "evaluations", tmp_path / "elsewhere")
     (tmp_path / "run" / "evaluations").symlink_to(tmp_path / "elsewhere")
     assert details_of(tmp_path / "run") == ([], [])
+
+
+def test_a_full_disk_is_reported_with_the_file(data, tmp_path: Path, monkeypatch) -> None:
+    def refuse(_path: Path, _content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(OSError, match="No space") as caught:
+        make_details(tmp_path / "run", *data)
+    assert Path(caught.value.filename).parent.name == "thumbnails"

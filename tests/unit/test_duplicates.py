@@ -82,6 +82,9 @@ def test_the_command_warns_and_writes_a_list_without_leaks(here, prepared: Path,
     assert "--group-by" in answer.stdout
     assert "(labels cat and dog)" in answer.stdout
     assert (tmp_path / "pairs.csv").is_file()
+    before = (tmp_path / "kept.csv").read_text()
+    assert "[output-exists]" in complaint(here("data", prepared, *words))  # it may be the list of the source
+    assert (tmp_path / "kept.csv").read_text() == before
     source = prepared.parent / "in"
     (source / "kept.csv").write_text((tmp_path / "kept.csv").read_text())
     again = paceline.prepare(source / "kept.csv", tmp_path / "again", workers=1)

@@ -13,6 +13,7 @@ from conftest import raises
 from safetensors.torch import save_file
 from torch import nn
 
+import paceline as pl
 from paceline.config.data import Augment
 from paceline.config.io import load_recipe, to_tree
 from paceline.config.recipe import Recipe
@@ -56,6 +57,12 @@ def test_validation_images_have_the_preprocessing_of_the_checkpoint(monkeypatch:
     (recipe,) = opened
     assert (recipe.data.mean, recipe.data.std) == (tuple(seen["mean"]), tuple(seen["std"]))
     assert (recipe.data.interpolation, recipe.data.augment) == ("bicubic", Augment())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.md", "model"])
+def test_images_are_refused_where_nothing_is_compared(name: str, tmp_path: Path) -> None:
+    with raises("conflicting-options"):
+        pl.export(tmp_path, tmp_path / name, images=tmp_path)
 
 
 def test_few_images_are_compared_in_all_batch_sizes() -> None:

@@ -10,6 +10,7 @@ from sample_images import tree
 from paceline.config.data import Data
 from paceline.config.io import load_recipe
 from paceline.config.recipe import Recipe
+from paceline.data.assign import in_order
 from paceline.data.kinds import kind_of, resolve
 from paceline.data.listing import list_images, listing_fingerprint
 from paceline.data.splits import Division
@@ -144,7 +145,8 @@ def test_a_list_without_splits_needs_a_val_fraction(tmp_path: Path) -> None:
         (["path,label", "cat/9.jpg,cat"], "list-image-not-found", "cat/9.jpg"),
         (["path,label", "cat/0.jpg,"], "list-value-missing", "line 2"),
         (["path,label", "cat/0.jpg,cat, tabby"], "list-fields-mismatch", "line 2"),
-        (["path,label", 'cat/0.jpg,"cat', "cat/1.jpg,dog"], "list-unreadable list-quote-open", "list.csv"),
+        (["path,label", "cat/0.jpg,cat", 'cat/1.jpg,"cat', "cat/2.jpg,dog"], "list-unreadable", "line 3"),
+        (["path,label", "cat/0.jpg,cat", f"{'a' * 5000}.jpg,cat"], "list-image-not-found", "line 3"),
         (["path,label,split", "cat/0.jpg,cat,train", "cat/0.jpg,cat,val"], "list-image-duplicate", "line 3: cat/0.jpg"),
         (["path,label,Label", "cat/0.jpg,cat,dog"], "list-column-ambiguous", "line 1"),
         (["path,label,split", "cat/0.jpg,cat,later"], "list-split-invalid", "'later'"),
@@ -248,6 +250,8 @@ def test_numbered_labels_are_in_the_order_of_their_values(tmp_path: Path) -> Non
         f"{label}/{number}.jpg,{'10' if label == 'cat' else '9'}" for label in ("cat", "dog") for number in range(4)
     ]
     assert list_images(_list(tmp_path, "path,label", *rows), Division(0.25)).ids == ["9", "10"]
+    large = "9" * 5000  # more digits than int() takes
+    assert in_order([large, "10", "09", "9", "0"]) == ["0", "09", "9", "10", large]
 
 
 def test_a_list_is_prepared_and_trained(here, tmp_path: Path) -> None:

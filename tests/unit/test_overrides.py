@@ -100,6 +100,16 @@ def test_a_path_for_data_replaces_the_dataset(path: str) -> None:
         load_recipe("digits", ["--data", "cifar10"])
 
 
+@pytest.mark.parametrize("word", ["*", "[", "{a: 1, a: 2}"])
+def test_words_that_are_not_yaml_are_refused_with_a_fix(word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("digits", ["--model.freeze", word])
+    (problem,) = caught.value.problems
+    assert problem.code == "invalid-value"
+    fix = str(caught.value).rpartition("YAML. ")[2]
+    assert fix.startswith("Quote it twice: \"['*']\"" if word == "*" else "Check its quotes")
+
+
 def test_null_removes_what_is_inherited(tmp_path: Path) -> None:
     (tmp_path / "none.yaml").write_text("base: digits\nname: none\nmodel: {options: null}\ndata: {augment: null}\n")
     recipe = load_recipe(str(tmp_path / "none.yaml"))

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import shlex
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import complaint, raises
+from conftest import command, complaint, environment, raises
 from sample_images import jpeg
 from trained_model import COLORS, CPU, colored, train_model
 
@@ -145,6 +147,15 @@ def test_names_are_read_from_standard_input(folder: Path, tmp_path: Path, here, 
     assert read_names(b"a\nb\0c\0") == ["a\nb", "c"]
 
 
+def test_closed_standard_streams(folder: Path, tmp_path: Path) -> None:
+    words = shlex.join(map(str, command("predict", folder / "runs" / "colors", folder / "images" / "val", "-", *CPU)))
+    options = {"cwd": tmp_path, "env": environment(), "stderr": subprocess.PIPE, "text": True, "check": False}
+    answer = subprocess.run(["sh", "-c", f"{words} --out o.csv <&- >&-"], **options)
+    assert answer.returncode == 0, answer.stderr
+    assert len((tmp_path / "o.csv").read_text().splitlines()) == 28
+    assert subprocess.run(["sh", "-c", f"{words} <&- >&-"], **options).returncode == 0
+
+
 def test_inputs_are_found_in_order(folder: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(folder / "images" / "val")
     (folder / "images" / "val" / "red" / "notes.txt").touch()
@@ -153,6 +164,7 @@ def test_inputs_are_found_in_order(folder: Path, tmp_path: Path, monkeypatch) ->
     assert len(names(".")) == len(names("**/*.jpg")) == len(names("*")) == 27
     assert names("r*d/[12].jpg", "green/0.jpg") == ["red/1.jpg", "red/2.jpg", "green/0.jpg"]
     assert len(names(str(folder / "prepared"))) == 48 + 27
+    assert len(names(str(folder / "prepared"), default_variant="max-400-q90")) == 48 + 27
     mixed = names("red/3.jpg", str(folder / "prepared" / "original" / "val"), "red/4.jpg", listed=["x.jpg"])
     assert [mixed[0], mixed[1], *mixed[-2:]] == ["red/3.jpg", "val/blue/0.jpg", "red/4.jpg", "x.jpg"]
     for code, words, more in (
@@ -161,6 +173,8 @@ def test_inputs_are_found_in_order(folder: Path, tmp_path: Path, monkeypatch) ->
         ("no-images", [str(tmp_path)], {}),
         ("unknown-split", [str(folder / "prepared")], {"split": "test"}),
         ("option-not-applicable", ["red"], {"split": "test"}),
+        ("option-not-applicable", ["red"], {"variant": "max-400-q90"}),
+        ("unknown-variant", [str(folder / "prepared")], {"variant": "max-400-q90"}),
     ):
         with raises(code):
             find_images(words, **more)
@@ -194,6 +208,11 @@ def test_wrong_options_are_refused(folder: Path, tmp_path: Path, here) -> None:
             (tmp_path / "o.csv").mkdir()
             words = (run, image, "--out", "o.csv")
         assert f"[{code}]" in complaint(here("predict", *words, *CPU)), code
+    names = tmp_path / "names.csv"
+    names.write_text(f"{image}\n")
+    words = ("--files-from", names, "--out", f"{tmp_path}/./names.csv")
+    assert "[output-is-an-input]" in complaint(here("predict", run, *words, *CPU))
+    assert names.read_text() == f"{image}\n"
     assert "Did you mean --top?" in here("predict", run, image, "--topp", 3).stderr
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,17 @@ def test_missing_shards_and_names_are_refused(photos: Path, tmp_path: Path) -> N
     _shard(tmp_path / "other-0.tar", files_of(photos)["val"])
     with raises("splits-incomplete"):
         read_all(str(tmp_path))
+
+
+def test_names_of_classes_may_have_a_byte_order_mark(photos: Path, tmp_path: Path) -> None:
+    files = [path for path in sorted(photos.rglob("*")) if path.is_file()][:4]
+    (tmp_path / "names.txt").write_bytes(b"\xef\xbb\xbfcat\r\ndog\r\n")
+    for labels, code in ((("0", "1"), ""), (("0", "9" * 5000), "class-names-mismatch")):
+        rows = [f"{path},{labels[number % 2]},{'train' if number < 2 else 'val'}" for number, path in enumerate(files)]
+        (tmp_path / "list.csv").write_text("\n".join(["path,label,split", *rows]))
+        with raises(code) if code else nullcontext():
+            found = open_source(str(tmp_path / "list.csv"), "list", {}, Division(), 0, tmp_path / "names.txt")
+            assert [entry.name for entry in found.classes] == ["cat", "dog"]
 
 
 # ---- extensions and the command ----

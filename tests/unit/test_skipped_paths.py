@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import raises
+from conftest import complaint, raises
 from made_runs import make_run
 
 from paceline.analysis.book import write_logbook
@@ -77,3 +77,11 @@ def test_unreadable_runs_are_errors(tmp_path: Path, capsys, monkeypatch) -> None
         read(Path("logbook"))
     with raises("folder-of-runs"):
         read(Path("."))
+
+
+def test_a_report_replaces_no_file_of_a_run(tmp_path: Path, here) -> None:
+    make_run(tmp_path, "run")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for name in ("recipe.yaml", "metrics.jsonl"):
+        assert "[wrong-suffix]" in complaint(here("report", "run", "--out", f"run/{name}"))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

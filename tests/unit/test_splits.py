@@ -228,3 +228,13 @@ def test_classes_that_differ_between_split_folders_are_refused(tmp_path: Path) -
 def test_one_class_is_refused(tmp_path: Path) -> None:
     with raises("too-few-classes"):
         list_images(tree(tmp_path / "images", classes=1, images=1))
+
+
+def test_a_split_that_is_asked_for_and_gets_no_images_is_refused(tmp_path: Path) -> None:
+    root = tree(tmp_path / "images", images=3, splits=("train",)) / "train"
+    with raises("empty-split") as caught:
+        list_images(root, Division(0.4, 0.01))
+    assert "no images for test" in str(caught.value)
+    with raises("empty-split") as caught:
+        list_images(root, Division(0.1, group_by="n0+[0-9]"))
+    assert "--group-by" in str(caught.value)

@@ -163,6 +163,12 @@ def _with_suffix(out: str | Path, suffix: str, what: str) -> Path:
     return Path(out)
 
 
+def _new(path: Path) -> Path:
+    if path.exists():  # it may be the list that the data was prepared from
+        raise UserError("output-exists", f"{path} exists. Choose another name, or remove it.", path=path)
+    return path
+
+
 class PreparedData:
     """Prepared data in a folder, or at an https:// or s3:// URL, which is downloaded first as in training."""
 
@@ -241,7 +247,7 @@ class PreparedData:
 
         dataset, variant = self._dataset("duplicates"), self._variant
         pairs = _with_suffix(out, ".csv", "pairs of near-duplicates are") if out else None
-        kept = _with_suffix(keep_list, ".csv", "lists are") if keep_list else None
+        kept = _new(_with_suffix(keep_list, ".csv", "lists are")) if keep_list else None
         drawn = _with_suffix(sheet, ".png", "contact sheets are") if sheet else None
         found = find_duplicates(dataset, variant, max_distance)
         report.print_duplicates(found, list(dataset.description["splits"]), output())

@@ -163,6 +163,9 @@ def report(
     if path.is_dir():
         message = f"{path} is a folder. Give a file, e.g. {path / 'report.html'}."
         raise UserError("output-is-a-folder", message, path=path)
+    if path.suffix.lower() not in (".html", ".htm"):  # it may be a log, or a file of a run
+        message = f"{path}: reports are written as .html. Choose a name with that suffix."
+        raise UserError("wrong-suffix", message, path=path)
     names = [run.name for run in comparison.runs]
     title = title or (" and " if len(names) == 2 else ", ").join(names[:3]) + (", ..." if len(names) > 3 else "")
     make_folder(path.parent)

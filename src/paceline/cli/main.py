@@ -20,6 +20,7 @@ from paceline.system.outcome import report_outcome
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     if argv is None:
+        _replace_closed_streams()
         end_with_parent()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not under_launcher(os.environ):
@@ -35,6 +36,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _replace_closed_streams() -> None:
+    """Let standard streams that were closed (`<&-`) read or write nothing, so that no other file gets their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def _guarded(arguments: list[str]) -> int:

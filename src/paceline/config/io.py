@@ -150,7 +150,9 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tupl
         try:
             values = [yamls.parse(word) if word else "" for word in words]
         except yaml.YAMLError:
-            yield Problem("invalid-value", f"--{dotted} {' '.join(words)}: cannot read the value as YAML")
+            yield Problem(
+                "invalid-value", f"--{dotted} {' '.join(words)}: cannot read the value as YAML. {_yaml_fix(words)}"
+            )
             continue
         if dotted == "data" and isinstance(values[0], str) and data_field(words[0])[0] == "data.path":
             dotted = "data.path"  # --data PATH, as in other programs: other data than the recipe's
@@ -167,6 +169,13 @@ def _apply(tree: dict[str, Any], arguments: Sequence[str], given: dict[str, tupl
             yield Problem("index-out-of-range", f"--{dotted}: the index is out of range. There are {len(node)} values.")
         elif not _below_overwritten_group(dotted, given):
             yield Problem("unknown-field", f"--{dotted}: unknown field")
+
+
+def _yaml_fix(words: list[str]) -> str:
+    """Return how to write a pattern such as *, which YAML takes for a reference, or what else to check."""
+    if all("'" not in word and word[:1] not in "[{" for word in words):
+        return f"""Quote it twice: "[{", ".join(f"'{word}'" for word in words)}]"."""
+    return "Check its quotes and brackets, and that no key occurs twice."
 
 
 def _field_of(written: str) -> str:

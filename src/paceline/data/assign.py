@@ -62,7 +62,13 @@ def assign(
 def in_order(labels: Iterable[str]) -> list[str]:
     """Return labels in the order of their classes: numbers by value, others by name."""
     found = sorted(labels)
-    return sorted(found, key=int) if all(label.isascii() and label.isdecimal() for label in found) else found
+    return sorted(found, key=_value) if all(label.isascii() and label.isdecimal() for label in found) else found
+
+
+def _value(label: str) -> tuple[int, str]:
+    """Return a key that orders numbers by value; int() refuses those with thousands of digits."""
+    digits = label.lstrip("0")
+    return len(digits), digits
 
 
 def _completed(
@@ -90,6 +96,9 @@ def _completed(
         )
     if any(wanted.values()):
         divided = divide(rest or given.get(TRAIN, []), division, name_of)
+        for split in SPLITS:
+            if not divided[split] and (split == TRAIN or wanted[split]):
+                raise empty_split(place, split, division.group_by)
         kept = {split: files for split, files in given.items() if split != TRAIN}
         _warn_of_shared_groups(kept, divided, division, name_of)
         given = given | {split: divided[split] for split in SPLITS if split == TRAIN or wanted[split]}
@@ -143,7 +152,9 @@ def _shown(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", ..." if names[_SHOWN:] else "")
 
 
-def empty_split(place: object, split: str) -> UserError:
-    """Return the error for a split without images."""
+def empty_split(place: object, split: str, group_by: str = "") -> UserError:
+    """Return the error for a split without images. `group_by`: the expression that made groups of them."""
     fix = "Use another fraction, add images, or fix the split column of a list."
+    if group_by:
+        fix = f"Use a --group-by that makes smaller groups than {group_by!r}, or another fraction."
     return UserError("empty-split", f"{place} has no images for {split}. {fix}", path=place, split=split)

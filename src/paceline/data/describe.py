@@ -138,7 +138,10 @@ def write_contact_sheet(dataset: Dataset, out: Path, variant: str, split_name: s
 
 
 def export(dataset: Dataset, out: Path, variant: str, splits: list[str]) -> None:
-    """Write JPEG files with the same coefficients, one folder per split and class."""
+    """Write JPEG files with the same coefficients, one folder per split and class. The folder must be new or empty."""
+    if other := next(out.iterdir(), None) if out.is_dir() else None:
+        message = f"--out {out} already contains {printable(other.name)}. Choose a new folder."
+        raise UserError("output-has-other-data", message, path=out)
     ids = [entry["id"] for entry in dataset.description["classes"]]
     written, failed = 0, list[str]()
     for name in splits:

@@ -10,7 +10,7 @@ from PIL import Image
 from paceline.config.data import Interpolation
 from paceline.data import codec
 from paceline.data.listing import relative_name
-from paceline.data.pillow import FORMATS, check_size, is_rotated_jpeg, open_image, upright_size
+from paceline.data.pillow import FORMATS, check_file, is_rotated_jpeg, open_image, upright_size
 from paceline.data.splits import LabeledFile
 from paceline.system.untrusted import Unreadable
 
@@ -105,7 +105,7 @@ class ImageFiles:
         for position in range(len(keys)):
             path = self.path(keys[position])
             try:
-                check_size(path.stat().st_size)
+                check_file(path)
                 key = keys[position : position + 1]
                 decode(path.read_bytes(), choose, key, out[position], interpolation)
             except OSError as error:
@@ -167,6 +167,7 @@ def crop(image: Image.Image, box: np.ndarray, height: int, width: int, interpola
 
 def _size(path: Path) -> tuple[int, int]:
     try:
+        check_file(path)
         with Image.open(path, formats=FORMATS) as image:
             return upright_size(image)
     except Exception:  # Pillow raises nearly anything; `read` reports corrupt files

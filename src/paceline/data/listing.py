@@ -116,14 +116,16 @@ def _class_names(root: Path) -> list[str]:
 
 
 def _files(root: Path, split: str, ids: Iterable[str]) -> list[LabeledRow[Path]]:
-    rows, others = list[LabeledRow[Path]](), list[Path]()
+    rows, others, unusable = list[LabeledRow[Path]](), list[str](), list[str]()
     for id_ in ids:
         for path in sorted(files_below(root / id_)):
-            if path.suffix.lower() in EXTENSIONS and path.is_file():
+            is_image = path.suffix.lower() in EXTENSIONS
+            if is_image and path.is_file():
                 rows.append((split, id_, path))
             elif not path.name.startswith("."):
-                others.append(path)
-    warn_of_others(root, [relative_name(path, root) for path in others])
+                (unusable if is_image else others).append(relative_name(path, root))
+    warn_of_others(root, others)
+    warn_of_others(root, unusable, "(broken links, or not regular files)")
     return rows
 
 

@@ -1,9 +1,10 @@
 """Lists of images: CSV, TSV, JSONL or Parquet files with the columns path, label and optionally split."""
 
 import csv
+import errno
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from paceline.system.packages import needs_package
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 _COLUMNS = {"path": ("path", "image", "file", "filename"), "label": ("label", "class"), "split": ("split",)}
 _SHOWN = 10  # missing files
+_MAX_SHOWN = 300  # characters of a path
 
 ListRow = tuple[str, str, Path]
 """Split (empty if not given), label and file."""
@@ -79,7 +81,7 @@ def _separated(file: Any, path: Path) -> tuple[list[str], list[_Record]]:
     reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
     head = [name.strip() for name in next(reader, [])]
     records = []
-    for row in reader:
+    for row in _valid(reader, path):
         if len(row) not in (0, len(head)):
             message = f"{path}: line {reader.line_num} has {len(row)} fields, but the header has {len(head)}."
             fix = "Quote values that contain a comma."
@@ -87,6 +89,18 @@ def _separated(file: Any, path: Path) -> tuple[list[str], list[_Record]]:
         if row:
             records.append((f"line {reader.line_num}", dict(enumerate(row))))
     return head, records
+
+
+def _valid(reader: Any, path: Path) -> Iterator[list[str]]:
+    """Yield the rows of a CSV file. Raises if a quote is not closed, naming the line where the row begins."""
+    begin = reader.line_num + 1
+    try:
+        for row in reader:
+            begin = reader.line_num + 1
+            yield row
+    except csv.Error as error:
+        message = f"{path}: line {begin} is not valid CSV ({error}). Close its quotes, and double those in values."
+        raise UserError("list-unreadable", message, path=path, line=begin) from None
 
 
 def _json_lines(file: Any, path: Path) -> tuple[list[str], list[_Record]]:
@@ -161,8 +175,8 @@ def _rows(records: list[_Record], chosen: dict[str, int], path: Path) -> list[Li
             message = f"{place} has the split {split!r}. Use train, val or test."
             raise UserError("list-split-invalid", message, path=path, line=number)
         image = path.parent / file
-        if not image.is_file():
-            missing.append(f"{where}: {image}")
+        if not _is_file(image):
+            missing.append(f"{where}: {str(image)[:_MAX_SHOWN]}")
             continue
         if (real := image.resolve()) in seen:
             message = f"{place}: {file} is already in {seen[real]}. Keep one of them."
@@ -175,6 +189,15 @@ def _rows(records: list[_Record], chosen: dict[str, int], path: Path) -> list[Li
         message = f"{path}: {len(missing):,} of {len(records):,} images do not exist:{listed}\nFix or remove them."
         raise UserError("list-image-not-found", message, path=path, missing=len(missing))
     return rows
+
+
+def _is_file(image: Path) -> bool:
+    try:
+        return image.is_file()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return False
 
 
 def _text(value: Any, kind: str, place: str, path: Path, line: int) -> str:

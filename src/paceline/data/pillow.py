@@ -2,7 +2,9 @@
 
 import io
 import re
+import stat
 import warnings
+from pathlib import Path
 
 from PIL import Image, ImageOps
 
@@ -31,6 +33,14 @@ def check_size(num_bytes: int) -> None:
     """Raise Unreadable if a file is too large; call it before reading the file."""
     if num_bytes > MAX_BYTES:
         raise Unreadable(f"{size_text(num_bytes)} is more than {size_text(MAX_BYTES)}")
+
+
+def check_file(path: Path) -> None:
+    """Raise Unreadable if a file is too large, or would block its reader, as a FIFO does."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise Unreadable("not a regular file")
+    check_size(status.st_size)
 
 
 def open_image(content: bytes) -> tuple[Image.Image, str]:

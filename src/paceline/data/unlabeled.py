@@ -37,11 +37,12 @@ class ImagePart:
 
 
 def find_images(
-    words: Sequence[str], listed: Sequence[str] = (), split: str = "", variant: str = ""
+    words: Sequence[str], listed: Sequence[str] = (), split: str = "", variant: str = "", default_variant: str = ""
 ) -> list[ImagePart]:
     """Return the images of files, folders, patterns and prepared data, then the listed files, in this order.
 
-    `split`: of prepared data, by default all of them. `variant`: of prepared data that has several.
+    `split`: of prepared data, by default all of them. `variant`: of prepared data; `default_variant`: of that which has
+    several, if none is given.
     """
     parts: list[ImagePart] = []
     files: list[str] = []
@@ -52,13 +53,15 @@ def find_images(
         if files:
             parts.append(ImagePart(UnlabeledFiles(files), files))
             files = []
-        parts += _parts(*place, split, variant)
+        parts += _parts(*place, split, variant, default_variant)
     files += listed
     if files:
         parts.append(ImagePart(UnlabeledFiles(files), files))
-    if split and all(isinstance(part.images, ImageFiles) for part in parts):
-        message = f"--split {split} applies to prepared data only, and there is none. Give the folder of the split."
-        raise UserError("option-not-applicable", message, option="--split")
+    if all(isinstance(part.images, ImageFiles) for part in parts):
+        for option, value in (("--split", split), ("--variant", variant)):
+            if value:
+                message = f"{option} {value} applies to prepared data only, and there is none. Leave it out."
+                raise UserError("option-not-applicable", message, option=option)
     if not sum(map(len, parts)):
         where = ", ".join(map(printable, words)) or "the list of names"
         raise UserError("no-images", f"no image is found in {where}. Give images, folders, patterns or prepared data.")
@@ -132,15 +135,17 @@ def _prepared(word: str) -> tuple[str, str, str] | None:
     return None
 
 
-def _parts(place: str, own_variant: str, own_split: str, split: str, variant: str) -> Iterator[ImagePart]:
+def _parts(
+    place: str, own_variant: str, own_split: str, split: str, variant: str, default_variant: str
+) -> Iterator[ImagePart]:
     wanted = own_split or split
     if kind_of(place) != "shards":
         yield from _arrays(Path(place), wanted)
         return
     chosen = own_variant or variant
-    dataset = Dataset.open(cache.local(place, chosen))
-    if len(dataset.variants) == 1 and not own_variant:
-        chosen = ""  # the model may have been trained on a variant that other data does not have
+    dataset = Dataset.open(cache.local(place, chosen or default_variant))
+    if not chosen and len(dataset.variants) > 1:  # other data may have only one, which the model was not trained on
+        chosen = default_variant
     known = [name for name in SPLITS if name in dataset.description["splits"]]
     for name in [wanted] if wanted else known:
         found = dataset.split(name, chosen)

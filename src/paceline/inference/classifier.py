@@ -16,7 +16,7 @@ from paceline.data.center import center_boxes
 from paceline.data.classes import Class
 from paceline.data.images import crop, decode
 from paceline.data.load.batch import Normalize
-from paceline.data.pillow import MAX_BYTES, check_size, plain
+from paceline.data.pillow import MAX_BYTES, check_file, plain
 from paceline.engine import precision
 from paceline.engine.evaluation.evaluate import predict
 from paceline.errors import UserError
@@ -189,7 +189,7 @@ def _check_images(images: Any, top: int) -> None:
 
 
 def _content(path: Path) -> bytes:
-    check_size(path.stat().st_size)
+    check_file(path)
     with path.open("rb") as file:
         return file.read(MAX_BYTES)
 

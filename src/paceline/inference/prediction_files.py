@@ -30,8 +30,8 @@ Write = Callable[[str, Sequence[ClassProbability]], None]
 """Called with the name of each image and its most probable classes."""
 
 
-def check_target(out: Path | None) -> None:
-    """Raise UserError if predictions cannot be written to this file, before any work is done."""
+def check_target(out: Path | None, source: Path | None = None) -> None:
+    """Raise UserError if predictions cannot be written to this file, or would replace the list of names."""
     if out is None:
         return
     if out.suffix.lower() not in _FORMATS:
@@ -39,6 +39,9 @@ def check_target(out: Path | None) -> None:
         raise UserError("wrong-suffix", message, path=out)
     if out.is_dir():
         raise UserError("output-is-a-folder", f"--out {out} is a folder. Give a file.", path=out)
+    if source and out.exists() and source.exists() and out.samefile(source):
+        message = f"--out {out} is the file of --files-from, which it would replace. Choose another name."
+        raise UserError("output-is-an-input", message, path=out)
     if not out.parent.is_dir():
         message = f"--out {out}: the folder {out.parent} does not exist. Create it first."
         raise UserError("output-folder-not-found", message, path=out.parent)

@@ -72,7 +72,7 @@ def predict_images(job: PredictionJob) -> Counts:
     world = World.from_env(job.device)
     with world.connected():
         logs.set_up(world.rank, world.size)
-        world.on_rank_zero(lambda: check_target(job.out))
+        world.on_rank_zero(lambda: check_target(job.out, job.files_from))
         opened = open_model(job.model, world, job.usage)
         with world.long_timeout():  # data may be downloaded, and millions of files listed
             parts = world.raise_together(lambda: _inputs(job, opened))
@@ -99,7 +99,7 @@ def predict_images(job: PredictionJob) -> Counts:
 def _inputs(job: PredictionJob, opened: OpenedModel) -> list[ImagePart]:
     listed = read_list_of_names(job.files_from) if job.files_from else []
     inputs = [*job.inputs, *(read_list_of_names(job.inputs_from) if job.inputs_from else [])]
-    return find_images(inputs, listed, job.split, job.variant or opened.variant)
+    return find_images(inputs, listed, job.split, job.variant, opened.variant)
 
 
 def _check_same(parts: list[ImagePart], world: World) -> None:

@@ -51,7 +51,7 @@ def disk_error(error: OSError, needed: int = 0) -> str:
 
 
 @contextmanager
-def _naming(path: Path, *temporary: Path) -> Iterator[None]:
+def naming(path: Path, *temporary: Path) -> Iterator[None]:
     """Let errors name the file that the user knows, instead of none or a temporary one."""
     try:
         yield
@@ -65,7 +65,7 @@ def sync(path: Path) -> None:
     """Flush a file, or the entries of a folder, to disk, so that it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with _naming(path):
+        with naming(path):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -111,7 +111,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     only_new = os.O_EXCL | os.O_NOFOLLOW
     try:
-        with _naming(path, temporary):
+        with naming(path, temporary):
             with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags | only_new, mode)) as file:
                 yield file
                 file.flush()
@@ -145,7 +145,7 @@ class GrowingFile:
 
     def write(self, content: bytes) -> None:
         """Append content; an OSError if some of it does not fit."""
-        with self._lock, _naming(self._path):
+        with self._lock, naming(self._path):
             self._unwritten += content
             while self._unwritten:
                 del self._unwritten[: self._file.write(self._unwritten)]

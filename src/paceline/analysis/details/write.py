@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 
 from paceline.analysis.details.record import EvaluationFigures
-from paceline.system.files import make_folder, replacing, write_text
+from paceline.system.files import make_folder, naming, replacing, write_text
 from paceline.track.sealed import write_sealed
 
 DETAILS, THUMBNAILS = "details.json", "thumbnails"
 PARQUET, CSV = "predictions.parquet", "predictions.csv"
+_CLASSES, _CONFUSION, _SLICES = "classes.csv", "confusion.csv", "slices.csv"
+_FILES = {DETAILS, THUMBNAILS, PARQUET, CSV, _CLASSES, _CONFUSION, _SLICES}
+
+
+def other_file(folder: Path) -> str:
+    """Return the name of a file that is not part of the details in a folder, and that they could replace; else ""."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    names = sorted(path.name for path in paths if not path.name.startswith("."))
+    # thumbnails come first, so that interrupted details have them
+    return next((name for name in names if name not in _FILES or THUMBNAILS not in names), "")
 
 
 def write_details(
@@ -25,21 +35,23 @@ def write_details(
     `facts`: what was evaluated, with the classes; `thumbnails`: WebP files by id.
     """
     make_folder(folder / THUMBNAILS)
-    for old in (folder / DETAILS, folder / PARQUET, folder / CSV, folder / "slices.csv"):
+    for old in (folder / DETAILS, folder / PARQUET, folder / CSV, folder / _SLICES):
         old.unlink(missing_ok=True)
     for old in (folder / THUMBNAILS).glob("*.webp"):
         if old.stem.isdecimal():
             old.unlink()
     for number, content in thumbnails.items():
-        (folder / THUMBNAILS / f"{number}.webp").write_bytes(content)
+        path = folder / THUMBNAILS / f"{number}.webp"
+        with naming(path):
+            path.write_bytes(content)
     names = [entry["name"] for entry in facts["classes"]]
     record = {**facts, **figures.record, "predictions": _predictions(folder, figures, names)}
-    write_text(folder / "classes.csv", _classes(figures.record["per_class"], facts["classes"]))
+    write_text(folder / _CLASSES, _classes(figures.record["per_class"], facts["classes"]))
     cells = ([names[a], names[b], a, b, count] for a, b, count in figures.cells.tolist())
     head = ["label_name", "predicted_name", "label", "predicted", "count"]
-    write_text(folder / "confusion.csv", _csv(head, cells))
+    write_text(folder / _CONFUSION, _csv(head, cells))
     if "slices" in record:
-        write_text(folder / "slices.csv", _slices(record["slices"]["rows"]))
+        write_text(folder / _SLICES, _slices(record["slices"]["rows"]))
     write_sealed(folder / DETAILS, record)
     return record
 

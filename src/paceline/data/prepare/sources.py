@@ -15,6 +15,8 @@ from paceline.errors import UserError
 from paceline.system.remote import redacted
 from paceline.system.wording import counted
 
+_MAX_DIGITS = 9  # of a label that is the number of a line
+
 
 def open_source(
     source: str | Mapping[str, str],
@@ -84,14 +86,12 @@ def _readable(path: Path | None, images: SourceImages) -> dict[str, str]:
     if path is None:
         return {}
     try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         message = f"--class-names {path} is not readable ({error}). Give a text file with one name per line."
         raise UserError("class-names-unreadable", message, path=path) from None
     labels = {entry.label for entry in images.entries}
-    unnamed = sorted(
-        label for label in labels if not label.isdecimal() or int(label) >= len(names) or not names[int(label)]
-    )
+    unnamed = sorted(label for label in labels if not _name_of(label, names))
     if unnamed:
         message = (
             f"--class-names {path} has {counted(len(names), 'name')}, but no name of class {unnamed[0]!r:.40}. Labels "
@@ -99,3 +99,8 @@ def _readable(path: Path | None, images: SourceImages) -> dict[str, str]:
         )
         raise UserError("class-names-mismatch", message, path=path, classes=unnamed[:10])
     return {label: names[int(label)] for label in labels}
+
+
+def _name_of(label: str, names: Sequence[str]) -> str:
+    is_number = label.isdecimal() and len(label) <= _MAX_DIGITS
+    return names[int(label)] if is_number and int(label) < len(names) else ""

@@ -12,7 +12,7 @@ from PIL import Image
 from paceline.analysis.details.read import read_details
 from paceline.analysis.details.record import VERSION, EvaluatedSamples, figures
 from paceline.analysis.details.slices import DetailsSpec, slice_values
-from paceline.analysis.details.write import DETAILS, write_details
+from paceline.analysis.details.write import DETAILS, other_file, write_details
 from paceline.data.load.batch import Batch
 from paceline.data.load.source import Evaluator
 from paceline.data.splits import ALL
@@ -146,6 +146,9 @@ def details_folder(spec: DetailsSpec, checkpoint: Path, data: Mapping[str, Any])
     if spec.out:
         if spec.out.exists() and not spec.out.is_dir():
             raise UserError("output-is-a-file", f"--out {spec.out} is a file. Give a folder.", path=spec.out)
+        if other := other_file(spec.out):
+            message = f"--out {spec.out} contains other files ({printable(other)}). Choose another folder."
+            raise UserError("output-has-other-data", message, path=spec.out)
         return spec.out
     run = RunFolder.of_checkpoint(checkpoint)
     if run is None or not run.exists:
