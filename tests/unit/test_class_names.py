@@ -162,3 +162,8 @@ def test_a_file_name_that_is_not_unicode_can_be_listed_as_unreadable(tmp_path: P
     pl.prepare(root, tmp_path / "out", val_fraction=0.5, workers=1)
     (remark,) = Dataset.open(tmp_path / "out").description["remarks"]
     assert remark["file"].startswith("a/caf")
+
+
+def test_names_that_differ_only_in_case_are_warned_about_once(tmp_path: Path, caplog) -> None:
+    pl.prepare(_folder(tmp_path, ["Cat", "cat", "dog"]), tmp_path / "out", val_fraction=0.5)
+    assert caplog.text.count("has the classes Cat and cat, whose names differ only in case") == 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from paceline.errors import UserError
 from paceline.system.files import printable
+from paceline.system.logs import log
 from paceline.system.wording import counted
 
 _SHOWN = 10
@@ -44,7 +45,18 @@ def class_names(
                 "spaces or in how Unicode encodes accents. Rename one of them, or merge them."
             )
             raise UserError("duplicate-classes", message, path=place, classes=[other, label])
+    _warn_of_case(first, place)
     return names
+
+
+def _warn_of_case(names: Iterable[str], place: object) -> None:
+    seen: dict[str, str] = {}
+    for name in sorted(names):
+        if (other := seen.setdefault(name.casefold(), name)) != name:
+            log.warning(
+                "%s has the classes %s and %s, whose names differ only in case. If they mean the same, merge them.",
+                *(place, printable(other), printable(name)),
+            )
 
 
 def not_text(name: str) -> str:
