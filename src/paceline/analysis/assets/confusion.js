@@ -52,7 +52,7 @@ class Matrix {
   }
 
   draw() {
-    const whole = Math.min(this.box.clientWidth, 680);
+    const whole = Math.min(this.box.clientWidth, 680, 110 + 90 * this.size);
     if (!whole) return;
     const scale = window.devicePixelRatio || 1, style = getComputedStyle(document.documentElement);
     const color = name => style.getPropertyValue(name).trim();
