@@ -222,8 +222,6 @@ def unknown(kind: str, key: str, name: str, built_in: Iterable[str]) -> UserErro
     many = f"{len(known):,} {kind}s are known{_LISTING.get(kind, '')}."
     listed = f"Known: {', '.join(known)}." if len(known) < 30 else many
     hint = f"Did you mean {' or '.join(close)}?" if close else listed if known else "None is registered."
-    message = (
-        f"{key}={name!r} is not a known {kind}. {hint} If one of your modules registers it, load that module with "
-        "--import MODULE or `imports: [MODULE]`."
-    )
+    load = "--import MODULE" if kind == "reader" else "--import MODULE or `imports: [MODULE]`"  # prepare has no recipe
+    message = f"{key}={name!r} is not a known {kind}. {hint} If one of your modules registers it, load it with {load}."
     return UserError(f"unknown-{kind}", message, name=name, close=close)
