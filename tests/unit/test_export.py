@@ -17,10 +17,8 @@ from conftest import raises
 from PIL import Image
 from safetensors.torch import load_file
 from timm.data import resolve_model_data_config
-from torch import nn
 
 import paceline as pl
-from paceline import extensions
 from paceline.checkpoint import store
 from paceline.cli.export import _FORMATS
 from paceline.engine.trained_model import load_model
@@ -242,43 +240,6 @@ def test_format_follows_the_suffix() -> None:
     assert {choose_format(Path(f"model{suffix}")): suffix for suffix in SUFFIXES.values()} == SUFFIXES
     assert choose_format(Path("resnet18.a1"), "timm-hub") == "timm-hub"
     assert set(SUFFIXES) == set(_FORMATS)
-
-
-class _NotExpressible(nn.Module):
-    """Its result depends on values, which a graph cannot express; or on the batch, which must not be compiled in."""
-
-    def __init__(self, num_classes: int, in_chans: int, wrong: str = "") -> None:
-        super().__init__()
-        self.head, self.wrong = nn.Linear(in_chans, num_classes), wrong
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        pooled = images.mean((2, 3))
-        if self.wrong == "values":
-            for _ in range(int(pooled.abs().sum().item())):
-                pooled = pooled * 1.5
-        return self.head(pooled)
-
-
-@pytest.fixture
-def small(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run of a registered model."""
-    monkeypatch.setattr(extensions, "_registered", dict(extensions._registered))
-    pl.register_model("not-expressible")(_NotExpressible)
-    overrides = SHORT | {"model.name": "not-expressible", "model.options": {"wrong": "values"}}
-    return pl.train("digits", overrides, runs=tmp_path_factory.mktemp("small"), in_process=True).path
-
-
-def test_models_that_a_format_cannot_express_leave_nothing_behind(small: Path, tmp_path: Path) -> None:
-    for name, code in (
-        ("m.onnx", "model-not-exportable"),
-        ("m.pt2", "model-not-exportable"),
-        ("m", "not-a-timm-model"),
-    ):
-        with raises(code):
-            pl.export(small, name)
-    assert not list(tmp_path.iterdir())
-    pl.export(small, "m.safetensors")
-    assert read_metadata(Path("m.safetensors"))["model"]["name"] == "not-expressible"
 
 
 def test_run_whose_data_is_elsewhere_needs_images(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

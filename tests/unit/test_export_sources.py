@@ -1,4 +1,4 @@
-"""Models that come from a folder of timm are used and exported without it."""
+"""Models that come from a folder of timm are used and exported without it; registered models in some formats only."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import timm
 import torch
+from conftest import raises
 from safetensors import safe_open
+from torch import nn
 
 import paceline as pl
+from paceline import extensions
 from paceline.config.model import Model
 from paceline.engine.trained_model import load_model
 from paceline.exports.metadata import read_metadata
@@ -74,3 +77,45 @@ def test_arguments_that_a_repository_implies_are_saved(source: Path, monkeypatch
     again = create(untrained(Model(name="hf-hub:someone/vit"), saved), 3, 3)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     assert {name: tensor.shape for name, tensor in again.state_dict().items()} == shapes
+
+
+class _NotExpressible(nn.Module):
+    """Its result depends on values, which a graph cannot express; or on the batch, which must not be compiled in."""
+
+    def __init__(self, num_classes: int, in_chans: int, wrong: str = "") -> None:
+        super().__init__()
+        self.head, self.wrong = nn.Linear(in_chans, num_classes), wrong
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        pooled = images.mean((2, 3))
+        if self.wrong == "values":
+            for _ in range(int(pooled.abs().sum().item())):
+                pooled = pooled * 1.5
+        return self.head(pooled)
+
+
+@pytest.fixture
+def small(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of a registered model."""
+    monkeypatch.setattr(extensions, "_registered", dict(extensions._registered))
+    pl.register_model("not-expressible")(_NotExpressible)
+    overrides = SHORT | {
+        "model.name": "not-expressible",
+        "model.options": {"wrong": "values"},
+        "model.weights": "random",
+    }
+    return pl.train("digits", overrides, runs=tmp_path_factory.mktemp("small"), in_process=True).path
+
+
+def test_models_that_a_format_cannot_express_leave_nothing_behind(small: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, code in (
+        ("m.onnx", "model-not-exportable"),
+        ("m.pt2", "model-not-exportable"),
+        ("m", "not-a-timm-model"),
+    ):
+        with raises(code):
+            pl.export(small, name)
+    assert not list(tmp_path.iterdir())
+    pl.export(small, "m.safetensors")
+    assert read_metadata(Path("m.safetensors"))["model"]["name"] == "not-expressible"
