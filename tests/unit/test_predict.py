@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import command, complaint, environment, raises
+from conftest import HANG, command, complaint, environment, raises
 from sample_images import jpeg
 from trained_model import COLORS, CPU, colored, train_model
 
@@ -149,7 +149,7 @@ def test_names_are_read_from_standard_input(folder: Path, tmp_path: Path, here, 
 
 def test_closed_standard_streams(folder: Path, tmp_path: Path) -> None:
     words = shlex.join(map(str, command("predict", folder / "runs" / "colors", folder / "images" / "val", "-", *CPU)))
-    options = {"cwd": tmp_path, "env": environment(), "stderr": subprocess.PIPE, "text": True, "check": False}
+    options = {"cwd": tmp_path, "env": environment(), "stderr": subprocess.PIPE, "text": True, "timeout": HANG}
     answer = subprocess.run(["sh", "-c", f"{words} --out o.csv <&- >&-"], **options)
     assert answer.returncode == 0, answer.stderr
     assert len((tmp_path / "o.csv").read_text().splitlines()) == 28

@@ -109,7 +109,9 @@ def _warn_of_shared_groups(
     given: Splits[Item], divided: Splits[Item], division: Division, name_of: Callable[[Item], str]
 ) -> None:
     """Warn of groups that a given split, which is not divided again, shares with the divided images."""
-    others = [name_of(item) for files in divided.values() for _, item in files] if division.group_by else []
+    if not division.group_by:
+        return
+    others = [name_of(item) for files in divided.values() for _, item in files]
     for split, files in given.items():
         if shared := shared_groups(others, (name_of(item) for _, item in files), division.group_by):
             log.warning(
