@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.config.optim import Optim
+from paceline.config.optim import Optim, ParamGroup
 from paceline.optim.groups import set_lr
 
 
 def config(name: str, **more: Any) -> Optim:
     """Settings with which all parts of an update matter."""
-    return Optim(name=name, lr=0.01, weight_decay=0.05, norm_bias_lr_factor=2.0, **more)
+    return Optim(name=name, lr=0.01, weight_decay=0.05, groups=(ParamGroup(("1.bias",), lr_factor=2.0),), **more)
 
 
 def net(layout: torch.memory_format = torch.contiguous_format) -> nn.Module:

@@ -35,7 +35,7 @@ def _recipe(*words: str) -> Recipe:
         "8",
     ]
     fixed = ["--precision", "fp32", "--device", "cpu", "--optim.lr", "0.1", "--optim.weight_decay", "0.1"]
-    plain = ["--data.augment", "null", "--optim.norm_bias_lr_factor", "1", "--train.label_smoothing", "0"]
+    plain = ["--data.augment", "null", "--train.label_smoothing", "0"]
     return load_recipe("digits", [*small, *fixed, *plain, *words])
 
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 
 from paceline import extensions
 from paceline.config.io import load_recipe
-from paceline.config.optim import Optim, Schedule, SchedulePoint
+from paceline.config.optim import Optim, ParamGroup, Schedule, SchedulePoint
 from paceline.config.phases import Phase
 from paceline.config.recipe import Recipe, Train
 from paceline.config.scaling import scaled
@@ -116,14 +117,30 @@ def test_unknown_schedules_are_refused_with_a_suggestion(registered: None) -> No
 def test_norms_and_biases_do_not_decay_and_frozen_weights_are_left_out() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))
     model[1].weight.requires_grad_(False)
-    decayed, plain, norm_biases = groups(model, Optim(weight_decay=0.1, norm_bias_lr_factor=64.0))
+    config = Optim(weight_decay=0.1, groups=(ParamGroup(("1.bias",), lr_factor=64.0, weight_decay_factor=2.0),))
+    decayed, plain, norm_biases = groups(model, config)
     assert {id(p) for p in decayed["params"]} == {id(model[0].weight), id(model[3].weight)}
     assert {id(p) for p in plain["params"]} == {id(model[0].bias), id(model[3].bias)}
     assert [id(p) for p in norm_biases["params"]] == [id(model[1].bias)]
     assert [group["weight_decay"] for group in (decayed, plain, norm_biases)] == [0.1, 0.0, 0.0]
-    optimizer = create(model, Optim(weight_decay=0.1, norm_bias_lr_factor=64.0))
+    optimizer = create(model, config)
     set_lr(optimizer, 0.5)
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5, 32.0]
+    decaying = groups(model, replace(config, decay_norm_bias=True))
+    assert [(group["weight_decay"], group["scale"]) for group in decaying] == [(0.1, 1.0), (0.1, 1.0), (0.2, 64.0)]
+
+
+def test_factors_of_several_groups_are_multiplied_and_unmatched_patterns_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    halves = (ParamGroup(("*.weight",), lr_factor=0.5), ParamGroup(("1.*",), lr_factor=0.1, weight_decay_factor=0.0))
+    found = groups(model, Optim(weight_decay=0.1, groups=halves))
+    settings = {id(p): (group["weight_decay"], group["scale"]) for group in found for p in group["params"]}
+    assert [settings[id(p)] for p in model.parameters()] == [(0.1, 0.5), (0.0, 1.0), (0.0, 0.05), (0.0, 0.1)]
+    model[0].bias.requires_grad_(False)
+    for pattern in ("2.*", "0.bias"):
+        with raises("param-group-unmatched") as caught:
+            groups(model, Optim(groups=(ParamGroup((pattern,)),)))
+        assert caught.value.fields["pattern"] == pattern
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])

@@ -16,7 +16,17 @@ def _settings(listed, scale: str) -> dict[int, tuple[float, float]]:
 
 
 @pytest.mark.parametrize("layer_decay", [1.0, 0.75])
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18", "swin_tiny_patch4_window7_224", "convnext_atto"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_tiny_patch16_224",
+        "resnet18",
+        "swin_tiny_patch4_window7_224",
+        "beit_base_patch16_224",
+        "levit_128s",
+        "convnext_atto",
+    ],
+)
 def test_groups_are_those_of_timm(name: str, layer_decay: float) -> None:
     with torch.device("meta"):
         model = timm.create_model(name, num_classes=10)

@@ -24,6 +24,8 @@ Count = Annotated[int, Field(ge=1), NUMBER]
 Side = Annotated[int, Field(ge=0, le=4096), NUMBER]
 """Side of an image in pixels; 0: not set."""
 CountOrZero = Annotated[int, Field(ge=0), NUMBER]
+Patterns = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+"""A list of patterns; one may also be written without a list."""
 
 
 def _class_weights(value: object) -> object:

@@ -1,16 +1,12 @@
 """The part of a recipe about the model."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator
-
-from paceline.config.fields import STRICT, Fraction, NotNegative
+from paceline.config.fields import STRICT, Fraction, NotNegative, Patterns
 
 BACKBONE = "backbone"
 """In model.freeze: everything but the classifier."""
-Patterns = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
-"""A list of patterns; one may also be written without a list."""
 
 
 @dataclass(frozen=True)

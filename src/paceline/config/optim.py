@@ -4,7 +4,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paceline.config.duration import StepDuration, StepInterval
-from paceline.config.fields import STRICT, Count, CountOrZero, Fraction, NotNegative, Positive, PositiveFraction
+from paceline.config.fields import (
+    STRICT,
+    Count,
+    CountOrZero,
+    Fraction,
+    NotNegative,
+    Patterns,
+    Positive,
+    PositiveFraction,
+)
 
 
 @dataclass(frozen=True)
@@ -62,13 +71,30 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class ParamGroup:
+    """Parameters with settings of their own."""
+
+    __pydantic_config__ = STRICT
+
+    match: Patterns
+    """Patterns of names of parameters, e.g. stem.*; `*` also matches dots."""
+    lr_factor: Positive = 1.0
+    """Factor on the learning rate."""
+    weight_decay_factor: NotNegative = 1.0
+    """Factor on the weight decay."""
+    train_until: StepDuration = "0ba"
+    """Time from the start of training after which they are frozen; 0: never."""
+
+
+@dataclass(frozen=True)
 class Optim:
     """The optimizer."""
 
     __pydantic_config__ = STRICT
 
     name: str = "sgd"
-    """sgd, adamw, lamb, any other optimizer of timm (muon, lion, adan ...), or a registered one."""
+    """sgd, adamw, lamb, any other optimizer of timm (muon, lion, adan ...), `muon-sgd` (airbench: Muon for filters, SGD
+    for the rest), or a registered one."""
     lr: Positive = 0.1
     """Peak learning rate, for the mean loss over the global batch."""
     momentum: Fraction = 0.9
@@ -83,12 +109,13 @@ class Optim:
     """Weight decay of convolution filters and matrices."""
     decay_norm_bias: bool = False
     """Apply weight decay to normalization layers and biases too."""
-    norm_bias_lr_factor: Positive = 1.0
-    """Factor on the learning rate of the biases of normalization layers (airbench: 64)."""
     layer_decay: PositiveFraction = 1.0
     """Factor on the learning rate from each layer of a timm model to the one before it; fine-tuning: 0.65 to 0.9."""
     head_lr_mult: Positive = 1.0
     """Factor on the learning rate of the classifier."""
+    groups: tuple[ParamGroup, ...] = ()
+    """Parameters with settings of their own: [{match: stem.*, lr_factor: 0.1}, {match: "*.bias", train_until: 3ep}].
+    Factors of several matches are multiplied."""
     clip_grad_norm: NotNegative = 0.0
     """Clip the gradient to this norm; 0: off."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -104,6 +131,13 @@ class Ema:
     __pydantic_config__ = STRICT
 
     decay: Fraction = 0.0
-    """EMA decay, limited to (1 + u) / (10 + u) at update u as a warmup; 0: off."""
+    """EMA decay; 0: off."""
     every: Count = 1
     """Steps between updates."""
+    schedule: Literal["warmup", "constant", "cubic"] = "warmup"
+    """Decay over time. warmup: limited to (1 + u) / (10 + u) at update u; constant: always ema.decay; cubic: from 0 to
+    ema.decay, with the third power of the fraction of steps that are done."""
+    start: StepDuration = "0ba"
+    """Until then the average is a copy of the weights, and updates are not counted."""
+    lookahead: bool = False
+    """Copy the average back to the weights at every update (Lookahead, arXiv 1907.08610)."""

@@ -18,6 +18,8 @@ class About:
     """Paper or code that the recipe follows."""
     published: str = ""
     """Result that the source reports."""
+    deviations: tuple[str, ...] = ()
+    """Differences to the procedure of the source."""
     measured: str = ""
     """Result that this project measured, and on which hardware."""
 

@@ -1,6 +1,7 @@
 """The model that one rank trains: a replica whose gradients are averaged over ranks, by DDP or in shared memory."""
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -26,14 +27,34 @@ class Replica:
     """What this rank holds of the state: all of it."""
 
     def __init__(self, model: nn.Module, world: World, recipe: Recipe):
-        self.module = model
+        self.module, self._world, self._recipe = model, world, recipe
         self._sync: AllReduce | SharedMemory | PowerSgd | None = None
         self._ddp: DistributedDataParallel | None = None
-        if world.size > 1:
-            self._sync = _synchronization(model, world, recipe)
+        self.forward: Callable[[torch.Tensor], torch.Tensor] = model
+        self._connect()
+
+    def _connect(self) -> None:
+        """Synchronize the gradients of all parameters that are trained. A collective."""
+        if self._world.size > 1:
+            self._sync = _synchronization(self.module, self._world, self._recipe)
             if not isinstance(self._sync, SharedMemory):
-                self._ddp = _wrapped(model, world, recipe, self._sync)
-        self.forward: Callable[[torch.Tensor], torch.Tensor] = self._ddp or model
+                self._ddp = _wrapped(self.module, self._world, self._recipe, self._sync)
+                self.forward = self._ddp
+
+    def freeze(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Compute no more gradients of these parameters. A collective.
+
+        PowerSGD keeps computing them, since its error feedback is bound to the buckets of all gradients.
+        """
+        if isinstance(self._sync, PowerSgd):
+            return
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        if isinstance(self._sync, SharedMemory):
+            self._sync.close()
+        self._ddp, self._sync, self.forward = None, None, self.module
+        gc.collect()  # DDP is part of a cycle, and only its end removes its hooks
+        self._connect()
 
     def sync_gradients(self, last: bool) -> AbstractContextManager[object]:
         """Context for a micro-batch: only the last one of a step synchronizes gradients."""

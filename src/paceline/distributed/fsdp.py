@@ -1,7 +1,7 @@
 """FSDP2: each rank keeps a shard of every weight, gradient and optimizer state."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, cast
@@ -36,6 +36,10 @@ class Sharded:
         """Context for a micro-batch: only the last one of a step synchronizes gradients."""
         cast(FSDPModule, self.module).set_requires_gradient_sync(last)
         return nullcontext()
+
+    @staticmethod
+    def freeze(_parameters: Iterable[nn.Parameter]) -> None:
+        """Nothing: FSDP computes the gradients of all parameters that were trained at the start."""
 
     @contextmanager
     def unsharded(self, model: nn.Module) -> Iterator[None]:

@@ -71,8 +71,15 @@ class SharedMemory:
         self._has_gradient: list[bool] = []
         self._kept: dict[int, torch.Tensor] = {}  # gradients that are not copied to the row, flat
         self._is_last, self._seconds = False, 0.0
-        for number, parameter in enumerate(self._parameters):
+        self._hooks = [
             parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._on_gradient(number))
+            for number, parameter in enumerate(self._parameters)
+        ]
+
+    def close(self) -> None:
+        """Stop following the gradients of the parameters."""
+        for hook in self._hooks:
+            hook.remove()
 
     @contextmanager
     def synchronizing(self) -> Iterator[None]:

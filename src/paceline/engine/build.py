@@ -33,6 +33,7 @@ from paceline.engine.kernels import choose_kernels
 from paceline.engine.model import create_model, probe
 from paceline.engine.objective import Objective
 from paceline.engine.rank_checks import check_same_model
+from paceline.engine.temporary import TemporaryParameters
 from paceline.engine.weights import load_weights
 from paceline.errors import UserError
 from paceline.models import factory
@@ -69,6 +70,7 @@ class Setup:
     scaler: torch.amp.GradScaler
     precision: str
     lr_plan: LrPlan
+    temporary: TemporaryParameters
     architecture: dict[str, Any]
     """Name and options of the model."""
     compilation: Compilation = field(default_factory=Compilation)
@@ -210,7 +212,9 @@ def build(recipe: Recipe, world: World, resume: bool = False) -> Setup:
         from paceline.distributed.fsdp import without_memory  # imported late because it takes seconds
 
         model = without_memory(model)
-    ema = AveragedModel(model, recipe.ema) if recipe.ema.decay else None
+    ema = None
+    if recipe.ema.decay:
+        ema = AveragedModel(model, recipe.ema, timeline.total, timeline.steps(recipe.ema.start))
     checkpoint_activations(model, recipe.model)  # after the copy, which evaluation runs as it is
     compilation = compile_model(model, timeline, world.device) if recipe.compile else Compilation()
     replica = _sharded(model, ema, initial, world, recipe, resolved) if sharded else Replica(model, world, recipe)
@@ -228,6 +232,7 @@ def build(recipe: Recipe, world: World, resume: bool = False) -> Setup:
         scaler=precision.grad_scaler(resolved, world.device, recipe.train.init_loss_scale),
         precision=resolved,
         lr_plan=lr_plan,
+        temporary=TemporaryParameters(model, recipe.optim, timeline),
         architecture=world.raise_together(lambda: factory.architecture_of(recipe.model, initial)),
         compilation=compilation,
     )

@@ -58,6 +58,7 @@ def train(setup: Setup, run: TrainingRun) -> dict[str, Any]:
             with run.window.waiting_for_data():
                 micro_batches = next(batches)
             lr = lr_at(step, setup.lr_plan)
+            setup.temporary.before_step(step, setup.replica.freeze)
             torch.manual_seed(step_seed(recipe.seed, step, setup.world.rank))
             result = train_step(setup, micro_batches, step, lr)
             phase = setup.timeline.phase_at(step)
@@ -137,6 +138,7 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
         loss_sum += loss.detach() / len(micro_batches)
         correct += (logits.detach().argmax(1) == batch.labels).sum()
     sync_seconds, begin = replica.sync_seconds(), now(setup.world.device)
+    setup.temporary.drop_gradients()
     set_lr(setup.optimizer, lr)
     if recipe.optim.clip_grad_norm:
         scaler.unscale_(setup.optimizer)

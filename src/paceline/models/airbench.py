@@ -54,11 +54,12 @@ class _Block(nn.Module):
 
 
 class AirbenchNet(nn.Module):
-    """Whitening layer, one pooling block per width, global max pool, scaled linear head.
+    """Whitening layer, one pooling block per width, global max pool, linear head with scaled logits.
 
     `depths` is the number of convolutions per block, two by default. With `residual` the output of the first one is
-    added to that of the last one. Without `train_whiten_bias` nothing before the first block needs a gradient, which
-    avoids the backward pass through the largest feature maps.
+    added to that of the last one. `head_std` is the standard deviation of the initial head, 0 for that of PyTorch. If
+    the bias of the whitening layer is frozen (model.freeze, optim.groups), nothing before the first block needs a
+    gradient, which avoids the backward pass through the largest feature maps.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class AirbenchNet(nn.Module):
         norm: str = "batch",
         norm_momentum: float = 0.4,
         residual: bool = False,
-        train_whiten_bias: bool = True,
+        head_std: float = 0.0,
         logit_scale: float = 1 / 9,
     ):
         super().__init__()
@@ -78,13 +79,14 @@ class AirbenchNet(nn.Module):
         patch = in_chans * kernel * kernel
         self.whiten = nn.Conv2d(in_chans, 2 * patch, kernel)
         self.whiten.weight.requires_grad_(False)
-        self.whiten.bias.requires_grad_(train_whiten_bias)  # type: ignore[union-attr]
+        nn.init.zeros_(self.whiten.bias)  # type: ignore[arg-type]
         inputs, depths = [2 * patch, *widths[:-1]], depths or [2] * len(widths)
         shapes = zip(inputs, widths, depths, strict=True)
         self.blocks = nn.Sequential(*(_Block(*shape, norm, norm_momentum, residual) for shape in shapes))
         self.head = nn.Linear(widths[-1], num_classes, bias=False)
-        with torch.no_grad():
-            self.head.weight.div_(self.head.weight.std())
+        if head_std:
+            with torch.no_grad():
+                self.head.weight.mul_(head_std / self.head.weight.std())
         self.logit_scale = logit_scale
 
     def get_classifier(self) -> nn.Module:
@@ -102,7 +104,6 @@ class AirbenchNet(nn.Module):
         values, vectors = torch.linalg.eigh(flat.T @ flat / len(flat))
         scaled = (vectors / torch.sqrt(values + 5e-4)).T.flip(0).reshape(-1, images.shape[1], kernel, kernel)
         self.whiten.weight.copy_(torch.cat([scaled, -scaled]))
-        nn.init.zeros_(self.whiten.bias)  # type: ignore[arg-type]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.blocks(F.gelu(self.whiten(x)))

@@ -16,18 +16,18 @@ _Place = tuple[nn.Module, str]
 class AveragedModel:
     """A copy of the model with averaged weights. Integer buffers are copied."""
 
-    def __init__(self, model: nn.Module, config: Ema):
+    def __init__(self, model: nn.Module, config: Ema, total: int = 0, start: int = 0):
+        """`total`: steps of the run; `start`: ema.start in steps."""
         self.model = deepcopy(model).requires_grad_(False).eval()
-        self._config = config
+        self._config, self._total, self._start = config, total, start
         self._places: tuple[list[_Place], list[_Place]] | None = None
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
-        """Update after step `step` (from 1). The decay warms up, so that the initial weights have little influence."""
+        """Update after step `step` (from 1); with ema.lookahead, also the weights of `model`."""
         if step % self._config.every:
             return
-        updates = step // self._config.every
-        average = get_ema_multi_avg_fn(min(self._config.decay, (1 + updates) / (10 + updates)))
+        average = get_ema_multi_avg_fn(decay_at(step, self._config, self._total, self._start))
         self._places = self._places or (_places(self.model), _places(model))  # found once, because it takes time
         ours, theirs = ([getattr(module, name) for module, name in places] for places in self._places)
         kinds: dict[tuple[bool, type], list[int]] = {}  # under FSDP weights are sharded and buffers are not
@@ -35,10 +35,22 @@ class AveragedModel:
             kinds.setdefault((our.is_floating_point(), type(our)), []).append(index)
         for (moving, _), indices in kinds.items():
             same = [ours[index] for index in indices], [theirs[index] for index in indices]
-            if moving:
-                average(*same, None)
-            else:
+            if not moving:
                 copy_all_(*same)
+                continue
+            average(*same, None)
+            if self._config.lookahead:
+                copy_all_(*reversed(same))
+
+
+def decay_at(step: int, config: Ema, total: int, start: int = 0) -> float:
+    """Return the decay of the update after step `step` (from 1)."""
+    if step <= start:
+        return 0.0
+    if config.schedule == "cubic":
+        return config.decay * (step / total) ** 3
+    updates = step // config.every - start // config.every
+    return min(config.decay, (1 + updates) / (10 + updates)) if config.schedule == "warmup" else config.decay
 
 
 def _places(model: nn.Module) -> list[_Place]:

@@ -11,6 +11,7 @@ from torch import optim
 from paceline import extensions
 from paceline.config.optim import Optim
 from paceline.errors import UserError
+from paceline.optim.muon_sgd import MuonSgd
 from paceline.system.torchvision_compat import allow_torchvision
 
 Groups = list[dict[str, Any]]
@@ -114,7 +115,9 @@ def _class_of(config: Optim, name: str) -> tuple[Callable[..., optim.Optimizer],
         return optim.SGD, BUILT_IN[name]
     if name == "adamw":
         return optim.AdamW, BUILT_IN[name]
-    known = _timm().list_optimizers()
+    if name == "muon-sgd":
+        return MuonSgd, {}
+    known = [*_timm().list_optimizers(), "muon-sgd"]
     if name not in known:
         raise extensions.unknown("optimizer", "optim.name", config.name, known)
     info = _timm().get_optimizer_info(name)

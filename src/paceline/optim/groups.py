@@ -1,40 +1,62 @@
 """Creates optimizers with parameter groups."""
 
+import difflib
+from fnmatch import filter as fnmatch_filter
 from fnmatch import fnmatch
 from typing import Any
 
 import torch
 from torch import nn, optim
 
-from paceline.config.optim import Optim
+from paceline.config.optim import Optim, ParamGroup
 from paceline.errors import UserError
 from paceline.optim.factory import Groups, check, construct, has_known_state
 from paceline.optim.rehearsal import check_resumable, check_shardable
 from paceline.system.heads import classifier_modules
-from paceline.system.norms import NORMS
 
 
 def groups(model: nn.Module, config: Optim) -> Groups:
     """Return parameter groups: weights with weight decay; biases, norms and what the model excludes without.
 
-    `scale` of a group is its factor on the scheduled learning rate: of norm biases, of the head, and of each layer.
+    `scale` of a group is its factor on the scheduled learning rate: of optim.groups, of the head, and of each layer.
     """
-    norm_biases = {
-        id(module.bias) for module in model.modules() if isinstance(module, NORMS) and module.bias is not None
-    }
     excluded = [str(item) for item in getattr(model, "no_weight_decay", list)()]
-    scales = _scales(model, config)
-    found: dict[tuple[int, float, float], list[nn.Parameter]] = {}
+    scales, decays = _factors(model, config)
+    found: dict[tuple[bool, float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        is_norm_bias, is_excluded = id(parameter) in norm_biases, any(fnmatch(name, item) for item in excluded)
-        decays = not is_excluded and (parameter.ndim > 1 or config.decay_norm_bias)
-        kind = 2 if is_norm_bias else 0 if parameter.ndim > 1 and not is_excluded else 1
-        scale = scales.get(name, 1.0) * (config.norm_bias_lr_factor if is_norm_bias else 1.0)
-        found.setdefault((kind, config.weight_decay if decays else 0.0, scale), []).append(parameter)
+        is_excluded = any(fnmatch(name, item) for item in excluded)
+        is_matrix = parameter.ndim > 1 and not is_excluded
+        decay = decays[name] * config.weight_decay if is_matrix or (config.decay_norm_bias and not is_excluded) else 0.0
+        found.setdefault((not is_matrix, decay, scales[name]), []).append(parameter)
     listed = [{"params": found[key], "weight_decay": key[1], "scale": key[2]} for key in sorted(found)]
     return [group for group in _with_fallback(listed, model, config) if group["params"]]
+
+
+def matched(model: nn.Module, group: ParamGroup, number: int) -> dict[str, nn.Parameter]:
+    """Return the parameters of optim.groups.NUMBER that are trained, by name."""
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found: dict[str, nn.Parameter] = {}
+    for pattern in group.match:
+        if not (names := fnmatch_filter(named, pattern)):
+            close = difflib.get_close_matches(pattern, named, n=3, cutoff=0.3)
+            message = f"optim.groups.{number}.match={pattern!r} matches no parameter that is trained"
+            hint = f"Did you mean {' or '.join(close)}?" if close else f"Parameters: {', '.join(named)[:300]}."
+            raise UserError("param-group-unmatched", f"{message}. {hint}", pattern=pattern)
+        found |= {name: named[name] for name in names}
+    return found
+
+
+def _factors(model: nn.Module, config: Optim) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the factors on the learning rate and on the weight decay, by name of the parameter."""
+    scales = dict.fromkeys((name for name, _ in model.named_parameters()), 1.0) | _scales(model, config)
+    decays = dict.fromkeys(scales, 1.0)
+    for number, group in enumerate(config.groups):
+        for name in matched(model, group, number):
+            scales[name] *= group.lr_factor
+            decays[name] *= group.weight_decay_factor
+    return scales, decays
 
 
 def _scales(model: nn.Module, config: Optim) -> dict[str, float]:

@@ -34,7 +34,7 @@ def gather(
 
 
 def cut_out_(images: torch.Tensor, ids: torch.Tensor, side: int, seed: int, epoch: int) -> torch.Tensor:
-    """Zero a random square of normalized images (N, C, H, W); zero is the mean color. The border may cut it."""
+    """Zero a random square inside of normalized images (N, C, H, W); zero is the mean color."""
     height, width = images.shape[-2:]
     inside_rows = _span(uniform(seed, epoch, ids, _CUT_ROW), side, height)
     inside_columns = _span(uniform(seed, epoch, ids, _CUT_COLUMN), side, width)
@@ -78,6 +78,6 @@ def _reflect(index: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _span(place: torch.Tensor, side: int, size: int) -> torch.Tensor:
-    """Return, per sample, which of `size` positions lie within `side` around a random center."""
-    first = (place * size).long()[:, None] - side // 2
-    return _within(first[:, 0], torch.full_like(first[:, 0], side), size)
+    """Return, per sample, which of `size` positions lie within `side` from a random one on."""
+    first = (place * max(1, size - side + 1)).long()
+    return _within(first, torch.full_like(first, side), size)

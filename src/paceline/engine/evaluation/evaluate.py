@@ -92,7 +92,7 @@ def check_corrupt_fraction(metrics: dict[str, float], expected: int, max_corrupt
 
 
 def predict(model: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, tta: str) -> torch.Tensor:
-    """Return logits averaged by test-time augmentation: flipped, or flipped and translated by one pixel."""
+    """Return logits, by test-time augmentation averaged in fp32: flipped, or flipped and translated by one pixel."""
     if tta == "none":
         return model(images)
     logits = _with_flip(model, images)
@@ -104,4 +104,4 @@ def predict(model: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor,
 
 
 def _with_flip(model: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor) -> torch.Tensor:
-    return (model(images) + model(images.flip(-1))) / 2
+    return (model(images).float() + model(images.flip(-1)).float()) / 2
