@@ -45,7 +45,7 @@ BUILT_IN = {
     "dataset": ("digits", "synthetic", "cifar10", "cifar100", "imagenet", "shards", "folder", "list"),
     "loss": ("cross-entropy", "bce"),
     "optimizer": ("sgd", "adamw", "lamb"),
-    "schedule": ("constant", "one-cycle", "cosine", "linear", "step", "plateau", "piecewise"),
+    "schedule": ("constant", "one-cycle", "cosine", "linear", "polynomial", "step", "plateau", "piecewise"),
     "reader": ("folder", "list", "tar", "webdataset", "hf", "cifar10", "cifar100", "imagenet"),
 }
 """Names of each kind that cannot be registered."""

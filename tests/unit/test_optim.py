@@ -8,30 +8,85 @@ from torch import nn
 
 from paceline import extensions
 from paceline.config.io import load_recipe
-from paceline.config.optim import Optim, ParamGroup, Schedule, SchedulePoint
+from paceline.config.optim import MomentumPoint, MomentumSchedule, Optim, ParamGroup, Schedule, SchedulePoint
 from paceline.config.phases import Phase
 from paceline.config.recipe import Recipe, Train
 from paceline.config.scaling import scaled
 from paceline.config.timeline import Timeline
 from paceline.errors import ConfigError
-from paceline.optim.groups import create, groups, set_lr
-from paceline.optim.schedules import LrPlan, lr_at
+from paceline.optim.groups import create, groups, set_lr, set_momentum
+from paceline.optim.schedules import LrPlan, lr_at, momentum_at
 
 
-def plan(total: int = 100, **schedule: object) -> LrPlan:
-    optim = Optim(lr=2.0, schedule=Schedule(**schedule))  # type: ignore[arg-type]
+def plan(total: int = 100, momentum_schedule: MomentumSchedule | None = None, **schedule: object) -> LrPlan:
+    given = schedule.pop("schedule", None) or Schedule(**schedule)  # type: ignore[arg-type]
+    optim = Optim(lr=2.0, schedule=given, momentum_schedule=momentum_schedule or MomentumSchedule())
     recipe = Recipe("any", optim=optim, train=Train(duration=f"{total}ba", global_batch=10))
     return LrPlan.of(optim, Timeline.of(recipe, 100))
 
 
-def test_one_cycle_matches_torch() -> None:
+@pytest.mark.parametrize(("warmup", "total"), [(30, 100), (2, 7), (0, 10)])
+def test_one_cycle_is_that_of_torch(warmup: int, total: int) -> None:
+    """Learning rate and momentum of every step."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
-    reference = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2.0, total_steps=101, pct_start=31 / 101)
-    ours = plan(name="one-cycle", warmup="3ep", start_factor=1 / 25, end_factor=1 / 25e4)
-    for step in range(100):
+    reference = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2.0, total_steps=total, pct_start=warmup / total)
+    schedule = Schedule(name="one-cycle", warmup=f"{warmup}ba", start_factor=1 / 25, end_factor=1 / 25e4)
+    ours = plan(total, schedule=schedule, momentum_schedule=MomentumSchedule("one-cycle"))
+    for step in range(total):
+        assert lr_at(step, ours) == pytest.approx(reference.get_last_lr()[0], rel=1e-9)
+        assert momentum_at(step, ours) == pytest.approx(optimizer.param_groups[0]["momentum"], rel=1e-9)
+        optimizer.step()
+        reference.step()
+
+
+@pytest.mark.parametrize("power", [1.0, 0.9, 2.0])
+def test_polynomial_is_that_of_torch(power: float) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    reference = torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=50, power=power)
+    ours = plan(50, schedule=Schedule(name="polynomial", power=power))
+    for step in range(50):
         assert lr_at(step, ours) == pytest.approx(reference.get_last_lr()[0], rel=1e-9)
         optimizer.step()
         reference.step()
+
+
+def test_momentum_is_linear_between_points_and_set_in_every_group() -> None:
+    points = (MomentumPoint("0ba", 0.85), MomentumPoint("10ba", 0.95))
+    ours = plan(momentum_schedule=MomentumSchedule("piecewise", points=points))
+    assert [momentum_at(step, ours) for step in (0, 5, 50)] == pytest.approx([0.85, 0.9, 0.95])
+    assert momentum_at(5, plan()) is None
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    for name, field, value in (("sgd", "momentum", 0.7), ("adamw", "betas", (0.7, 0.999))):
+        optimizer = create(model, Optim(name=name, weight_decay=0.1))
+        set_momentum(optimizer, 0.7)
+        assert [group[field] for group in optimizer.param_groups] == [value, value]
+        set_momentum(optimizer, None)
+        assert optimizer.param_groups[0][field] == value
+    cycled = Optim(name="adafactor", momentum_schedule=MomentumSchedule("piecewise", points=points))
+    with raises("optimizer-field-unused"):
+        create(model, cycled)
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        (
+            ("--optim.momentum_schedule.name", "one-cycle", "--optim.schedule.name", "cosine"),
+            ["momentum-schedule-unmatched"],
+        ),
+        (("--optim.momentum_schedule.name", "piecewise"), ["schedule-points-missing"]),
+        (("--optim.momentum_schedule.low", "0.5"), ["schedule-field-unused"]),
+        (("--optim.schedule.power", "2"), ["schedule-field-unused"]),
+        (("--ema.lookahead", "true"), ["ema-field-unused"]),
+        (("--ema", "{decay: 0.9, decay_schedule: cubic, start: 1ep}"), ["ema-start-and-cubic"]),
+        (("--optim.groups", "[{match: head.*, lr: 3}]"), ["unknown-field"]),
+        (("--optim.groups", "[{lr_factor: 3}]"), ["missing-field"]),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(words: tuple[str, ...], codes: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_recipe("digits", list(words))
+    assert [problem.code for problem in error.value.problems] == codes
 
 
 def test_cosine_and_linear_with_warmup() -> None:

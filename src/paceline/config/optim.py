@@ -28,10 +28,12 @@ class SchedulePoint:
     """Learning rate at this point, as a multiple of optim.lr; linear in between."""
 
 
-SCHEDULES = ("constant", "one-cycle", "cosine", "linear", "step", "plateau", "piecewise")
+SCHEDULES = ("constant", "one-cycle", "cosine", "linear", "polynomial", "step", "plateau", "piecewise")
 """The built-in schedules."""
-PLATEAU_FIELDS = ("metric", "patience", "threshold", "threshold_mode", "cooldown")
-"""Fields that only the schedule `plateau` uses."""
+SPECIAL_FIELDS = {"power": "polynomial"} | dict.fromkeys(
+    ("metric", "patience", "threshold", "threshold_mode", "cooldown"), "plateau"
+)
+"""Fields that only one schedule uses, with its name."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Schedule:
     __pydantic_config__ = STRICT
 
     name: str = "cosine"
-    """constant, cosine, linear, step, plateau (all after a linear warmup), one-cycle (all cosine), piecewise, or
-    registered."""
+    """constant, cosine, linear, polynomial, step, plateau (all after a linear warmup), one-cycle (that of torch, all
+    cosine), piecewise, or registered."""
     warmup: StepDuration = "0ba"
     """Length of the warmup, from start_factor to 1."""
     start_factor: NotNegative = 0.0
@@ -53,6 +55,8 @@ class Schedule:
     """step: time between two decays."""
     gamma: Fraction = 0.1
     """step, plateau: factor on the learning rate at each decay."""
+    power: Positive = 1.0
+    """polynomial: exponent of the fraction of steps that are left."""
     metric: Literal["", "top1", "top5", "loss"] = ""
     """plateau: validation metric that must improve; empty: checkpoint.best."""
     patience: CountOrZero = 10
@@ -68,6 +72,35 @@ class Schedule:
     """piecewise: points of the schedule."""
     options: dict[str, Any] = field(default_factory=dict)
     """Additional arguments of a registered schedule."""
+
+
+@dataclass(frozen=True)
+class MomentumPoint:
+    """A point of a momentum schedule."""
+
+    __pydantic_config__ = STRICT
+
+    at: StepDuration
+    """Time from the start of training."""
+    momentum: Fraction
+    """Momentum at this point; linear in between."""
+
+
+@dataclass(frozen=True)
+class MomentumSchedule:
+    """The momentum per step; of optimizers with betas, the first of them."""
+
+    __pydantic_config__ = STRICT
+
+    name: Literal["constant", "one-cycle", "piecewise"] = "constant"
+    """constant: optim.momentum; one-cycle: falls from `high` to `low` and rises again while the learning rate of the
+    schedule one-cycle does the opposite, as in torch's OneCycleLR; piecewise."""
+    low: Fraction = 0.85
+    """one-cycle: momentum at the peak of the learning rate."""
+    high: Fraction = 0.95
+    """one-cycle: momentum at the first and at the last step."""
+    points: tuple[MomentumPoint, ...] = ()
+    """piecewise: points of the schedule."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +155,8 @@ class Optim:
     """Additional arguments of the optimizer, e.g. {caution: true}."""
     schedule: Schedule = field(default_factory=Schedule)
     """Learning rate schedule."""
+    momentum_schedule: MomentumSchedule = field(default_factory=MomentumSchedule)
+    """Momentum schedule."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +169,7 @@ class Ema:
     """EMA decay; 0: off."""
     every: Count = 1
     """Steps between updates."""
-    schedule: Literal["warmup", "constant", "cubic"] = "warmup"
+    decay_schedule: Literal["warmup", "constant", "cubic"] = "warmup"
     """Decay over time. warmup: limited to (1 + u) / (10 + u) at update u; constant: always ema.decay; cubic: from 0 to
     ema.decay, with the third power of the fraction of steps that are done."""
     start: StepDuration = "0ba"

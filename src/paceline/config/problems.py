@@ -1,12 +1,12 @@
 """Checks of a recipe that involve several fields."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from paceline import extensions
 from paceline.config.data import BUILT_IN, FROM_FILES, IN_MEMORY, Data
 from paceline.config.duration import parse
-from paceline.config.optim import PLATEAU_FIELDS, SCHEDULES, Schedule
+from paceline.config.optim import SCHEDULES, SPECIAL_FIELDS, Ema, MomentumSchedule, Optim, Schedule
 from paceline.config.phases import problems as phase_problems
 from paceline.config.phases import ramp_problems
 from paceline.config.recipe import GradSync, Recipe, near_multiples
@@ -44,6 +44,8 @@ def problems(recipe: Recipe) -> Iterator[Problem]:
         yield Problem("loss-options-unused", f"train.loss_options are not used by {train.loss}. Remove them.")
     yield from _imbalance_problems(recipe)
     yield from _schedule_problems(recipe.optim.schedule)
+    yield from _momentum_problems(recipe.optim)
+    yield from _ema_problems(recipe.ema)
     length = parse(train.duration)
     yield from phase_problems(recipe.phases, length.value if length.unit == "ep" else 0.0, train.global_batch)
     yield from ramp_problems(recipe.ramp)
@@ -169,14 +171,59 @@ def _schedule_problems(schedule: Schedule) -> Iterator[Problem]:
             "schedule-options-unused",
             f"optim.schedule.options has no effect: optim.schedule.name={schedule.name} is built in. Remove it.",
         )
-    changed = [name for name in PLATEAU_FIELDS if getattr(schedule, name) != getattr(Schedule(), name)]
-    if schedule.name in SCHEDULES and schedule.name != "plateau" and changed:
+    for field, owner in SPECIAL_FIELDS.items():
+        value = getattr(schedule, field)
+        if schedule.name in SCHEDULES and schedule.name != owner and value != getattr(Schedule(), field):
+            yield Problem(
+                "schedule-field-unused",
+                f"optim.schedule.{field}={value} is only used by the schedule {owner}, but optim.schedule.name="
+                f"{schedule.name}. Remove it, or set the name to {owner}.",
+            )
+            break
+    yield from _order_problems(path, [point.at for point in schedule.points])
+
+
+def _momentum_problems(optim: Optim) -> Iterator[Problem]:
+    given, path, default = optim.momentum_schedule, "optim.momentum_schedule", MomentumSchedule()
+    if given.name == "one-cycle" and optim.schedule.name != "one-cycle":
         yield Problem(
-            "schedule-field-unused",
-            f"optim.schedule.{changed[0]}={getattr(schedule, changed[0])} is only used by the schedule plateau, but "
-            f"optim.schedule.name={schedule.name}. Remove it, or set the name to plateau.",
+            "momentum-schedule-unmatched",
+            f"{path}.name=one-cycle follows a learning rate schedule of this name, but optim.schedule.name="
+            f"{optim.schedule.name}. Use one-cycle for both, or piecewise for the momentum.",
         )
-    times = [point.at for point in schedule.points]
+    if given.name == "piecewise" and not given.points:
+        yield Problem(
+            "schedule-points-missing",
+            f"{path}.points is empty, but a piecewise schedule needs them. Write e.g. [{{at: 0ep, momentum: 0.9}}].",
+        )
+    for field, owner in (("low", "one-cycle"), ("high", "one-cycle"), ("points", "piecewise")):
+        if given.name != owner and getattr(given, field) != getattr(default, field):
+            yield Problem(
+                "schedule-field-unused",
+                f"{path}.{field} is only used by the schedule {owner}, but {path}.name={given.name}. Remove it, or set "
+                f"the name to {owner}.",
+            )
+    yield from _order_problems(f"{path}.points", [point.at for point in given.points])
+
+
+def _ema_problems(ema: Ema) -> Iterator[Problem]:
+    changed = [
+        name for name in ("every", "decay_schedule", "start", "lookahead") if getattr(ema, name) != getattr(Ema(), name)
+    ]
+    if not ema.decay and changed:
+        name = changed[0]
+        yield Problem(
+            "ema-field-unused",
+            f"ema.{name}={getattr(ema, name)} has no effect, because ema.decay=0 turns the average off. Set ema.decay, "
+            f"or leave {name} at {getattr(Ema(), name)}.",
+        )
+    if ema.decay_schedule == "cubic" and parse(ema.start).value:
+        yield Problem(
+            "ema-start-and-cubic", f"ema.start={ema.start}: the schedule cubic starts at 0 by itself. Set start to 0ba."
+        )
+
+
+def _order_problems(path: str, times: Sequence[str]) -> Iterator[Problem]:
     amounts = [parse(time) for time in times]
     if len({amount.unit for amount in amounts}) > 1:
         yield Problem("mixed-units", f"{path} mix the units ep and ba: {', '.join(times)}. Use one unit.")

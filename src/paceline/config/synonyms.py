@@ -163,7 +163,8 @@ _VALUES = {
         "onecycle": "one-cycle", "onecyclelr": "one-cycle", "cosineannealing": "cosine", "cosineannealinglr": "cosine",
         "cosine_annealing": "cosine", "steplr": "step", "multistep": "piecewise", "multisteplr": "piecewise",
         "linearlr": "linear", "plateaulr": "plateau", "reducelronplateau": "plateau", "reduce_on_plateau": "plateau",
-        "reduce_lr_on_plateau": "plateau", "none": "constant", "constantlr": "constant", "poly": "linear",
+        "reduce_lr_on_plateau": "plateau", "none": "constant", "constantlr": "constant", "poly": "polynomial",
+        "polynomiallr": "polynomial",
     },
     "data.augment.policy": {"ra": "randaugment", "ta_wide": "trivialaugment", "rand": "randaugment"},
     "precision": {

@@ -34,8 +34,8 @@ from paceline.engine.run import TrainingRun
 from paceline.engine.stop import Agreement, Signals
 from paceline.engine.window import StepResult
 from paceline.errors import Stopped
-from paceline.optim.groups import set_lr
-from paceline.optim.schedules import lr_at
+from paceline.optim.groups import set_lr, set_momentum
+from paceline.optim.schedules import lr_at, momentum_at
 from paceline.system.device import between, now
 
 
@@ -140,6 +140,7 @@ def train_step(setup: Setup, micro_batches: list[Batch], step: int, lr: float) -
     sync_seconds, begin = replica.sync_seconds(), now(setup.world.device)
     setup.temporary.drop_gradients()
     set_lr(setup.optimizer, lr)
+    set_momentum(setup.optimizer, momentum_at(step, setup.lr_plan))
     if recipe.optim.clip_grad_norm:
         scaler.unscale_(setup.optimizer)
         torch.nn.utils.clip_grad_norm_(replica.module.parameters(), recipe.optim.clip_grad_norm)

@@ -47,10 +47,10 @@ def decay_at(step: int, config: Ema, total: int, start: int = 0) -> float:
     """Return the decay of the update after step `step` (from 1)."""
     if step <= start:
         return 0.0
-    if config.schedule == "cubic":
+    if config.decay_schedule == "cubic":
         return config.decay * (step / total) ** 3
     updates = step // config.every - start // config.every
-    return min(config.decay, (1 + updates) / (10 + updates)) if config.schedule == "warmup" else config.decay
+    return min(config.decay, (1 + updates) / (10 + updates)) if config.decay_schedule == "warmup" else config.decay
 
 
 def _places(model: nn.Module) -> list[_Place]:

@@ -120,7 +120,11 @@ def create(model: nn.Module, config: Optim, loss_scaling: bool = False) -> optim
         if sharded is not None:
             check_shardable(config, sharded)
     if config.name != "sgd":
-        return construct(groups(model, config), config, fused=True)
+        optimizer = construct(groups(model, config), config, fused=True)
+        if config.momentum_schedule.name != "constant" and not optimizer.param_groups[0].keys() & {"betas", "momentum"}:
+            message = f"optim.momentum_schedule has no effect, because {config.name} has neither momentum nor betas"
+            raise UserError("optimizer-field-unused", f"{message}. Remove it.", field="optim.momentum_schedule")
+        return optimizer
     dampened = bool(config.options.get("dampening"))  # the first momentum is not dampened, so it cannot start at zero
     fusable = sharded is None and not (loss_scaling and dampened)  # PyTorch's fused SGD does not take sharded tensors
     optimizer = construct(groups(model, config), config, fused=True if fusable else None)
@@ -134,6 +138,17 @@ def _init_momentum(optimizer: optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def set_momentum(optimizer: optim.Optimizer, momentum: float | None) -> None:
+    """Set the momentum, or the first beta, of all parameter groups; None: leave it."""
+    if momentum is None:
+        return
+    for group in optimizer.param_groups:
+        if "betas" in group:
+            group["betas"] = (momentum, *group["betas"][1:])
+        else:
+            group["momentum"] = momentum
 
 
 def set_lr(optimizer: optim.Optimizer, lr: float) -> None:

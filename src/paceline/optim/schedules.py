@@ -3,14 +3,14 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from numbers import Real
 from typing import Any
 
 from paceline.config.duration import parse, text_of
-from paceline.config.optim import PLATEAU_FIELDS, SCHEDULES, Optim, Schedule
+from paceline.config.optim import SCHEDULES, SPECIAL_FIELDS, MomentumSchedule, Optim, Schedule
 from paceline.config.timeline import Timeline
 from paceline.errors import UserError
 from paceline.extensions import Extension, find, unknown
@@ -28,6 +28,7 @@ class LrPlan:
     start: float
     end: float
     gamma: float
+    power: float
     decay_steps: tuple[int, ...]
     points: tuple[tuple[int, float], ...]
     phases: tuple[tuple[int, int, float, float], ...]
@@ -37,6 +38,8 @@ class LrPlan:
     plateau: Plateau | None = None
     plateau_lr: float = 0.0
     """The learning rate after the warmup and the evaluations so far, if there is a plateau."""
+    momentum: MomentumSchedule = field(default_factory=MomentumSchedule)
+    momentum_points: tuple[tuple[int, float], ...] = ()
 
     @property
     def highest(self) -> float:
@@ -71,12 +74,17 @@ class LrPlan:
             start=schedule.start_factor,
             end=schedule.end_factor,
             gamma=schedule.gamma,
+            power=schedule.power,
             decay_steps=tuple(decay_steps),
             points=tuple((timeline.steps(point.at), point.factor) for point in schedule.points),
             phases=tuple((phase.begin, phase.end, *phase.lr) for phase in timeline.phases if phase.lr),
             registered=partial(_call, extension, total, schedule.options) if extension else None,
             plateau=_plateau(optim) if schedule.name == "plateau" else None,
             plateau_lr=optim.lr,
+            momentum=optim.momentum_schedule,
+            momentum_points=tuple(
+                (timeline.steps(point.at), point.momentum) for point in optim.momentum_schedule.points
+            ),
         )
 
     def after_evaluations(self, values: Iterable[float], lower_is_better: bool) -> "LrPlan":
@@ -97,7 +105,7 @@ def _plateau(optim: Optim) -> Plateau:
     )
 
 
-_CURVE_FIELDS = ("warmup", "start_factor", "end_factor", "step_size", "gamma", *PLATEAU_FIELDS)
+_CURVE_FIELDS = ("warmup", "start_factor", "end_factor", "step_size", "gamma", *SPECIAL_FIELDS)
 
 
 def check(schedule: Schedule) -> Extension | None:
@@ -133,7 +141,10 @@ def _call(extension: Extension, total: int, options: dict[str, Any], step: int) 
 
 
 def lr_at(step: int, plan: LrPlan) -> float:
-    """Return the learning rate of step 0 .. total - 1. The end factor is reached at step `total`."""
+    """Return the learning rate of step 0 .. total - 1.
+
+    The end factor is reached at step `total`, by the schedule one-cycle at the step before it.
+    """
     for begin, end, first, last in reversed(plan.phases):
         if step >= begin:
             return _linear(first, last, (step - begin) / (end - begin))
@@ -147,15 +158,41 @@ def _factor(step: int, plan: LrPlan) -> float:
         return plan.registered(step)
     if plan.name == "piecewise":
         return _piecewise(step, plan.points)
+    if plan.name == "one-cycle":
+        rising, fraction = _cycle(step, plan)
+        return _cosine(plan.start, 1.0, fraction) if rising else _cosine(1.0, plan.end, fraction)
     if step < plan.warmup:
-        rise = _cosine if plan.name == "one-cycle" else _linear
-        return rise(plan.start, 1.0, step / plan.warmup)
+        return _linear(plan.start, 1.0, step / plan.warmup)
     if plan.name == "constant":
         return 1.0
     if plan.name == "step":
         return plan.gamma ** bisect_right(plan.decay_steps, step)
-    curve = _linear if plan.name == "linear" else _cosine
-    return curve(1.0, plan.end, (step - plan.warmup) / max(1, plan.total - plan.warmup))
+    done = (step - plan.warmup) / max(1, plan.total - plan.warmup)
+    if plan.name == "polynomial":
+        return _linear(plan.end, 1.0, max(0.0, 1 - done) ** plan.power)
+    return (_linear if plan.name == "linear" else _cosine)(1.0, plan.end, done)
+
+
+def _cycle(step: int, plan: LrPlan) -> tuple[bool, float]:
+    """Return whether a one-cycle schedule rises at a step, and which fraction of the rise or fall is done.
+
+    As in torch's OneCycleLR, the last step of the warmup has the peak, and the last step of the run the end.
+    """
+    peak = plan.warmup - 1
+    if step < peak:
+        return True, step / peak
+    return False, min(1.0, (step - peak) / max(1, plan.total - plan.warmup))
+
+
+def momentum_at(step: int, plan: LrPlan) -> float | None:
+    """Return the momentum of step 0 .. total - 1; None if it is constant."""
+    if plan.momentum.name == "constant":
+        return None
+    if plan.momentum.name == "piecewise":
+        return _piecewise(step, plan.momentum_points)
+    low, high = plan.momentum.low, plan.momentum.high
+    rising, fraction = _cycle(step, plan)
+    return _cosine(high, low, fraction) if rising else _cosine(low, high, fraction)
 
 
 def _linear(begin: float, end: float, fraction: float) -> float:
