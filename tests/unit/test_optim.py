@@ -50,6 +50,21 @@ def test_polynomial_is_that_of_torch(power: float) -> None:
         reference.step()
 
 
+def test_the_learning_rate_changes_per_epoch_as_in_the_script_of_torchvision() -> None:
+    """SequentialLR of LinearLR and CosineAnnealingLR, stepped after every epoch."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=3)
+    main = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=7, eta_min=0.02)
+    reference = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, main], milestones=[3])
+    schedule = Schedule(name="cosine", interval="epoch", warmup="3ep", start_factor=0.01, end_factor=0.01)
+    ours = plan(100, schedule=schedule)
+    for epoch in range(10):
+        expected = reference.get_last_lr()[0]
+        assert [lr_at(10 * epoch + step, ours) for step in (0, 5, 9)] == pytest.approx([expected] * 3)
+        optimizer.step()
+        reference.step()
+
+
 def test_momentum_is_linear_between_points_and_set_in_every_group() -> None:
     points = (MomentumPoint("0ba", 0.85), MomentumPoint("10ba", 0.95))
     ours = plan(momentum_schedule=MomentumSchedule("piecewise", points=points))

@@ -45,6 +45,9 @@ class Schedule:
     name: str = "cosine"
     """constant, cosine, linear, polynomial, step, plateau (all after a linear warmup), one-cycle (that of torch, all
     cosine), piecewise, or registered."""
+    interval: Literal["step", "epoch"] = "step"
+    """When the learning rate changes: at every step, or only at the beginning of every epoch, as in the scripts of
+    torchvision."""
     warmup: StepDuration = "0ba"
     """Length of the warmup, from start_factor to 1."""
     start_factor: NotNegative = 0.0
@@ -173,6 +176,6 @@ class Ema:
     """Decay over time. warmup: limited to (1 + u) / (10 + u) at update u; constant: always ema.decay; cubic: from 0 to
     ema.decay, with the third power of the fraction of steps that are done."""
     start: StepDuration = "0ba"
-    """Until then the average is a copy of the weights, and updates are not counted."""
+    """Until the first update after this time, the average is a copy of the weights; earlier updates do not count."""
     lookahead: bool = False
     """Copy the average back to the weights at every update (Lookahead, arXiv 1907.08610)."""

@@ -45,11 +45,11 @@ class AveragedModel:
 
 def decay_at(step: int, config: Ema, total: int, start: int = 0) -> float:
     """Return the decay of the update after step `step` (from 1)."""
-    if step <= start:
-        return 0.0
     if config.decay_schedule == "cubic":
         return config.decay * (step / total) ** 3
     updates = step // config.every - start // config.every
+    if start and updates <= 1:
+        return 0.0
     return min(config.decay, (1 + updates) / (10 + updates)) if config.decay_schedule == "warmup" else config.decay
 
 

@@ -33,6 +33,8 @@ class LrPlan:
     points: tuple[tuple[int, float], ...]
     phases: tuple[tuple[int, int, float, float], ...]
     """Begin, end, first and last learning rate per phase; if empty, the schedule applies."""
+    epochs: tuple[int, ...] = ()
+    """First steps of the epochs, if the learning rate changes only there."""
     registered: Callable[[int], float] | None = None
     """The factor at a step, by a registered schedule, which replaces all of the above but the phases."""
     plateau: Plateau | None = None
@@ -78,6 +80,7 @@ class LrPlan:
             decay_steps=tuple(decay_steps),
             points=tuple((timeline.steps(point.at), point.factor) for point in schedule.points),
             phases=tuple((phase.begin, phase.end, *phase.lr) for phase in timeline.phases if phase.lr),
+            epochs=_epochs(timeline) if schedule.interval == "epoch" else (),
             registered=partial(_call, extension, total, schedule.options) if extension else None,
             plateau=_plateau(optim) if schedule.name == "plateau" else None,
             plateau_lr=optim.lr,
@@ -93,6 +96,11 @@ class LrPlan:
         return replace(self, plateau_lr=self.plateau.lr_after(values, self.peak, lower_is_better))
 
 
+def _epochs(timeline: Timeline) -> tuple[int, ...]:
+    last, _ = timeline.position(timeline.total - 1)
+    return tuple(timeline.step_at(epoch) for epoch in range(last + 1))
+
+
 def _plateau(optim: Optim) -> Plateau:
     schedule = optim.schedule
     return Plateau(
@@ -105,7 +113,7 @@ def _plateau(optim: Optim) -> Plateau:
     )
 
 
-_CURVE_FIELDS = ("warmup", "start_factor", "end_factor", "step_size", "gamma", *SPECIAL_FIELDS)
+_CURVE_FIELDS = ("interval", "warmup", "start_factor", "end_factor", "step_size", "gamma", *SPECIAL_FIELDS)
 
 
 def check(schedule: Schedule) -> Extension | None:
@@ -148,6 +156,8 @@ def lr_at(step: int, plan: LrPlan) -> float:
     for begin, end, first, last in reversed(plan.phases):
         if step >= begin:
             return _linear(first, last, (step - begin) / (end - begin))
+    if plan.epochs:
+        step = plan.epochs[bisect_right(plan.epochs, step) - 1]
     if plan.plateau and step >= plan.warmup:
         return plan.plateau_lr
     return plan.peak * _factor(step, plan)
