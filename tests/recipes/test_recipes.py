@@ -36,7 +36,7 @@ def test_a_recipe_loads_and_round_trips(name: str, tmp_path: Path) -> None:
 def test_recipes_are_listed_with_their_accuracy(capsys) -> None:
     assert main(["recipes"]) == 0
     head, *lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
-    assert head.split() == ["name", "model", "data", "epochs", "published", "measured"]
+    assert head.split() == ["name", "model", "data", "duration", "published", "measured"]
     assert [line.split()[0] for line in lines] == NAMES
     for line in lines:
         recipe = load_recipe(line.split()[0])
@@ -46,9 +46,9 @@ def test_recipes_are_listed_with_their_accuracy(capsys) -> None:
             assert shown == "-" or (text.startswith(shown) and "%" in shown), line
     rows = {line.split()[0]: line for line in lines}
     assert re.split(r" {2,}", rows["cifar10-airbench94"]) == [
-        *("cifar10-airbench94", "airbench", "cifar10", "9.9", "94.01%", "-")
+        *("cifar10-airbench94", "airbench", "cifar10", "476ba", "94.01%", "-")
     ]
-    assert "93.05% top-5" in rows["imagenet-rn50-dawnbench-4"]
+    assert "93.05% top-5" in rows["imagenet-rn50-imagenet18-4"]
 
 
 def test_a_recipe_is_shown_with_its_source_and_commands(capsys, tmp_path: Path) -> None:
@@ -56,9 +56,10 @@ def test_a_recipe_is_shown_with_its_source_and_commands(capsys, tmp_path: Path) 
         assert main(["recipes", name]) == 0
         shown = capsys.readouterr().out
         about = load_recipe(name).about
-        for text in (about.source, about.published or "-", about.measured or "not measured", f"paceline train {name}"):
+        figures = (about.published or "-", about.measured or "not measured", f"paceline train {name}")
+        for text in (about.source, *about.deviations, *figures):
             assert text in shown
-        if name == "imagenet-rn50-dawnbench-4":
+        if name == "imagenet-rn50-imagenet18-4":
             assert "paceline prepare imagenet --train TAR --val TAR --devkit TAR --short-side 160 352\n" in shown
     (tmp_path / "mine.yaml").write_text("name: mine\nbase: digits\nabout: {published: ''}\n")
     assert main(["recipes", str(tmp_path / "mine.yaml")]) == 0
@@ -123,14 +124,16 @@ def test_a_recipe_trains_two_steps(name: str, here, tmp_path: Path, images: Path
 IMAGENET = 1_281_167
 # from the published code and papers, for each phase: first step, image size, global batch, first and last learning rate
 PUBLISHED = {
-    "imagenet-rn50-dawnbench-1": [
+    "imagenet-rn50-imagenet18-1": [
         (0, 128, 4096, 1.0, 2.0),
-        (7 * 312, 128, 4096, 2.0, 0.25),
-        (13 * 312, 224, 1792, 0.4375, 0.04375),
-        (13 * 312 + 9 * 714, 224, 1792, 0.04375, 0.004375),
-        (13 * 312 + 12 * 714, 288, 1024, 0.0025, 0.00025),
+        (5 * 312, 128, 4096, 1.0, 1.0),
+        (14 * 312, 224, 1792, 0.4375, 0.4375),
+        (14 * 312 + 2 * 714, 224, 1792, 0.04375, 0.04375),
+        (14 * 312 + 13 * 714, 224, 1792, 0.004375, 0.004375),
+        (14 * 312 + 18 * 714, 288, 1024, 0.0025, 0.0025),
+        (14 * 312 + 18 * 714 + 1251, 288, 1024, 0.00025, 0.00025),
     ],
-    "imagenet-rn50-dawnbench-2": [
+    "imagenet-rn50-imagenet18-2": [
         (0, 128, 4096, 1.5, 3.0),
         (6 * 312, 128, 8192, 3.0, 3.0),
         (6 * 312 + 5 * 156, 128, 8192, 3.0, 1.5),
@@ -139,7 +142,7 @@ PUBLISHED = {
         (6 * 312 + 7 * 156 + 10 * 357, 224, 3584, 0.13125, 0.013125),
         (6 * 312 + 7 * 156 + 15 * 357, 288, 2048, 0.0075, 0.00075),
     ],
-    "imagenet-rn50-dawnbench-4": [
+    "imagenet-rn50-imagenet18-4": [
         (0, 128, 8192, 2.0, 4.0),
         (6 * 156, 128, 16384, 4.0, 4.0),
         (6 * 156 + 5 * 78, 128, 16384, 4.0, 2.0),
@@ -148,7 +151,7 @@ PUBLISHED = {
         (6 * 156 + 7 * 78 + 10 * 178, 224, 7168, 0.175, 0.0175),
         (6 * 156 + 7 * 78 + 15 * 178, 288, 4096, 0.01, 0.001),
     ],
-    "imagenet-rn50-dawnbench-16": [
+    "imagenet-rn50-imagenet18-16": [
         (0, 128, 8192, 1.88, 3.76),
         (6 * 156, 128, 16384, 3.76, 3.76),
         (6 * 156 + 10 * 78, 224, 8192, 1.88, 1.88),
@@ -157,7 +160,7 @@ PUBLISHED = {
         (9 * 156 + 10 * 78 + 18 * 52, 288, 16384, 0.0376, 0.0376),
         (9 * 156 + 11 * 78 + 18 * 52, 288, 16384, 0.00376, 0.00376),
     ],
-    "imagenet-rn50-dawnbench-8": [
+    "imagenet-rn50-imagenet18-8": [
         (0, 128, 8192, 1.88, 3.76),
         (6 * 156, 128, 16384, 3.76, 3.76),
         (6 * 156 + 5 * 78, 128, 16384, 3.76, 1.88),

@@ -196,7 +196,7 @@ def test_norms_and_biases_do_not_decay_and_frozen_weights_are_left_out() -> None
     optimizer = create(model, config)
     set_lr(optimizer, 0.5)
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5, 32.0]
-    decaying = groups(model, replace(config, decay_norm_bias=True))
+    decaying = groups(model, replace(config, no_weight_decay_on="nothing"))
     assert [(group["weight_decay"], group["scale"]) for group in decaying] == [(0.1, 1.0), (0.1, 1.0), (0.2, 64.0)]
 
 

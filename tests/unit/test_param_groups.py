@@ -39,10 +39,11 @@ def test_groups_are_those_of_timm(name: str, layer_decay: float) -> None:
 def test_position_embeddings_are_not_decayed() -> None:
     with torch.device("meta"):
         model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
-    for decay_norm_bias in (False, True):
-        found = _settings(groups(model, Optim(weight_decay=0.1, decay_norm_bias=decay_norm_bias)), "scale")
+    for without in ("norm-and-bias", "norm", "nothing"):
+        found = _settings(groups(model, Optim(weight_decay=0.1, no_weight_decay_on=without)), "scale")
         assert found[id(model.pos_embed)][0] == found[id(model.cls_token)][0] == 0
-        assert found[id(model.blocks[0].norm1.weight)][0] == (0.1 if decay_norm_bias else 0)
+        assert found[id(model.blocks[0].norm1.weight)][0] == (0.1 if without == "nothing" else 0)
+        assert found[id(model.head.bias)][0] == (0 if without == "norm-and-bias" else 0.1)
         assert found[id(model.head.weight)][0] == 0.1
 
 

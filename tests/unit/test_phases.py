@@ -22,7 +22,7 @@ from paceline.launch import batch_finder
 from paceline.launch.batch_finder import Trial, outcome, search
 from paceline.optim.schedules import LrPlan, lr_at
 
-DAWNBENCH = tuple(f"imagenet-rn50-dawnbench-{nodes}" for nodes in (1, 2, 4, 8, 16))
+IMAGENET18 = tuple(f"imagenet-rn50-imagenet18-{nodes}" for nodes in (1, 2, 4, 8, 16))
 
 
 @given(
@@ -76,12 +76,12 @@ def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
 
 
 def test_a_shorter_training_ends_within_a_phase() -> None:
-    recipe = load_recipe("imagenet-rn50-dawnbench-1", ["--train.duration", "8ep"])
+    recipe = load_recipe("imagenet-rn50-imagenet18-4", ["--train.duration", "12ep"])
     timeline = Timeline.of(recipe, 1_281_167)
-    assert [phase.epochs for phase in timeline.phases] == [(0, 7), (7, 8)]
-    assert timeline.phases[-1].lr == pytest.approx((2.0, 2.0 - 1.75 / 6), rel=1e-3)  # part of the way along its line
+    assert [phase.epochs for phase in timeline.phases] == [(0, 6), (6, 11), (11, 12)]
+    assert timeline.phases[-1].lr == pytest.approx((4.0, 3.0), rel=1e-3)  # part of the way along its line
     short = Timeline.of(replace(recipe, train=replace(recipe.train, duration="5ba")), 1_281_167)
-    assert (short.total, short.phases[0].epochs) == (5, pytest.approx((0, 5 / 312)))
+    assert (short.total, short.phases[0].epochs) == (5, pytest.approx((0, 5 / 156)))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_phase_whose_batch_is_not_divisible_by_the_ranks_is_refused(here, tmp_
     assert "[batch-not-divisible]" in message
 
 
-@pytest.mark.parametrize("name", DAWNBENCH)
+@pytest.mark.parametrize("name", IMAGENET18)
 def test_scaling_records_its_rule_and_the_original_values(name: str) -> None:
     recipe = load_recipe(name)
     doubled = scaled(recipe, 4, "sqrt")
@@ -249,7 +249,7 @@ def test_plan_warns_of_a_speed_of_other_work(here, tmp_path: Path) -> None:
 
 def test_plan_shows_phases_times_and_costs(here, tmp_path: Path) -> None:
     words = ("--nodes", 4, "--gpus-per-node", 8, "--images-per-second", 800, "--price", 24.48, "--chart", "lr.svg")
-    answer = here("plan", "imagenet-rn50-dawnbench-4", *words)
+    answer = here("plan", "imagenet-rn50-imagenet18-4", *words)
     assert answer.returncode == 0, answer.stderr
     lines = answer.stdout.splitlines()
     assert any(line.split()[:2] == ["6", "28"] and "288 px rectangular" in line for line in lines)

@@ -14,7 +14,7 @@ _RECIPES = """List the shipped recipes with the accuracy that their source publi
 `paceline recipes RECIPE` shows one: its source and differences from it, all figures, and how to run it. Accuracy is
 top-1, or top-1 / top-5. RECIPE may also be a YAML file."""
 
-_DROPPED_FIRST = ("data", "model", "epochs")
+_DROPPED_FIRST = ("data", "model", "duration")
 _ACCURACY = re.compile(r"\d[\d., /]*%( top-5)?")
 _VARIANT = re.compile(r"(max|short)-(\d+)-q\d+")
 
@@ -29,7 +29,7 @@ def recipes(arguments: list[str]) -> int:
     from paceline.system.tables import new_table, print_list, show
 
     if source is None:
-        heads = ("name", "model", "data", "epochs", "published", "measured")
+        heads = ("name", "model", "data", "duration", "published", "measured")
         print_list(heads, [_cells(recipe) for recipe in list_recipes()], _DROPPED_FIRST)
         print("\n`paceline recipes RECIPE` shows one of them.")
     else:
@@ -42,7 +42,7 @@ def recipes(arguments: list[str]) -> int:
 def _cells(recipe: "Recipe") -> tuple[str, ...]:
     accuracies = (_accuracy(recipe.about.published), _accuracy(recipe.about.measured))
     data = recipe.data.name or recipe.data.path
-    return recipe.name, recipe.model.name, data, recipe.train.duration.removesuffix("ep"), *accuracies
+    return recipe.name, recipe.model.name, data, recipe.train.duration, *accuracies
 
 
 def _accuracy(result: str) -> str:
@@ -57,6 +57,8 @@ def _details(recipe: "Recipe", source: str) -> Iterator[tuple[str, str]]:
     yield "recipe", recipe.name
     yield "trains", f"{recipe.model.name} on {recipe.data.name or recipe.data.path}, {recipe.train.duration}, {batch}"
     yield "source", about.source or "-"
+    for number, deviation in enumerate(about.deviations):
+        yield "" if number else "differs", deviation
     yield "published", about.published or "-"
     yield "measured", about.measured or "not measured"
     yield "settings", f"paceline train {source} --help"

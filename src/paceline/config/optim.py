@@ -143,8 +143,9 @@ class Optim:
     """Epsilon, for optimizers that have one; 0: the optimizer's default (adamw, lamb: 1e-8)."""
     weight_decay: NotNegative = 0.0
     """Weight decay of convolution filters and matrices."""
-    decay_norm_bias: bool = False
-    """Apply weight decay to normalization layers and biases too."""
+    no_weight_decay_on: Literal["norm-and-bias", "norm", "nothing"] = "norm-and-bias"
+    """Parameters without weight decay: of normalization layers and biases, of normalization layers only, or none. What
+    the model itself excludes, such as position embeddings, never has it."""
     layer_decay: PositiveFraction = 1.0
     """Factor on the learning rate from each layer of a timm model to the one before it; fine-tuning: 0.65 to 0.9."""
     head_lr_mult: Positive = 1.0

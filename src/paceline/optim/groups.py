@@ -13,6 +13,7 @@ from paceline.errors import UserError
 from paceline.optim.factory import Groups, check, construct, has_known_state
 from paceline.optim.rehearsal import check_resumable, check_shardable
 from paceline.system.heads import classifier_modules
+from paceline.system.norms import NORMS
 
 
 def groups(model: nn.Module, config: Optim) -> Groups:
@@ -21,15 +22,17 @@ def groups(model: nn.Module, config: Optim) -> Groups:
     `scale` of a group is its factor on the scheduled learning rate: of optim.groups, of the head, and of each layer.
     """
     excluded = [str(item) for item in getattr(model, "no_weight_decay", list)()]
+    in_norms = {id(p) for module in model.modules() if isinstance(module, NORMS) for p in module.parameters(False)}
     scales, decays = _factors(model, config)
     found: dict[tuple[bool, float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         is_excluded = any(fnmatch(name, item) for item in excluded)
-        is_matrix = parameter.ndim > 1 and not is_excluded
-        decay = decays[name] * config.weight_decay if is_matrix or (config.decay_norm_bias and not is_excluded) else 0.0
-        found.setdefault((not is_matrix, decay, scales[name]), []).append(parameter)
+        is_small = parameter.ndim <= 1 and config.no_weight_decay_on == "norm-and-bias"
+        in_norm = id(parameter) in in_norms and config.no_weight_decay_on != "nothing"
+        decay = 0.0 if is_excluded or is_small or in_norm else config.weight_decay * decays[name]
+        found.setdefault((parameter.ndim <= 1 or is_excluded, decay, scales[name]), []).append(parameter)
     listed = [{"params": found[key], "weight_decay": key[1], "scale": key[2]} for key in sorted(found)]
     return [group for group in _with_fallback(listed, model, config) if group["params"]]
 
