@@ -41,7 +41,7 @@ SIGNATURES = {
 
 
 BUILT_IN = {
-    "model": ("airbench",),
+    "model": ("airbench", "ffcv_resnet18", "ffcv_resnet50"),
     "dataset": ("digits", "synthetic", "cifar10", "cifar100", "imagenet", "shards", "folder", "list"),
     "loss": ("cross-entropy", "bce"),
     "optimizer": ("sgd", "adamw", "lamb"),

@@ -1,4 +1,4 @@
-"""A recipe of imagenet18 on generated shards and two ranks: phases change image size, batch, variant and learning rate."""
+"""A recipe of imagenet18 on generated shards and two ranks: its phases change sizes, batches and learning rates."""
 
 from pathlib import Path
 

@@ -200,7 +200,7 @@ def test_ffcv_resolutions_and_learning_rates(epochs: int) -> None:
 # steps per epoch, and (epoch, learning rate) pairs
 EDGES = {
     "imagenet-rn50-torchvision-v1": (5004, [(0, 0.1), (29.9, 0.1), (30, 0.01), (60, 0.001), (89.9, 0.001)]),
-    "imagenet-rn50-torchvision-v2": (1251, [(0, 0.005), (5, 0.5), (302.5, 0.25), (600, 0.0)]),
+    "imagenet-rn50-torchvision-v2": (1251, [(0, 0.005), (5, 0.5), (302, 0.25066), (599.9, 3.4848e-6)]),
     "imagenet-rn50-a3": (625, [(0, 1.25e-4 * 8e-3), (5, 8e-3), (52.5, 4e-3), (100, 0.0)]),
     "imagenet-rn18-ffcv-16ep": (1251, [(0, 0.5e-4), (2, 0.5), (9, 0.25), (16, 0.0)]),
     "imagenet-rn18-ffcv-88ep": (1251, [(0, 0.5e-4), (2, 0.5), (45, 0.25), (88, 0.0)]),

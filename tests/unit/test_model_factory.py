@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import raises
 from safetensors.torch import save_file
+from torch import nn
 
 from paceline.config.model import Model
 from paceline.distributed.world import World
@@ -152,3 +153,31 @@ def test_precision_that_the_device_does_not_support(monkeypatch, caplog) -> None
     with caplog.at_level("WARNING", logger=log.name):
         assert resolve("bf16", World()) == "bf16"
     assert "only emulates bf16" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_ffcv_resnets_are_those_of_torchvision_with_blurred_inputs(name: str) -> None:
+    """apply_blurpool of ffcv-imagenet replaces strided convolutions with 16 or more input channels."""
+    allow_torchvision()
+    import torchvision
+
+    class Blurred(nn.Module):
+        def __init__(self, conv: nn.Conv2d):
+            super().__init__()
+            self.conv, self.filter = conv, torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]]) / 16
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            blur = self.filter.repeat(x.shape[1], 1, 1, 1)
+            return self.conv(nn.functional.conv2d(x, blur, padding=1, groups=x.shape[1]))
+
+    ours = create(Model(name=f"ffcv_{name}"), 7, 3).eval()
+    assert not any((module.weight == 0).all() for module in ours.modules() if isinstance(module, nn.BatchNorm2d))
+    theirs = getattr(torchvision.models, name)(num_classes=7).eval()
+    theirs.load_state_dict(ours.state_dict())
+    blurred = [path for path, module in theirs.named_modules() if getattr(module, "stride", 1) == (2, 2)][1:]
+    for path in blurred:  # all but the first layer, which has 3 channels
+        parent, _, child = path.rpartition(".")
+        setattr(theirs.get_submodule(parent), child, Blurred(theirs.get_submodule(path)))
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(ours(images), theirs(images))
+    assert len(blurred) == 6

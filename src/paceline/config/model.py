@@ -16,8 +16,8 @@ class Model:
     __pydantic_config__ = STRICT
 
     name: str = "resnet18"
-    """Any timm model, also as `local-dir:FOLDER` or `hf-hub:USER/MODEL`; `airbench`, a small built-in CIFAR network; or
-    the name of a registered model."""
+    """Any timm model, also as `local-dir:FOLDER` or `hf-hub:USER/MODEL`; `airbench`, a small built-in CIFAR network;
+    `ffcv_resnet18` and `ffcv_resnet50`, built-in ResNets with BlurPool; or the name of a registered model."""
     weights: str = "random"
     """`random`, `pretrained` (from the Hugging Face Hub), a .safetensors or .pth file, or a folder with one; a head of
     another size is replaced. Mean, std, size, interpolation and crop_pct are those of the weights, unless the recipe

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paceline import extensions
+from paceline.models.factory import is_timm
 
 _INTRO = """## How to load it
 
@@ -60,10 +60,10 @@ logits = model(images)
 def loading_code(metadata: dict[str, Any], name: str = "") -> str:
     """Return code that loads the exports of a model. `name`: that for timm.create_model, if it is known."""
     shape = metadata["model"]
-    is_timm = shape["name"] != "airbench" and not extensions.find("model", shape["name"])
+    in_timm = is_timm(shape["name"])
     values = {"num_classes": shape["num_classes"], "in_chans": shape["in_chans"], **shape["options"]}
     arguments = "".join(f"{name}={value!r}, " for name, value in values.items())
-    create = _CREATE.format(name=shape["name"], arguments=arguments) if is_timm else ""
+    create = _CREATE.format(name=shape["name"], arguments=arguments) if in_timm else ""
     height, width = metadata["preprocessing"]["size"]
     # timm's transform leaves the color of an image as it is
     image = "PIL image" if shape["in_chans"] != 1 else 'gray PIL image, image.convert("L"),'
@@ -71,7 +71,7 @@ def loading_code(metadata: dict[str, Any], name: str = "") -> str:
     return "\n\n".join(
         [
             intro,
-            *([_TIMM.replace("NAME", name or "local-dir:FOLDER").replace("{image}", image)] if is_timm else []),
+            *([_TIMM.replace("NAME", name or "local-dir:FOLDER").replace("{image}", image)] if in_timm else []),
             _SAFETENSORS.format(create=create),
             _ONNX,
             _PT2,

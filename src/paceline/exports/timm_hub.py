@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline import extensions
 from paceline.errors import UserError
+from paceline.models.factory import is_timm
 from paceline.models.folders import WEIGHTS_FILE
 from paceline.system.files import write_json
 from paceline.system.wording import counted
@@ -20,7 +20,7 @@ _KEPT = ("pool_size", "first_conv", "classifier", "fixed_input_size", "min_input
 
 def check_is_timm(name: str) -> None:
     """Refuse models that timm cannot create."""
-    if name == "airbench" or extensions.find("model", name):
+    if not is_timm(name):
         message = f"model.name={name} is not a timm model, so timm cannot load it. Use --to FILE.safetensors or .onnx."
         raise UserError("not-a-timm-model", message, model=name)
 

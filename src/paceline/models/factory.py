@@ -1,7 +1,7 @@
-"""Creates a timm model, airbench or a registered model, with a head for the classes of the data."""
+"""Creates a timm model, a built-in or a registered model, with a head for the classes of the data."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,11 +12,14 @@ from paceline.config.model import Model
 from paceline.errors import UserError
 from paceline.models import folders, hub
 from paceline.models.airbench import AirbenchNet
+from paceline.models.ffcv_resnet import FFCV_RESNETS
 from paceline.models.weight_files import find_file, load_file
 from paceline.system.heads import classifier_modules
 from paceline.system.logs import log
 from paceline.system.torchvision_compat import allow_torchvision
 
+BUILT_IN: dict[str, Callable[..., nn.Module]] = {"airbench": AirbenchNet, **FFCV_RESNETS}
+"""Models that are not timm's."""
 _REFUSED_OPTIONS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 """Arguments of timm that name weight files, which some versions unpickle: that can run code."""
 _DROP_PATH = "drop_path_rate"
@@ -47,8 +50,8 @@ def check(config: Model) -> None:
 
 
 def is_timm(name: str) -> bool:
-    """Whether a name is one of timm's, rather than a registered model or airbench."""
-    return not extensions.find("model", name) and name != "airbench"
+    """Whether a name is one of timm's, rather than a built-in or registered model."""
+    return not extensions.find("model", name) and name not in BUILT_IN
 
 
 def downloads(config: Model) -> bool:
@@ -64,7 +67,7 @@ def _check_timm_name(name: str) -> None:
     if name.startswith("local-dir:"):
         folders.read_config(name)
     elif not name.startswith(hub.SOURCES) and not timm.is_model(name):
-        raise extensions.unknown("model", "model.name", name, ["airbench", *timm.list_models()])
+        raise extensions.unknown("model", "model.name", name, [*BUILT_IN, *timm.list_models()])
 
 
 def _has_pretrained(name: str) -> bool:
@@ -94,8 +97,8 @@ def create(config: Model, num_classes: int, channels: int) -> nn.Module:
         model: nn.Module = registered(num_classes=num_classes, in_chans=channels, **config.options)
         if not isinstance(model, nn.Module):
             raise registered.error(f"returns {type(model).__name__}")
-    elif config.name == "airbench":
-        model = _built(AirbenchNet, config, num_classes=num_classes, in_chans=channels)
+    elif config.name in BUILT_IN:
+        model = _built(BUILT_IN[config.name], config, num_classes=num_classes, in_chans=channels)
     else:
         model = _timm(config, num_classes, channels)
     if config.head_init_std and (config.weights != "pretrained" or _published_classes(model) != num_classes):
