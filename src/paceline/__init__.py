@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from paceline.api.exporting import export
     from paceline.api.planning import Estimate, TrainingPlan, check_machine, find_batch, measured_speed, plan
     from paceline.api.predicting import Prediction, Predictions, load_classifier, predict
+    from paceline.api.recording import record_measured
     from paceline.api.runs import Comparison, Run, compare, list_runs, logbook, report
     from paceline.api.serving import serve
-    from paceline.api.recording import record_measured
     from paceline.api.training import evaluate, list_recipes, load_recipe, resume, train
     from paceline.data.prepare.raw import RawImage
     from paceline.engine.callbacks import Callback, RunInfo, StepInfo
