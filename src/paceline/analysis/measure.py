@@ -1,7 +1,10 @@
 """What runs of a recipe reached, for about.measured; runs that are not comparable are refused."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from paceline.analysis.compare import fairness
 from paceline.analysis.folder import experiment_fields
@@ -12,7 +15,8 @@ from paceline.config.recipe import Recipe
 from paceline.config.tracking import Measured
 from paceline.errors import UserError
 
-_PER_RUN = ("seeds", "top1", "top5", "seconds", "date", "disturbed")
+_COLUMNS = ("seeds", "top1", "top5", "seconds")
+_PER_RUN = (*_COLUMNS, "date", "disturbed")
 
 
 def measure(recipe: Recipe, source: str, runs: Sequence[LoggedRun]) -> Measured:
@@ -114,12 +118,11 @@ def _hardware(run: LoggedRun) -> str:
 
 
 def _joined(results: Sequence[Measured]) -> Measured:
-    first, last = results[0], max(results, key=lambda result: result.date)
     for name in (name for name in Measured.__dataclass_fields__ if name not in _PER_RUN):
         values = list(dict.fromkeys(getattr(result, name) or "unknown" for result in results))
         if len(values) > 1:
             message = f"{name} differs between the runs: {', '.join(values)}. Record runs under the same conditions."
             raise UserError("record-other-conditions", message, field=name)
-    columns = {name: tuple(value for result in results for value in getattr(result, name)) for name in _PER_RUN[:4]}
-    shared = {name: getattr(first, name) for name in Measured.__dataclass_fields__ if name not in _PER_RUN}
-    return Measured(**columns, **shared, date=last.date, disturbed=any(result.disturbed for result in results))
+    columns: dict[str, Any] = {name: tuple(chain(*(getattr(result, name) for result in results))) for name in _COLUMNS}
+    last = max(results, key=lambda result: result.date)
+    return replace(last, **columns, disturbed=any(result.disturbed for result in results))
