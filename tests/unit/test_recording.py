@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import raises
 from made_runs import make_run
 from recipe_table import PAGE, page
@@ -278,6 +279,10 @@ def test_report_and_logbook_name_the_source_and_the_differences(tmp_path: Path) 
     entry = (tmp_path / "book" / "one" / "README.md").read_text()
     for part in ("| source | a & b |", "- no \\<flip\\>", f"({github_link(code)})", "| published | 12% |"):
         assert part in entry
+    tree = yaml.safe_load((runs[0] / "recipe.yaml").read_text())
+    tree["about"]["measured"] = {"seeds": [1]}  # without results
+    (runs[0] / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    assert 'id="origin"' not in report(pl.compare([runs[0]]), "")
     assert read(runs[2]).recipe
 
 

@@ -15,6 +15,7 @@ from paceline.config.recipe import Recipe
 from paceline.config.tracking import Measured
 from paceline.errors import UserError
 
+_MAX_NAMED = 8
 _COLUMNS = ("seeds", "top1", "top5", "seconds")
 _PER_RUN = (*_COLUMNS, "date", "disturbed")
 
@@ -72,8 +73,10 @@ def _check_recipe(recipe: Recipe, source: str, runs: Sequence[LoggedRun]) -> Non
     if not recipe.data.name and len(set(paths)) > 1:
         differences.append(f"data.path: {' / '.join(paths)}")
     if differences:
+        more = [f"and {len(differences) - _MAX_NAMED} more"] if differences[_MAX_NAMED:] else []
+        named = "; ".join([*differences[:_MAX_NAMED], *more])
         message = (
-            f"{source} and the runs are not the same experiment. {'; '.join(differences)}. The first value is that of "
+            f"{source} and the runs are not the same experiment. {named}. The first value is that of "
             "the recipe. Record runs of this recipe only."
         )
         raise UserError("record-other-recipe", message, differences=differences)

@@ -14,9 +14,10 @@ _ADAPTER = TypeAdapter(About)
 def about(run: LoggedRun) -> About:
     """Return the recipe's `about`; an empty one if it is missing or invalid."""
     try:
-        return _ADAPTER.validate_python(run.recipe.get("about", {}))
+        found = _ADAPTER.validate_python(run.recipe.get("about", {}))
     except ValidationError:
         return About()
+    return About() if any(found.measured.problems()) else found
 
 
 def results(about: About) -> list[tuple[str, str]]:
