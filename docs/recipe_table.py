@@ -86,8 +86,8 @@ def _family(recipes: list[Recipe]) -> Iterator[str]:
 
 def _measured(recipe: Recipe) -> str:
     measured = recipe.about.measured
-    commit = f", commit {measured.commit[:7]}" if measured.commit else ""
-    return plain(f"{measured}{commit}")
+    commits = "".join(f", commit {commit[:7]}{'+' * commit.endswith('+')}" for commit in measured.commits)
+    return plain(f"{measured}{commits}")
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:

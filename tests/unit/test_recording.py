@@ -63,13 +63,17 @@ def test_runs_are_recorded_and_recorded_again(tmp_path: Path, capsys) -> None:
     assert "\n".join([*lines[:start], *lines[end:], ""]) == RECIPE
 
 
-def test_only_speed_and_defaults_may_differ(tmp_path: Path) -> None:
+def test_only_speed_defaults_and_commits_may_differ(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     shutil.copy(shipped()["digits"], path)
     run = make_run(tmp_path, "run", "--evaluate.every", "1ep", "--log.every", "5ba", "--precision", "fp32")
     text = (run / "recipe.yaml").read_text()
     (run / "recipe.yaml").write_text(text.replace("tf32: true\n", ""))  # as written before the field existed
-    assert pl.record_measured([run], path).about.measured.top1 == (0.9,)
+    other = make_run(tmp_path, "other", "--seed", "1")
+    for folder, code in ((run, {"commit": "a", "changed": True}), (other, {"commit": "b", "changed": False})):
+        _edit(folder / "environment.json", lambda tree, code=code: tree["starts"][0].update(code=code))
+    measured = pl.record_measured([run, other], path).about.measured
+    assert (measured.top1, measured.commits) == ((0.9, 0.9), ("a+", "b"))
 
 
 def _edit(path: Path, change: Callable[[Any], object]) -> None:

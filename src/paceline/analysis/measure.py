@@ -17,7 +17,7 @@ from paceline.errors import UserError
 
 _MAX_NAMED = 8
 _COLUMNS = ("seeds", "top1", "top5", "seconds")
-_PER_RUN = (*_COLUMNS, "date", "disturbed")
+_PER_RUN = (*_COLUMNS, "commits", "date", "disturbed")
 
 
 def measure(recipe: Recipe, source: str, runs: Sequence[LoggedRun]) -> Measured:
@@ -102,7 +102,7 @@ def _result(run: LoggedRun) -> Measured:
         precision=start.get("precision", ""),
         torch=packages.get("torch", ""),
         paceline=packages.get("paceline", ""),
-        commit=code.get("commit", "") + "+" * bool(code.get("changed")),
+        commits=(code["commit"] + "+" * bool(code.get("changed")),) if code.get("commit") else (),
         date=start.get("started", "")[:10],
         disturbed=bool(run.disturbance),
     )
@@ -127,5 +127,6 @@ def _joined(results: Sequence[Measured]) -> Measured:
             message = f"{name} differs between the runs: {', '.join(values)}. Record runs under the same conditions."
             raise UserError("record-other-conditions", message, field=name)
     columns: dict[str, Any] = {name: tuple(chain(*(getattr(result, name) for result in results))) for name in _COLUMNS}
+    columns["commits"] = tuple(dict.fromkeys(commit for result in results for commit in result.commits))
     last = max(results, key=lambda result: result.date)
     return replace(last, **columns, disturbed=any(result.disturbed for result in results))

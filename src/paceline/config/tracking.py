@@ -37,8 +37,8 @@ class Measured:
     """Version of torch."""
     paceline: str = ""
     """Version of paceline."""
-    commit: str = ""
-    """Git commit of the folder in which the runs started; `+` follows it if files were changed."""
+    commits: tuple[str, ...] = ()
+    """Git commits of the folder in which the runs started; `+` follows if files were changed."""
     date: str = ""
     """Day on which the last run started."""
     disturbed: bool = False
