@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.api.exporting import export
     from paceline.api.planning import Estimate, TrainingPlan, check_machine, find_batch, measured_speed, plan
     from paceline.api.predicting import Prediction, Predictions, load_classifier, predict
+    from paceline.api.recording import record_measured
     from paceline.api.runs import Comparison, Run, compare, list_runs, logbook, report
     from paceline.api.serving import serve
     from paceline.api.training import evaluate, list_recipes, load_recipe, resume, train
@@ -57,6 +58,7 @@ __all__ = [
     "prepare_cifar10",
     "prepare_cifar100",
     "prepare_imagenet",
+    "record_measured",
     "register_augmentation",
     "register_callback",
     "register_dataset",
@@ -72,7 +74,7 @@ __all__ = [
 ]
 _MODULES = (
     *("api.training", "api.exporting", "api.runs", "api.planning", "api.data", "api.predicting", "api.serving"),
-    *("engine.callbacks", "data.prepare.raw"),
+    *("api.recording", "engine.callbacks", "data.prepare.raw"),
 )
 
 

@@ -36,6 +36,7 @@ NOT_RUN = {
     r"predict runs/flowers - .*": "reads names from another command; tests/unit/test_predict.py does",
     r"train .* --name demo-.*": "printed by `paceline demo`, which tests/docs/test_demo.py runs",
     r"find-batch cifar10-vit-b32-fsdp .*": "trains a ViT-B",
+    r"recipes (mine\.yaml )?--record .*": "needs finished runs of that recipe; tests/unit/test_recording.py has them",
     r"train .*--profile .*": "profiles more steps than are trained here; tests/unit/test_profiling.py runs it",
     **dict.fromkeys(
         ("train", "evaluate", "plan", "launch", "export", "compare", "prepare", "find-batch", "predict", "serve"),

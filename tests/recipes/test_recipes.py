@@ -12,6 +12,7 @@ from paceline.cli.main import main
 from paceline.config.io import dump_recipe, load_recipe, shipped
 from paceline.config.model import Model
 from paceline.config.timeline import Timeline
+from paceline.config.tracking import github_link
 from paceline.data.prepare.convert import Variant
 from paceline.data.prepare.pack import prepare
 from paceline.data.prepare.sources import tree as source
@@ -40,7 +41,7 @@ def test_recipes_are_listed_with_their_accuracy(capsys) -> None:
     assert [line.split()[0] for line in lines] == NAMES
     for line in lines:
         recipe = load_recipe(line.split()[0])
-        for figure, text in (("published", recipe.about.published), ("measured", recipe.about.measured)):
+        for figure, text in (("published", recipe.about.published), ("measured", str(recipe.about.measured))):
             shown = re.split(r" {2,}", line[head.index(figure) :])[0]
             assert (shown == "-") == (not text or text.startswith("none")), line
             assert shown == "-" or (text.startswith(shown) and "%" in shown), line
@@ -56,12 +57,12 @@ def test_a_recipe_is_shown_with_its_source_and_commands(capsys, tmp_path: Path) 
         assert main(["recipes", name]) == 0
         shown = capsys.readouterr().out
         about = load_recipe(name).about
-        figures = (about.published or "-", about.measured or "not measured", f"paceline train {name}")
-        for text in (about.source, *about.deviations, *figures):
+        figures = (about.published or "-", str(about.measured) or "not measured", f"paceline train {name}")
+        for text in (about.source, *map(github_link, about.code), *about.deviations, *figures):
             assert text in shown
         if name == "imagenet-rn50-imagenet18-4":
             assert "paceline prepare imagenet --train TAR --val TAR --devkit TAR --short-side 160 352\n" in shown
-    (tmp_path / "mine.yaml").write_text("name: mine\nbase: digits\nabout: {published: ''}\n")
+    (tmp_path / "mine.yaml").write_text("name: mine\nbase: digits\n")
     assert main(["recipes", str(tmp_path / "mine.yaml")]) == 0
     assert re.search("^published +-$", capsys.readouterr().out, re.MULTILINE)
     assert main(["recipes", "digit"]) == 1

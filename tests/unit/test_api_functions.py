@@ -39,7 +39,8 @@ def test_plan_has_steps_learning_rates_and_estimates() -> None:
 def test_recipes_are_listed_with_their_figures() -> None:
     recipes = {recipe.name: recipe for recipe in pl.list_recipes()}
     assert "digits" in recipes
-    assert recipes["digits"].about.measured
+    assert recipes["digits"].about.measured.seeds
+    assert recipes["cifar10-airbench94"].about.published
 
 
 def test_launches_are_planned_without_starting_them(tmp_path: Path) -> None:

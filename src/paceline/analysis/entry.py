@@ -1,15 +1,17 @@
 """A run's page in the logbook, as Markdown."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from paceline.analysis.compare import compare
+from paceline.analysis.origin import about, results
 from paceline.analysis.run import PARTS, LoggedRun
 from paceline.analysis.settings import settings
 from paceline.analysis.tables import duration, plain, table
 from paceline.analysis.verdict import verdict
+from paceline.config.tracking import github_link
 from paceline.system.files import printable, printable_lines
 from paceline.system.untrusted import read_regular
 
@@ -30,6 +32,7 @@ def page_of(run: LoggedRun, charts: list[str]) -> Iterator[str]:
     for note in run.notes:
         yield f"> {plain(note)}\n"
     yield from _table("Settings", _overview(run))
+    yield from _origin(run)
     yield from _table("Results", [(label, cell) for label, cell in table(compare([run]))[1:]])
     yield "## Bottlenecks\n"
     yield from (f"- {plain(finding.text)}" for finding in verdict(run))
@@ -43,7 +46,7 @@ def page_of(run: LoggedRun, charts: list[str]) -> Iterator[str]:
     yield from _repeat(run)
 
 
-def _table(title: str, rows: list[tuple[str, Any]]) -> Iterator[str]:
+def _table(title: str, rows: Sequence[tuple[str, Any]]) -> Iterator[str]:
     known = [(label, value) for label, value in rows if value not in (None, "", [])]
     if known:
         yield f"## {title}\n\n| | |\n|---|---|"
@@ -51,17 +54,28 @@ def _table(title: str, rows: list[tuple[str, Any]]) -> Iterator[str]:
         yield ""
 
 
+def _origin(run: LoggedRun) -> Iterator[str]:
+    origin = about(run)
+    yield from _table("Source of the recipe", results(origin))
+    for title, lines in (
+        ("Code of the source", [f"[{plain(file)}]({github_link(file)})" for file in origin.code]),
+        ("Differences from the source", list(map(plain, origin.deviations))),
+    ):
+        if lines:
+            yield f"{title}:\n"
+            yield from (f"- {line}" for line in lines)
+            yield ""
+
+
 def _overview(run: LoggedRun) -> list[tuple[str, Any]]:
     recipe, start = run.recipe, run.starts[-1] if run.starts else {}
-    hardware, about = start.get("hardware", {}), recipe.get("about", {})
+    hardware = start.get("hardware", {})
     device = hardware.get("gpu") or hardware.get("cpu")
     count = f" x {hardware['gpus']}" if hardware.get("gpus") else ""
     packages = start.get("packages", {})
     largest = start.get("largest_batch") or {}
     return [
         *settings(run).items(),
-        ("source", about.get("source")),
-        ("published", about.get("published")),
         ("hosts", ", ".join(run.hosts) or run.facts.get("nodes")),
         ("largest batch per rank", _largest(largest)),
         ("strategy", start.get("strategy") or recipe.get("strategy")),

@@ -121,9 +121,14 @@ def _changed_between_starts(run: LoggedRun) -> Iterator[str]:
 _NOT_THE_EXPERIMENT = re.compile(r"(name|about|log|checkpoint|curve|device|data\.(path|max_corrupt))(\.|$)")
 
 
+def experiment_fields(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a recipe that identify the experiment, by dotted name."""
+    return {key: value for key, value in leaves(recipe) if not _NOT_THE_EXPERIMENT.match(key)}
+
+
 def _facts(run: LoggedRun) -> dict[str, Any]:
     """Return what identifies the experiment: the recipe's fields, data, code and hardware, by name."""
-    facts = {key: value for key, value in leaves(run.recipe) if not _NOT_THE_EXPERIMENT.match(key)}
+    facts = experiment_fields(run.recipe)
     last = run.starts[-1] if run.starts else {}
     packages, hardware = last.get("packages", {}), last.get("hardware", {})
     facts |= {

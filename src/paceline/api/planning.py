@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.api.arguments import Procs, check_choice, check_count, check_procs
 from paceline.api.training import loaded
 from paceline.config.batch import check_samples, layouts, procs_per_node
-from paceline.config.data import FROM_FILES, IN_MEMORY
+from paceline.config.data import FROM_FILES, IMAGENET_IMAGES, IN_MEMORY
 from paceline.config.imports import load_imports
 from paceline.config.overrides import Overrides
 from paceline.config.recipe import Recipe
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.launch.installation import Finding
     from paceline.optim.schedules import LrPlan
 
-_SAMPLES = {"imagenet": 1_281_167, "cifar10": 50_000, "cifar100": 50_000, "digits": 1437}
+_SAMPLES = {"imagenet": IMAGENET_IMAGES[0], "cifar10": 50_000, "cifar100": 50_000, "digits": 1437}
 _MAX_POINTS = 2000
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.options import make_parser
@@ -12,7 +13,10 @@ if TYPE_CHECKING:
 _RECIPES = """List the shipped recipes with the accuracy that their source published and the one that was measured here.
 
 `paceline recipes RECIPE` shows one: its source and differences from it, all figures, and how to run it. Accuracy is
-top-1, or top-1 / top-5. RECIPE may also be a YAML file."""
+top-1, or top-1 / top-5. RECIPE may also be a YAML file.
+
+`--record` writes the result of finished runs with different seeds into `about.measured` of their recipe: a YAML file,
+or a shipped recipe of a source checkout, which need not be named."""
 
 _DROPPED_FIRST = ("data", "model", "duration")
 _ACCURACY = re.compile(r"\d[\d., /]*%( top-5)?")
@@ -21,14 +25,23 @@ _VARIANT = re.compile(r"(max|short)-(\d+)-q\d+")
 
 def recipes(arguments: list[str]) -> int:
     """Run `paceline recipes`; returns the exit status."""
-    parser = make_parser("recipes", "[RECIPE]", _RECIPES)
+    parser = make_parser("recipes", "[RECIPE] [--record RUN ...]", _RECIPES)
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="show this recipe")
+    parser.add_argument(
+        "--record", nargs="+", type=Path, metavar="RUN", help="write the result of these runs into the recipe"
+    )
     parser.add_argument("-h", "--help", action="help", help="show this help")
-    source = parser.parse_args(arguments).recipe
+    options = parser.parse_args(arguments)
+    source = options.recipe
+    from paceline.api.recording import record_measured
     from paceline.api.training import list_recipes, load_recipe
+    from paceline.system.files import say
     from paceline.system.tables import new_table, print_list, show
 
-    if source is None:
+    if options.record:
+        recipe = record_measured(options.record, source or "")
+        say(f"{recipe.name}: measured {recipe.about.measured}")
+    elif source is None:
         heads = ("name", "model", "data", "duration", "published", "measured")
         print_list(heads, [_cells(recipe) for recipe in list_recipes()], _DROPPED_FIRST)
         print("\n`paceline recipes RECIPE` shows one of them.")
@@ -40,7 +53,7 @@ def recipes(arguments: list[str]) -> int:
 
 
 def _cells(recipe: "Recipe") -> tuple[str, ...]:
-    accuracies = (_accuracy(recipe.about.published), _accuracy(recipe.about.measured))
+    accuracies = (_accuracy(recipe.about.published), recipe.about.measured.accuracy or "-")
     data = recipe.data.name or recipe.data.path
     return recipe.name, recipe.model.name, data, recipe.train.duration, *accuracies
 
@@ -52,15 +65,19 @@ def _accuracy(result: str) -> str:
 
 
 def _details(recipe: "Recipe", source: str) -> Iterator[tuple[str, str]]:
+    from paceline.config.tracking import github_link
+
     about = recipe.about
     batch = f"global batch {recipe.train.global_batch}"
     yield "recipe", recipe.name
     yield "trains", f"{recipe.model.name} on {recipe.data.name or recipe.data.path}, {recipe.train.duration}, {batch}"
     yield "source", about.source or "-"
+    for number, file in enumerate(about.code):
+        yield "" if number else "code", github_link(file)
     for number, deviation in enumerate(about.deviations):
         yield "" if number else "differs", deviation
     yield "published", about.published or "-"
-    yield "measured", about.measured or "not measured"
+    yield "measured", str(about.measured) or "not measured"
     yield "settings", f"paceline train {source} --help"
     for number, command in enumerate(_commands(recipe, source)):
         yield "" if number else "run it", command

@@ -15,6 +15,8 @@ BUILT_IN = ("digits", "synthetic")
 ARRAYS = ("cifar10", "cifar100")
 """Datasets that `paceline prepare` writes as arrays."""
 IN_MEMORY = (*BUILT_IN, *ARRAYS)
+IMAGENET_IMAGES = (1_281_167, 50_000)
+"""Training and validation images of ImageNet."""
 """Datasets that are held in memory."""
 FROM_FILES = ("imagenet", "shards", "folder", "list")
 """Kinds of data that are read from files during training."""

@@ -34,7 +34,7 @@ def shipped() -> dict[str, Path]:
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a shipped name or a YAML file, with `--dotted.field value` overrides applied."""
-    return recipe_from_tree(_read(_find(source), []), source, overrides)
+    return recipe_from_tree(_read(recipe_file(source), []), source, overrides)
 
 
 def _read(path: Path, above: list[Path]) -> dict[str, Any]:
@@ -56,8 +56,16 @@ def _read(path: Path, above: list[Path]) -> dict[str, Any]:
         return tree
     base = tree.pop("base")
     beside = path.parent / str(base)
-    found = beside if beside.is_file() else _find(str(base))
-    return _merge(_read(found, [*above, path]), tree)
+    found = beside if beside.is_file() else recipe_file(str(base))
+    return _merge(_without_results(_read(found, [*above, path])), tree)
+
+
+def _without_results(base: dict[str, Any]) -> dict[str, Any]:
+    """The tree of a base without its results, because a recipe with other settings has others."""
+    about = base.get("about")
+    if not isinstance(about, dict):
+        return base
+    return base | {"about": {key: value for key, value in about.items() if key not in ("published", "measured")}}
 
 
 def _merge(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +99,8 @@ def recipe_from_tree(tree: dict[str, Any], origin: str, overrides: Sequence[str]
     return recipe
 
 
-def _find(source: str) -> Path:
+def recipe_file(source: str) -> Path:
+    """The file of a shipped recipe's name, or of a path."""
     known = shipped()
     if source in known:
         return known[source]

@@ -62,6 +62,7 @@ def problems(recipe: Recipe) -> Iterator[Problem]:
             "points-not-ordered",
             f"curve.points are not in ascending order: {', '.join(f'{epoch:g}' for epoch in epochs)}. Sort them.",
         )
+    yield from recipe.about.measured.problems()
     yield from _grad_sync_problems(recipe.grad_sync, recipe.strategy)
     yield from _stopping_problems(recipe)
 
