@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,7 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seconds: dict[str, list[float]] = {"paceline": [], name: []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.rounds + 1):
-            turns = [("paceline", lambda n=number: engine_seconds(setup, Path(folder) / str(n))), (name, other)]
+            turns: list[tuple[str, Callable[[], float]]] = [
+                ("paceline", partial(engine_seconds, setup, Path(folder) / str(number))),
+                (name, other),
+            ]
             for contestant, turn in turns if number % 2 else reversed(turns):
                 seconds[contestant].append(turn())
     count = (options.steps - 1) * BATCH

@@ -23,7 +23,7 @@ from paceline.distributed import flight_recorder, mesh, process_group
 from paceline.distributed.fsdp import Sharded, initialize, repeated_blocks, without_memory
 from paceline.distributed.mesh import ranks_per_replica
 from paceline.distributed.world import World
-from paceline.engine.build import build_sharded_model
+from paceline.engine.build_model import build_sharded_model
 from paceline.models.airbench import AirbenchNet
 from paceline.optim.template import place
 

@@ -1,6 +1,5 @@
 """Builds everything the training loop needs from a recipe and this rank's place in the job."""
 
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,12 +8,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline import extensions
 from paceline.checkpoint.tensors import materialize, read_like
 from paceline.config.batch import BatchLayout, check_strategy
 from paceline.config.data import dataset_name
 from paceline.config.io import to_tree
-from paceline.config.model import Model
 from paceline.config.recipe import Recipe
 from paceline.config.timeline import Timeline
 from paceline.data.load.batch import shortest_decimals
@@ -22,15 +19,14 @@ from paceline.data.load.order import Plan
 from paceline.data.load.source import DataSource, Evaluator, Loader, open_source
 from paceline.data.splits import VAL
 from paceline.distributed.ddp import Replica, average_buffers, broadcast_model
-from paceline.distributed.sync_batchnorm import synchronize
 from paceline.distributed.world import World
 from paceline.engine import precision
+from paceline.engine.build_model import build_model, build_sharded_model
 from paceline.engine.class_weights import class_weights
 from paceline.engine.compiled import Compilation, compile_model
 from paceline.engine.evaluation.history import History, follow_plateau
 from paceline.engine.input_dtype import input_dtype
 from paceline.engine.kernels import choose_kernels
-from paceline.engine.model import create_model, probe
 from paceline.engine.objective import Objective
 from paceline.engine.rank_checks import check_same_model
 from paceline.engine.temporary import TemporaryParameters
@@ -39,7 +35,6 @@ from paceline.errors import UserError
 from paceline.models import factory
 from paceline.models.activation_checkpointing import checkpoint_activations
 from paceline.models.airbench import AirbenchNet
-from paceline.models.freezing import freeze
 from paceline.optim import groups
 from paceline.optim.ema import AveragedModel
 from paceline.optim.schedules import LrPlan
@@ -194,15 +189,7 @@ def build(recipe: Recipe, world: World, resume: bool = False) -> Setup:
     check_same_model(model, world)
     if not sharded:
         broadcast_model(model, world)  # before it is copied; not all weights come from torch's generator
-    has_batch_norm = any(isinstance(module, BATCH_NORMS) and module.training for module in model.modules())
-    for layout in plan.layouts.values():
-        if layout.per_rank_batch == 1 and has_batch_norm and not recipe.model.sync_batchnorm:
-            raise UserError(
-                "batch-too-small-for-batch-norm",
-                f"{layout}: batch norm cannot train on one image at a time. Increase --train.global_batch, or use "
-                "fewer ranks or accumulation steps.",
-                per_rank_batch=1,
-            )
+    _check_batch_norm(model, plan, recipe.model.sync_batchnorm)
     resolved = precision.resolve(recipe.precision, world)
     size = next(iter(source.sizes(timeline)))
     loader.normalize.dtype = input_dtype(model, resolved, source.channels, size, world)
@@ -238,6 +225,18 @@ def build(recipe: Recipe, world: World, resume: bool = False) -> Setup:
     )
 
 
+def _check_batch_norm(model: nn.Module, plan: Plan, synchronized: bool) -> None:
+    has_batch_norm = any(isinstance(module, BATCH_NORMS) and module.training for module in model.modules())
+    for layout in plan.layouts.values():
+        if layout.per_rank_batch == 1 and has_batch_norm and not synchronized:
+            raise UserError(
+                "batch-too-small-for-batch-norm",
+                f"{layout}: batch norm cannot train on one image at a time. Increase --train.global_batch, or use "
+                "fewer ranks or accumulation steps.",
+                per_rank_batch=1,
+            )
+
+
 def _sharded(
     model: nn.Module, ema: AveragedModel | None, initial: nn.Module, world: World, recipe: Recipe, resolved: str
 ) -> "Sharded":
@@ -261,43 +260,3 @@ def _strategy(recipe: Recipe, world: World) -> str:
     if recipe.strategy == "fsdp" and recipe.fsdp.cpu_offload and world.device.type == "cpu" and world.is_rank_zero:
         log.warning("fsdp.cpu_offload has no effect on CPU ranks, whose parameters are in host memory already")
     return recipe.strategy
-
-
-def build_model(recipe: Recipe, source: DataSource, num_classes: int, timeline: Timeline, world: World) -> nn.Module:
-    """Return the model on its device, with the same initial weights on every rank."""
-    model = _created(recipe, recipe.model, source, num_classes, timeline, world)
-    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-    return model.to(world.device, memory_format=layout)  # type: ignore[call-overload]
-
-
-def build_sharded_model(
-    recipe: Recipe, source: DataSource, num_classes: int, timeline: Timeline, world: World
-) -> nn.Module:
-    """Return the model before it is sharded: in host memory on rank 0, without memory (meta) on others if possible.
-
-    FSDP needs contiguous weights; images are channels_last in any case.
-    """
-    if not world.is_rank_zero and extensions.find("model", recipe.model.name) is None:
-        # models that compute with their weights cannot be built on the meta device
-        with suppress(Exception), torch.device("meta"):
-            model = _created(recipe, factory.untrained(recipe.model), source, num_classes, timeline, world)
-            if not any(
-                isinstance(value, torch.Tensor) for module in model.modules() for value in vars(module).values()
-            ):
-                return model
-    return _created(recipe, recipe.model, source, num_classes, timeline, world).to(
-        memory_format=torch.contiguous_format  # type: ignore[call-overload]
-    )
-
-
-def _created(
-    recipe: Recipe, config: Model, source: DataSource, num_classes: int, timeline: Timeline, world: World
-) -> nn.Module:
-    """Return the model on the default device, tested on an image of every size that the recipe uses."""
-    model = create_model(config, recipe.seed, num_classes, source.channels)
-    for size in source.sizes(timeline):
-        probe(model, config.name, num_classes, source.channels, size)
-    if recipe.model.sync_batchnorm and world.size > 1:
-        model = synchronize(model, world)
-    freeze(model, recipe.model)  # after batch norm has been replaced
-    return model.train()

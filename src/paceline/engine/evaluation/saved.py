@@ -26,7 +26,7 @@ from paceline.data.splits import ALL, TRAIN, split_title
 from paceline.distributed.ddp import broadcast_model
 from paceline.distributed.world import World
 from paceline.engine import precision
-from paceline.engine.build import build_model
+from paceline.engine.build_model import build_model
 from paceline.engine.evaluation.details import DetailsWriter
 from paceline.engine.evaluation.evaluate import check_corrupt_fraction, evaluate
 from paceline.engine.kernels import any_shape, choose_kernels

@@ -4,7 +4,8 @@ import dataclasses
 
 from torch import nn
 
-from paceline.engine.build import Setup, build_model
+from paceline.engine.build import Setup
+from paceline.engine.build_model import build_model
 from paceline.models import factory
 
 
