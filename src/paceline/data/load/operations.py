@@ -78,6 +78,8 @@ def timm_operations(
         name = names[int(choice * len(names))]
         magnitude = augment.magnitude + augment.magnitude_std * NormalDist().inv_cdf(noise + _HALF_STEP)
         arguments = timm_arguments(name, min(max(magnitude, 0.0), TIMM_MAX_MAGNITUDE), negative=sign < 0.5)
+        if name.startswith("Posterize") and arguments == (0,):
+            return _black
         resample = interpolation
         if augment.random_interpolation:
             resample = "bicubic" if bicubic < 0.5 else "bilinear"
@@ -98,3 +100,8 @@ def timm_arguments(name: str, magnitude: float, negative: bool) -> tuple[float, 
     value = magnitude / TIMM_MAX_MAGNITUDE * _SIGNED[name]
     value = -value if negative else value
     return (max(_SMALLEST_FACTOR, 1 + value) if name.endswith("Increasing") else value,)
+
+
+def _black(image: Image.Image) -> Image.Image:
+    """Keep no bits. timm asks Pillow for that at an extreme magnitude, which Pillow 13 refuses."""
+    return Image.new("RGB", image.size)
