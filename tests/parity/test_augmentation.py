@@ -1,9 +1,9 @@
-"""Augmentation is that of torchvision and timm, pixel by pixel and rectangle by rectangle.
+"""RandAugment, TrivialAugment and color jitter are those of torchvision and timm, pixel by pixel.
 
 Their code runs here with the random numbers that ours drew, in place of those of the global generators.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any
 
@@ -14,18 +14,15 @@ from PIL import Image
 from sample_images import sample_image
 
 from paceline.config.data import Augment
-from paceline.data.load import augment as augment_module
 from paceline.data.load import operations as operations_module
 from paceline.data.load import policy as policy_module
-from paceline.data.load.augment import FLIP, erase_
-from paceline.data.load.crops import random_boxes
 from paceline.data.load.order import uniform
 from paceline.data.load.policy import policy
 from paceline.system.torchvision_compat import allow_torchvision
 
 allow_torchvision()
 
-from timm.data import auto_augment, random_erasing  # noqa: E402
+from timm.data import auto_augment  # noqa: E402
 from torchvision import transforms  # noqa: E402
 from torchvision.transforms import InterpolationMode  # noqa: E402
 
@@ -57,8 +54,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
         numbers.append(uniform(*arguments))
         return numbers[-1].clone()
 
-    for module in (policy_module, augment_module):
-        monkeypatch.setattr(module, "uniform", recording)
+    monkeypatch.setattr(policy_module, "uniform", recording)
     return numbers
 
 
@@ -85,6 +81,22 @@ POLICIES: dict[str, tuple[Augment, Callable[..., Any]]] = {
 }
 
 
+class _Randint:
+    """Stands for torch.randint: returns the index of an operation (of 14), its level (of 31) and its sign (of 2)."""
+
+    def __init__(self, operations: list[list[float]], seen: set[tuple[int, int, int]]):
+        """`operations`: choice, sign and, with TrivialAugment, level of each. `seen` collects what was returned."""
+        self._operations, self._seen = iter(operations), seen
+
+    def __call__(self, high: int, *_: Any, **__: Any) -> torch.Tensor:
+        if high == 14:
+            choice, sign, *level = next(self._operations)
+            self._numbers = {14: choice, 2: 0.5 if sign < 0.5 else 0.0, 31: level[0] if level else 0.0}
+        value = int(self._numbers[high] * high)
+        self._seen.add((int(self._numbers[14] * 14), high, value))
+        return torch.tensor([value])
+
+
 @pytest.mark.parametrize(("size", "number"), [(32, 6000), (160, 100), (224, 100)])
 @pytest.mark.parametrize("name", POLICIES)
 def test_policies_are_those_of_the_preset_of_torchvision(
@@ -92,30 +104,17 @@ def test_policies_are_those_of_the_preset_of_torchvision(
 ) -> None:
     """references/classification/presets.py passes InterpolationMode.BILINEAR, and PIL images."""
     augment, theirs = POLICIES[name]
-    number = number if name == "trivialaugment" else min(number, 600)
+    wide = name == "trivialaugment"
+    number = number if wide else min(number, 600)
     images = _images(number, size)
     found = _augmented(augment, images)
-    wide, operations = name == "trivialaugment", 1 if name == "trivialaugment" else augment.num_ops
-    per_operation = 3 if wide else 2
-    assert len(drawn) == operations * per_operation
     reference = theirs(interpolation=InterpolationMode.BILINEAR)
-    seen = set()
+    seen: set[tuple[int, int, int]] = set()
     for position, image in enumerate(images):
-        values = [float(numbers[position]) for numbers in drawn]
-        choices, signs = values[::per_operation], [float(value < 0.5) for value in values[1::per_operation]]
-        queues = {14: list(choices), 2: [sign / 2 for sign in signs], 31: values[2::3]}
-        made: list[int] = []
-        left = iter(range(operations))
-
-        def randint(high: int, *_: Any, queues: Any = queues, made: Any = made, left: Any = left, **__: Any) -> Any:
-            if high == 14:
-                made.append(next(left))
-            made_now = int(queues[high][made[-1]] * high)
-            seen.add((int(queues[14][made[-1]] * 14), high, made_now))
-            return torch.tensor([made_now])
-
+        values, parts = [float(numbers[position]) for numbers in drawn], 3 if wide else 2
+        operations = [values[first : first + parts] for first in range(0, len(values), parts)]
         with monkeypatch.context() as patched:
-            patched.setattr(torch, "randint", randint)
+            patched.setattr(torch, "randint", _Randint(operations, seen))
             expected = reference(_pillow(image))
         assert np.array_equal(found[position], _planes(expected)), (name, position)
     assert {choice for choice, _, _ in seen} == set(range(14))  # every operation
@@ -146,12 +145,6 @@ class _Numbers:
 
     def random(self) -> float:
         return next(self._uniforms)
-
-    def uniform(self, low: float, high: float) -> float:
-        return low + (high - low) * next(self._uniforms)
-
-    def randint(self, low: int, high: int) -> int:
-        return low + int(next(self._uniforms) * (high - low + 1))
 
     def gauss(self, mean: float, std: float) -> float:
         return mean + std * self._noise
@@ -283,89 +276,3 @@ def test_color_jitter_is_that_of_torchvision_in_a_fixed_order(
         assert (found[position] == expected).mean() > 0.999
         pillow = _planes(reference(_pillow(image))).astype(int)
         assert np.abs(pillow - found[position]).mean() < 2  # Pillow rounds between the steps
-
-
-# ---- rectangles: flip, crop and random erasing ----
-
-
-class _Attempts:
-    """Hands out the numbers of one image: for each attempt area, aspect ratio, column and row of a rectangle."""
-
-    def __init__(self, values: Sequence[Sequence[float]], chance: float = 0.0):
-        self._values, self._chance = values, chance
-        self.sizes, self._places = 0, 0
-
-    def random(self) -> float:
-        return self._chance
-
-    def uniform(self, low: float, high: float) -> float:
-        attempt, part = divmod(self.sizes, 2)
-        self.sizes += 1
-        return float(low) + (float(high) - float(low)) * self._values[attempt][part]
-
-    def randint(self, low: int, high: int) -> int:
-        """Return the row, then the column, from `low` to `high`."""
-        self._places += 1
-        return low + int(self._values[(self.sizes - 1) // 2][4 - self._places] * (high - low + 1))
-
-    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Replace what torchvision uses."""
-        monkeypatch.setattr(torch.Tensor, "uniform_", lambda tensor, *limits: tensor.fill_(self.uniform(*limits)))
-        monkeypatch.setattr(torch, "randint", lambda low, high, **_: torch.tensor(self.randint(low, high - 1)))
-
-
-@pytest.mark.parametrize("limits", [((0.08, 1.0), (0.75, 4 / 3)), ((0.35, 1.0), (0.75, 4 / 3)), ((0.9, 1.0), (3, 4))])
-@pytest.mark.parametrize("shape", [(500, 375), (200, 640), (33, 31)])
-def test_crops_and_flips_are_those_of_torchvision(
-    shape: tuple[int, int], limits: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number, (scale, ratio) = 400, limits
-    ids = torch.arange(number)
-    augment = Augment(flip="random", crop_scale=scale, crop_ratio=ratio)
-    found = random_boxes(augment, SEED, EPOCH)(np.tile(shape, (number, 1)), ids.numpy())
-    draws = torch.stack([uniform(SEED, EPOCH, ids, stream) for stream in range(100, 140)], 1).view(number, 10, 4)
-    image, same = torch.zeros(3, *shape[::-1]), 0
-    for values, box in zip(draws.tolist(), found.tolist(), strict=True):
-        with monkeypatch.context() as patched:
-            _Attempts(values).patch(patched)
-            top, left, height, width = transforms.RandomResizedCrop.get_params(image, list(scale), list(ratio))
-        same += box[:4] == [left, top, width, height]
-    assert same > 0.99 * number  # all but for rounding
-    assert np.array_equal(found[:, 4], (uniform(SEED, EPOCH, ids, FLIP) < 0.5).int().numpy())
-
-
-@pytest.mark.parametrize("shape", [(160, 160), (224, 176), (9, 30)])
-@pytest.mark.parametrize("mode", ["const", "pixel"])
-def test_erased_rectangles_are_those_of_torchvision_and_timm(
-    mode: Any, shape: tuple[int, int], drawn: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number, probability = 400, 0.4
-    augment = Augment(random_erasing=probability, random_erasing_mode=mode)
-    found = erase_(torch.full((number, 3, *shape), 9.0), torch.arange(number), augment, SEED, EPOCH)
-    *parts, chances = drawn[:5]
-    same, retried = 0, 0
-    for position, values in enumerate(torch.stack(parts, 2).tolist()):
-        attempts = _Attempts(values, chance := float(chances[position]))
-        image = torch.full((3, *shape), 9.0)
-        with monkeypatch.context() as patched:
-            if mode == "pixel":
-                patched.setattr(random_erasing, "random", attempts)
-                patched.setattr(random_erasing, "_get_pixels", lambda *_, **__: torch.zeros(()))
-                random_erasing.RandomErasing(probability, mode="pixel", device="cpu")(image)
-            else:
-                attempts.patch(patched)
-                patched.setattr(torch, "rand", lambda *_, chance=chance: torch.tensor(chance))
-                image = transforms.RandomErasing(probability)(image)
-        same += torch.equal(found[position] != 9, image != 9)
-        retried += bool((image != 9).any()) and attempts.sizes > 2
-    assert same > 0.99 * number  # all but for rounding
-    assert retried
-    erased = (found != 9).flatten(1).any(1)
-    assert abs(erased.float().mean() - probability) < 0.1
-    values = found[found != 9]
-    if mode == "const":
-        assert not values.any()
-    else:
-        assert abs(values.mean()) < 0.02
-        assert values.std().item() == pytest.approx(1, abs=0.02)
-        assert values.unique().numel() > 0.8 * values.numel()  # not the same in channels or images
