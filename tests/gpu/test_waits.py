@@ -56,10 +56,11 @@ def waits(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
         (*FP32, "--optim.clip_grad_norm", 1, "--ema.decay", 0.9),
         (*FP32, "--optim.name", "adamw", "--train.grad_accumulation", 2, "--train.mixup", 0.2, "--train.cutmix", 1),
         (*FP32, "--optim.name", "lamb", "--data.augment", "{cutout: 4, random_erasing: 0.5, translate: 2}"),
+        (*FP32, "--data.augment", "{random_erasing: 0.5, random_erasing_mode: pixel}"),
         (*FP16, "--optim.clip_grad_norm", 1, "--train.label_smoothing", 0.1),
-        (*FP16, "--optim.name", "adamw", "--train.loss", "bce"),
+        (*FP16, "--optim.name", "adamw", "--train.loss", "bce", "--train.bce_target_threshold", 0.2),
     ],
-    ids=["clip and EMA", "accumulation and mixup", "augmentation", "fp16", "fp16 and AdamW"],
+    ids=["clip and EMA", "accumulation and mixup", "augmentation", "noise", "fp16", "fp16 and AdamW"],
 )
 def test_no_step_waits_for_the_device(waits: Train, words: tuple[object, ...]) -> None:
     assert waits(*words) == []

@@ -202,7 +202,8 @@ def test_ffcv_resolutions_and_learning_rates(epochs: int) -> None:
 EDGES = {
     "imagenet-rn50-torchvision-v1": (5004, [(0, 0.1), (29.9, 0.1), (30, 0.01), (60, 0.001), (89.9, 0.001)]),
     "imagenet-rn50-torchvision-v2": (1251, [(0, 0.005), (5, 0.5), (302, 0.25066), (599.9, 3.4848e-6)]),
-    "imagenet-rn50-a3": (625, [(0, 1.25e-4 * 8e-3), (5, 8e-3), (52.5, 4e-3), (100, 0.0)]),
+    # timm's CosineLRScheduler: the cosine is that of 100 epochs, the warmup replaces its first 5
+    "imagenet-rn50-a3": (625, [(0, 1e-4), (4.9, 6.42e-3), (5, 7.9508e-3), (50.5, 4.0005e-3), (99.9, 2.9734e-6)]),
     "imagenet-rn18-ffcv-16ep": (1251, [(0, 0.5e-4), (2, 0.5), (9, 0.25), (16, 0.0)]),
     "imagenet-rn18-ffcv-88ep": (1251, [(0, 0.5e-4), (2, 0.5), (45, 0.25), (88, 0.0)]),
 }
@@ -244,13 +245,23 @@ def test_vit_fine_tuning_follows_mae() -> None:
     assert timeline.total == 100 * 100
     assert (recipe.optim.layer_decay, recipe.optim.weight_decay, recipe.model.drop_path) == (0.65, 0.05, 0.1)
     assert (recipe.train.mixup, recipe.train.cutmix, recipe.data.augment.random_erasing) == (0.8, 1.0, 0.25)
-    allow_torchvision()
-    from timm.data.auto_augment import _LEVEL_DENOM, rand_augment_transform
+    assert recipe.data.augment.random_erasing_mode == "pixel"
 
-    theirs = rand_augment_transform("rand-m9-mstd0.5-inc1", {})
-    operation, augment = theirs.ops[0], recipe.data.augment
-    assert augment.magnitude / 30 == pytest.approx(operation.magnitude / _LEVEL_DENOM)
-    assert augment.num_ops == theirs.num_layers * operation.prob
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [("imagenet-rn50-a3", "rand-m6-mstd0.5-inc1"), ("finetune-vit-layer-decay", "rand-m9-mstd0.5-inc1")],
+)
+def test_randaugment_is_that_which_the_source_names(name: str, policy: str) -> None:
+    allow_torchvision()
+    from timm.data.auto_augment import rand_augment_transform
+
+    theirs, augment = rand_augment_transform(policy, {}), load_recipe(name).data.augment
+    operation = theirs.ops[0]
+    assert augment.policy == "timm-randaugment"
+    assert (augment.num_ops, augment.op_probability) == (theirs.num_layers, operation.prob)
+    assert (augment.magnitude, augment.magnitude_std) == (operation.magnitude, operation.magnitude_std)
+    assert augment.increasing == any(each.name == "SolarizeIncreasing" for each in theirs.ops)
 
 
 def test_linear_fine_tuning_follows_the_tutorial() -> None:

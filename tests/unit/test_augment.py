@@ -8,9 +8,10 @@ from conftest import one_epoch, raises
 from paceline.config.data import Augment, Data, Synthetic
 from paceline.config.phases import Phase
 from paceline.config.recipe import Recipe, Train
-from paceline.data.load.augment import cut_out_, gather
+from paceline.data.load.augment import cut_out_, erase_, gather
 from paceline.data.load.in_memory import ResidentEvaluator, ResidentLoader, statistics
 from paceline.data.load.order import Plan
+from paceline.data.load.policy import policy
 from paceline.data.sets import ImageSet, load
 
 IMAGES = torch.randint(0, 256, (40, 9, 7, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -64,6 +65,46 @@ def test_cutout_clears_one_square_per_image() -> None:
     assert (cleared[:, 0] == cleared[:, 1]).all()
     assert cleared.max() == 16
     assert cleared.min() >= 4  # a quarter of the square, when its center is a corner
+
+
+@pytest.mark.parametrize("mode", ["const", "pixel"])
+def test_erasing_depends_only_on_seed_epoch_and_key(mode: str) -> None:
+    augment = Augment(random_erasing=0.5, random_erasing_mode=mode)  # type: ignore[arg-type]
+    keys = torch.arange(40)
+    images = torch.randn(40, 3, 12, 9, generator=torch.Generator().manual_seed(0))
+    erased = erase_(images.clone(), keys, augment, seed=1, epoch=2)
+    part = torch.tensor([31, 4, 17])
+    assert torch.equal(erase_(images[part], keys[part], augment, seed=1, epoch=2), erased[part])
+    changed = (erased != images).flatten(1).any(1)
+    assert 8 < changed.sum() < 32
+    for other in ({"seed": 2, "epoch": 2}, {"seed": 1, "epoch": 3}):
+        assert not torch.equal(erase_(images.clone(), keys, augment, **other), erased)
+
+
+POLICIES = (
+    Augment(policy="trivialaugment"),
+    Augment(policy="randaugment", num_ops=3),
+    Augment(policy="timm-randaugment", magnitude_std=0.5, increasing=True, random_interpolation=True),
+)
+
+
+@pytest.mark.parametrize("augment", POLICIES)
+def test_policies_depend_only_on_seed_epoch_and_key(augment: Augment) -> None:
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (60, 3, 16, 12), np.uint8)
+
+    def augmented(part: list[int], seed: int = 1, epoch: int = 2) -> np.ndarray:
+        changed = images[part]
+        change = policy(augment, seed, epoch, "bilinear", (0.5, 0.4, 0.3))
+        assert change
+        change(changed, np.array(part))
+        return changed
+
+    everything = augmented([*range(60)])
+    assert np.array_equal(augmented([31, 4, 17]), everything[[31, 4, 17]])
+    assert (everything != images).any((1, 2, 3)).sum() > 30
+    for other in ({"seed": 2}, {"epoch": 3}):
+        assert not np.array_equal(augmented([*range(60)], **other), everything)
 
 
 def _loader(data: Data, images: ImageSet, batch: int, phases: tuple[Phase, ...] = ()) -> ResidentLoader:

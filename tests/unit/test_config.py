@@ -2,6 +2,7 @@ import dataclasses
 import errno
 import os
 import re
+import shlex
 from itertools import pairwise
 from pathlib import Path
 
@@ -70,6 +71,36 @@ def test_problems_between_fields_are_reported_at_once() -> None:
     codes = {problem.code for problem in caught.value.problems}
     assert codes == {"batch-not-divisible", "mean-std-mismatch", "schedule-points-missing"}
     assert "126 or 129" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        ("--data.augment.magnitude_std 0.5", "augment-field-unused", "data.augment.magnitude_std=0.5"),
+        ("--data.augment.increasing true", "augment-field-unused", "timm-randaugment"),
+        ("--data.augment.op_probability 1", "augment-field-unused", "op_probability=1"),
+        ("--data.augment.random_erasing_mode pixel", "augment-field-unused", "without data.augment.random_erasing"),
+        ("--data.augment.policy randaugment", "augment-needs-files", "Set it to none"),
+        ("--data.augment.random_interpolation true", "augment-needs-files", "Set it to false"),
+        ("--data.augment.color_jitter 0.4", "augment-needs-files", "Set it to 0"),
+        (
+            "--data.name imagenet --data.augment '{policy: timm-randaugment, magnitude: 18}'",
+            "magnitude-too-large",
+            "18",
+        ),
+        ("--train.bce_target_threshold 0.2", "bce-threshold-unused", "train.loss=cross-entropy"),
+        ("--optim.schedule '{name: linear, warmup_prefix: false}'", "schedule-field-unused", "warmup_prefix"),
+        ("--data.augment.policy timm", "invalid-value", "timm-randaugment"),
+        ("--data.augment.op_probability 1.5", "invalid-value", "1.5"),
+        ("--train.bce_target_threshold 1", "invalid-value", "bce_target_threshold"),
+    ],
+)
+def test_augmentation_that_has_no_effect_or_is_out_of_range_is_refused(words: str, code: str, part: str) -> None:
+    base = ["--optim.schedule", "{name: cosine, points: []}"] if "--optim" not in words else []
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("cifar10-resnet18", [*base, *shlex.split(words)])
+    found = {problem.code: problem.message for problem in caught.value.problems}
+    assert part in found[code]
 
 
 def test_points_of_a_base_recipe_can_be_removed() -> None:

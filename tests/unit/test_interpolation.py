@@ -1,5 +1,7 @@
 """data.interpolation: every way of reading images resizes with the same filter, and checkpoints record it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from conftest import raises
 from PIL import Image
 from sample_images import tree
 
-from paceline.config.data import Data, Interpolation
+from paceline.config.data import Augment, Data, Interpolation
 from paceline.config.io import recipe_from_tree, to_tree
 from paceline.config.recipe import Evaluate, Recipe, Train
 from paceline.config.timeline import Timeline
@@ -73,6 +75,24 @@ def test_training_crops_are_resized_with_the_filter(splits: dict[str, ImageSplit
         batches[interpolation] = batch
     assert torch.equal(batches["bilinear"].ids, batches["bicubic"].ids)
     assert 0.3 < (batches["bilinear"].images - batches["bicubic"].images).abs().mean() < 20
+
+
+@pytest.mark.parametrize("kind", ["shards", "files"])
+def test_each_crop_can_have_a_filter_of_its_own(splits: dict[str, ImageSplit], kind: str) -> None:
+    batches = []
+    for interpolation, random in (("bilinear", False), ("bicubic", False), ("bilinear", True), ("bicubic", True)):
+        data = replace(_data(interpolation), augment=Augment(random_interpolation=random))
+        recipe = Recipe("any", data=data, train=Train(global_batch=6))
+        loader = ImageLoader(data, {"": splits[kind]}, Plan.of(recipe, len(splits[kind])), CPU, 2)
+        batches.append([micro[0] for micro, _ in zip(loader.steps(), range(4), strict=False)])
+    bicubic = []
+    for sharp, smooth, drawn, again in zip(batches[1], batches[0], batches[2], batches[3], strict=True):
+        assert torch.equal(drawn.images, again.images)
+        assert torch.equal(drawn.ids, sharp.ids)
+        for image, one, other in zip(drawn.images, sharp.images, smooth.images, strict=True):
+            bicubic.append(torch.equal(image, one))
+            assert bicubic[-1] or torch.equal(image, other)
+    assert 4 <= sum(bicubic) <= 20  # of 24
 
 
 @pytest.mark.parametrize("size", [5, 20])

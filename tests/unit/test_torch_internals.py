@@ -16,12 +16,12 @@ from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_changes import changed
 
-from paceline.data.load.policy import _RAND, _TRIVIAL
 from paceline.distributed.plan import interface_of
 from paceline.system.norms import BATCH_NORMS, NORMS
 from paceline.system.torch_internals import (
     abort_groups,
     augmentation_op,
+    augmentation_space,
     copy_all_,
     expensive_operators,
     flight_records,
@@ -33,6 +33,10 @@ from paceline.system.torch_internals import (
 from paceline.system.torch_internals.operators import HostReads, OnlyCasts
 from paceline.system.torchvision_compat import allow_torchvision
 
+OPERATIONS = [
+    *("Identity", "AutoContrast", "Equalize", "Brightness", "Color", "Contrast", "Sharpness", "Rotate"),
+    *("TranslateX", "TranslateY", "ShearX", "ShearY", "Posterize", "Solarize"),
+]
 SOURCE = Path(__file__).parents[2] / "src" / "paceline"
 
 
@@ -157,7 +161,16 @@ def test_lists_of_tensors_are_copied() -> None:
     assert all(map(torch.equal, targets, sources)), changed("torch._foreach_copy_")
 
 
-@pytest.mark.parametrize("name", sorted(_RAND.keys() | _TRIVIAL.keys()))
+def test_magnitudes_of_augmentation_policies_are_known() -> None:
+    allow_torchvision()
+    wide, rand = (augmentation_space(name, 50, 331) for name in ("trivialaugment", "randaugment"))
+    assert sorted(wide) == sorted(rand) == sorted(OPERATIONS), changed("the operations of policies", "torchvision")
+    assert wide["TranslateX"] == (pytest.approx([level * 32 / 30 for level in range(31)]), True)
+    assert rand["TranslateX"] == (pytest.approx([level * 5 for level in range(31)]), True)
+    assert wide["Equalize"] == rand["Equalize"] == ([0], False)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_of_augmentation_policies_change_images_as_named(name: str) -> None:
     allow_torchvision()
     from torchvision.transforms import autoaugment
@@ -184,7 +197,7 @@ def test_operations_of_augmentation_policies_change_images_as_named(name: str) -
         "Solarize": lambda: F.solarize(image, 120.0),
     }
     magnitudes = {"Rotate": 4.0, "TranslateX": 4.0, "TranslateY": 4.0, "Posterize": 4.0, "Solarize": 120.0}
-    found = augmentation_op(image, name, magnitudes.get(name, 0.5))
+    found = augmentation_op(image, name, magnitudes.get(name, 0.5), "nearest")
     assert torch.equal(found, expected[name]()), changed(f"_apply_op({name!r})", "torchvision")
 
 

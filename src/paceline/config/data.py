@@ -1,13 +1,25 @@
 """The data section of a recipe: which images are used, and how they are augmented."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from paceline.config.fields import STRICT, Count, CountOrZero, Fraction, NotNegative, Positive, PositiveFraction, Side
+from paceline.config.fields import (
+    STRICT,
+    Count,
+    CountOrZero,
+    Fraction,
+    FractionOrOne,
+    NotNegative,
+    Positive,
+    PositiveFraction,
+    Side,
+)
+from paceline.errors import Problem
 from paceline.system.remote import is_remote, last_name, redacted
 
 BUILT_IN = ("digits", "synthetic")
@@ -22,6 +34,11 @@ FROM_FILES = ("imagenet", "shards", "folder", "list")
 """Kinds of data that are read from files during training."""
 Interpolation = Literal["bilinear", "bicubic"]
 """How images are resized; both are antialiased."""
+Policy = Literal["none", "randaugment", "trivialaugment", "timm-randaugment"]
+"""Automatic augmentation."""
+TIMM_MAX_MAGNITUDE = 10
+"""The largest magnitude of timm's operations."""
+_TIMM_FIELDS = ("magnitude_std", "op_probability", "increasing")
 
 
 def dataset_name(kind: str, place: str) -> str:
@@ -70,16 +87,29 @@ class Augment:
     """Image files: minimum and maximum fraction of the area that a random crop covers."""
     crop_ratio: tuple[Positive, Positive] = (0.75, 4 / 3)
     """Image files: minimum and maximum aspect ratio of a random crop."""
-    policy: Literal["none", "randaugment", "trivialaugment"] = "none"
-    """Image files: automatic augmentation policy, with torchvision's operations."""
+    random_interpolation: bool = False
+    """Image files: resize each crop with the bilinear or the bicubic filter at random, as timm does; otherwise
+    data.interpolation applies. timm-randaugment also draws the filter of each operation."""
+    policy: Policy = "none"
+    """Image files: automatic augmentation. randaugment, trivialaugment: those of torchvision; timm-randaugment: that of
+    timm, which has other operations and magnitudes."""
     num_ops: Annotated[Count, Field(le=32)] = 2
-    """randaugment: operations per image."""
+    """randaugment, timm-randaugment: operations per image."""
     magnitude: Annotated[int, Field(ge=0, le=30)] = 9
-    """randaugment: strength of the operations, from 0 to 30."""
+    """Strength of the operations: 0 to 30 with randaugment, 0 to 10 with timm-randaugment."""
+    magnitude_std: Annotated[NotNegative, Field(le=10)] = 0.0
+    """timm-randaugment: standard deviation of the magnitude, which is drawn for each operation (timm's mstd)."""
+    op_probability: FractionOrOne = 0.5
+    """timm-randaugment: probability of each operation (timm's p)."""
+    increasing: bool = False
+    """timm-randaugment: operations whose effect increases with the magnitude (timm's inc1)."""
     color_jitter: Annotated[NotNegative, Field(le=1)] = 0.0
     """Image files: random change of brightness, contrast and saturation by up to this fraction."""
     random_erasing: Fraction = 0.0
-    """Probability that a random rectangle of an image is set to the mean color."""
+    """Probability that a random rectangle of an image is erased, after normalization."""
+    random_erasing_mode: Literal["const", "pixel"] = "const"
+    """const: the rectangle is set to the mean color, as by torchvision; pixel: every value in it is drawn from a normal
+    distribution, as by timm."""
     custom: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)
     """Registered augmentations and their options, applied in this order, e.g. {my-blur: {sigma: 2}}."""
 
@@ -130,3 +160,45 @@ class Data:
     def resize_filter(self) -> Interpolation:
         """How images are resized, once pretrained weights have been considered."""
         return "bilinear" if self.interpolation == "auto" else self.interpolation
+
+
+def augment_problems(data: Data) -> Iterator[Problem]:
+    """Yield the problems of the augmentation that involve several fields."""
+    augment, default = data.augment, Augment()
+    for name in ("crop_scale", "crop_ratio"):
+        low, high = getattr(augment, name)
+        if low > high:
+            yield Problem(
+                "range-reversed",
+                f"data.augment.{name}={low}, {high}: the first value is larger than the second. Swap them.",
+            )
+    if data.name not in IN_MEMORY:
+        if augment.translate:
+            yield Problem(
+                "augment-needs-memory",
+                f"data.augment.translate={augment.translate} needs a dataset held in memory, but "
+                f"{data.name or data.path} is not. Set it to 0.",
+            )
+    else:
+        for name in ("policy", "color_jitter", "random_interpolation"):
+            if (value := getattr(augment, name)) != getattr(default, name):
+                yield Problem(
+                    "augment-needs-files",
+                    f"data.augment.{name}={value} needs image files, but {data.name} has none. Set it to "
+                    f"{str(getattr(default, name)).lower()}.",
+                )
+    if augment.policy == "timm-randaugment" and augment.magnitude > TIMM_MAX_MAGNITUDE:
+        yield Problem(
+            "magnitude-too-large",
+            f"data.augment.magnitude={augment.magnitude} is larger than {TIMM_MAX_MAGNITUDE}, the largest magnitude of "
+            f"timm-randaugment. Use at most {TIMM_MAX_MAGNITUDE}, or the policy randaugment, which goes up to 30.",
+        )
+    owners = dict.fromkeys(_TIMM_FIELDS, augment.policy == "timm-randaugment")
+    owners["random_erasing_mode"] = bool(augment.random_erasing)
+    for name, used in owners.items():
+        if not used and getattr(augment, name) != getattr(default, name):
+            wanted = "data.augment.policy=timm-randaugment" if name in _TIMM_FIELDS else "data.augment.random_erasing"
+            yield Problem(
+                "augment-field-unused",
+                f"data.augment.{name}={getattr(augment, name)} has no effect without {wanted}. Set that, or remove it.",
+            )

@@ -30,7 +30,7 @@ class SchedulePoint:
 
 SCHEDULES = ("constant", "one-cycle", "cosine", "linear", "polynomial", "step", "plateau", "piecewise")
 """The built-in schedules."""
-SPECIAL_FIELDS = {"power": "polynomial"} | dict.fromkeys(
+SPECIAL_FIELDS = {"power": "polynomial", "warmup_prefix": "cosine"} | dict.fromkeys(
     ("metric", "patience", "threshold", "threshold_mode", "cooldown"), "plateau"
 )
 """Fields that only one schedule uses, with its name."""
@@ -50,6 +50,9 @@ class Schedule:
     torchvision."""
     warmup: StepDuration = "0ba"
     """Length of the warmup, from start_factor to 1."""
+    warmup_prefix: bool = True
+    """cosine: the decay begins after the warmup; false: at the first step, with its beginning replaced by the warmup,
+    as timm does by default."""
     start_factor: NotNegative = 0.0
     """Factor at the first step of the warmup."""
     end_factor: NotNegative = 0.0

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from paceline import extensions
-from paceline.config.data import BUILT_IN, FROM_FILES, IN_MEMORY, Data
+from paceline.config.data import BUILT_IN, FROM_FILES, IN_MEMORY, Data, augment_problems
 from paceline.config.duration import parse
 from paceline.config.optim import SCHEDULES, SPECIAL_FIELDS, Ema, MomentumSchedule, Optim, Schedule
 from paceline.config.phases import problems as phase_problems
@@ -42,6 +42,12 @@ def problems(recipe: Recipe) -> Iterator[Problem]:
         )
     if train.loss in LOSSES and train.loss_options:
         yield Problem("loss-options-unused", f"train.loss_options are not used by {train.loss}. Remove them.")
+    if train.loss != "bce" and train.bce_target_threshold:
+        yield Problem(
+            "bce-threshold-unused",
+            f"train.bce_target_threshold={train.bce_target_threshold:g} is only used by the loss bce, but train.loss="
+            f"{train.loss}. Set it to 0, or set the loss to bce.",
+        )
     yield from _imbalance_problems(recipe)
     yield from _schedule_problems(recipe.optim.schedule)
     yield from _momentum_problems(recipe.optim)
@@ -109,27 +115,7 @@ def _data_problems(data: Data) -> Iterator[Problem]:
             "mean-std-mismatch",
             f"data.mean has {len(data.mean)} values, but data.std has {len(data.std)}. Set both or neither.",
         )
-    augment = data.augment
-    for name in ("crop_scale", "crop_ratio"):
-        low, high = getattr(augment, name)
-        if low > high:
-            yield Problem(
-                "range-reversed",
-                f"data.augment.{name}={low}, {high}: the first value is larger than the second. Swap them.",
-            )
-    if data.name not in IN_MEMORY:
-        if augment.translate:
-            yield Problem(
-                "augment-needs-memory",
-                f"data.augment.translate={augment.translate} needs a dataset held in memory, but "
-                f"{data.name or data.path} is not. Set it to 0.",
-            )
-    elif augment.policy != "none" or augment.color_jitter:
-        yield Problem(
-            "augment-needs-files",
-            f"data.augment.policy={augment.policy} and data.augment.color_jitter={augment.color_jitter:g} need image "
-            f"files, but {data.name} has none. Set them to none and 0.",
-        )
+    yield from augment_problems(data)
 
 
 def _imbalance_problems(recipe: Recipe) -> Iterator[Problem]:

@@ -52,6 +52,9 @@ class Train:
     images), or {class: weight}, 1 for other classes. Their mean over the training images is scaled to 1."""
     label_smoothing: Fraction = 0.0
     """Fraction of the target that is spread over all classes."""
+    bce_target_threshold: Fraction = 0.0
+    """bce: targets above this value, after label smoothing and mixing, become 1 and all others 0; 0: targets are used
+    as they are."""
     mixup: NotNegative = 0.0
     """mixup alpha: blend pairs of images; 0: off. If cutmix is also set, each step uses one of the two."""
     cutmix: NotNegative = 0.0

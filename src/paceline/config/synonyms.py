@@ -26,6 +26,7 @@ _REPLACEMENTS = {
     "train.mixup={}": "mixup_alpha",
     "train.cutmix={}": "cutmix_alpha",
     "train.loss=bce|cross-entropy": "bce_loss",
+    "train.bce_target_threshold={}": "bce_target_thresh target_threshold",
     "train.loss={}": "criterion loss_fn",
     "optim.name={}": "optimizer opt optim optimizer_name optim_name",
     "optim.lr={}": "lr learning_rate base_lr max_lr lr_base initial_lr init_lr peak_lr blr",
@@ -43,6 +44,7 @@ _REPLACEMENTS = {
     "optim.schedule.start_factor=0.01 (a multiple of optim.lr)": (
         "warmup_lr warmup_factor lr_warmup_decay warmup_start_lr"
     ),
+    "optim.schedule.warmup_prefix={}": "warmup_prefix",
     "optim.schedule.end_factor=0.01 (a multiple of optim.lr)": "min_lr lr_min eta_min final_lr end_lr",
     "optim.schedule.step_size={}ep": "decay_epochs lr_step_size step_size lr_decay_epochs",
     "optim.schedule.gamma={}": "decay_rate lr_gamma gamma lr_decay lr_factor optim.schedule.factor",
@@ -84,8 +86,10 @@ _REPLACEMENTS = {
     "data.augment.policy=randaugment|none": "randaugment rand_augment use_randaugment",
     "data.augment.policy=trivialaugment|none": "trivialaugment trivial_augment",
     "data.augment.magnitude={}": "ra_magnitude randaugment_magnitude",
+    "data.augment.magnitude_std={}": "mstd ra_magnitude_std",
     "data.augment.color_jitter={}": "color_jitter colorjitter jitter",
     "data.augment.random_erasing={}": "reprob random_erase random_erasing random_erase_prob re_prob",
+    "data.augment.random_erasing_mode={}": "remode re_mode random_erase_mode",
     "data.augment.crop_scale={}": "scale rrc_scale",
     "data.augment.crop_ratio={}": "ratio rrc_ratio",
     "ema.decay={}": "model_ema_decay ema_decay ema_momentum",
@@ -166,7 +170,7 @@ _VALUES = {
         "reduce_lr_on_plateau": "plateau", "none": "constant", "constantlr": "constant", "poly": "polynomial",
         "polynomiallr": "polynomial",
     },
-    "data.augment.policy": {"ra": "randaugment", "ta_wide": "trivialaugment", "rand": "randaugment"},
+    "data.augment.policy": {"ra": "randaugment", "ta_wide": "trivialaugment", "rand": "timm-randaugment"},
     "precision": {
         "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "bf16-mixed": "bf16",
         "16-mixed": "fp16", "16": "fp16", "32": "fp32",
@@ -177,6 +181,7 @@ _VALUES = {
     "train.loss": {"ce": "cross-entropy", "cross_entropy": "cross-entropy", "crossentropy": "cross-entropy"},
 }  # fmt: skip
 _DATA_NAMES = ("digits", "cifar10", "cifar100", "synthetic", "imagenet", "shards", "folder")
+_TIMM_SECTIONS = {"m": "magnitude", "n": "num_ops", "p": "op_probability", "mstd": "magnitude_std"}
 _DURATION = re.compile(r"[0-9.]+(ep|ba|s)")
 _ON = (True, "true", "yes", "on", 1)
 _OFF = (False, "false", "no", "off", "none", 0)
@@ -194,7 +199,23 @@ def replacement_hint(path: str, value: Any, on_command_line: bool) -> str:
     field, _, form = what.partition("=")
     if field == "data.name" and isinstance(value, str):
         field, value = data_field(value)
+    elif field == "data.augment.policy" and str(value).startswith("rand-"):
+        return _written("data.augment", _timm_policy(str(value)), on_command_line)
+    elif field == "data.interpolation" and value == "random":
+        field, value = "data.augment.random_interpolation", "true"
     return _written(field, _filled(field, form, value), on_command_line) + parenthesis + note
+
+
+def _timm_policy(text: str) -> str:
+    """The fields for a text such as rand-m9-mstd0.5-inc1; sections that have none are left out."""
+    fields = {"policy": "timm-randaugment"}
+    for section in text.split("-")[1:]:
+        found = re.fullmatch(r"(m|n|p|mstd|inc)(\d[\d.]*)", section)
+        if found and found[1] == "inc":
+            fields["increasing"] = str(found[2] != "0").lower()
+        elif found:
+            fields[_TIMM_SECTIONS[found[1]]] = found[2]
+    return "{" + ", ".join(f"{name}: {value}" for name, value in fields.items()) + "}"
 
 
 def field_of(word: str) -> str:

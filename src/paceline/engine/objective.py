@@ -60,6 +60,8 @@ class Objective:
         weights = self._weights_on(logits.device)
         if self._config.loss == "bce":
             per_image = None if weights is None else (targets * weights).sum(1, keepdim=True)
+            if self._config.bce_target_threshold:
+                targets = targets.gt(self._config.bce_target_threshold).to(targets.dtype)
             return F.binary_cross_entropy_with_logits(logits, targets, per_image)
         smoothing = 0.0 if self._soft else self._config.label_smoothing
         if weights is None:

@@ -31,6 +31,8 @@ class LrPlan:
     power: float
     decay_steps: tuple[int, ...]
     points: tuple[tuple[int, float], ...]
+    decay_from: int
+    """First step of a cosine, linear or polynomial decay."""
     phases: tuple[tuple[int, int, float, float], ...]
     """Begin, end, first and last learning rate per phase; if empty, the schedule applies."""
     epochs: tuple[int, ...] = ()
@@ -56,6 +58,7 @@ class LrPlan:
     def of(cls, optim: Optim, timeline: Timeline) -> "LrPlan":
         """Return the plan of a recipe's optimizer over a timeline."""
         schedule, total = optim.schedule, timeline.total
+        warmup = min(timeline.steps(schedule.warmup), total)
         extension = check(schedule)
         every = parse(schedule.step_size)
         decay_steps: list[int] = []
@@ -72,13 +75,14 @@ class LrPlan:
             name=schedule.name,
             peak=optim.lr,
             total=total,
-            warmup=min(timeline.steps(schedule.warmup), total),
+            warmup=warmup,
             start=schedule.start_factor,
             end=schedule.end_factor,
             gamma=schedule.gamma,
             power=schedule.power,
             decay_steps=tuple(decay_steps),
             points=tuple((timeline.steps(point.at), point.factor) for point in schedule.points),
+            decay_from=warmup if schedule.warmup_prefix else 0,
             phases=tuple((phase.begin, phase.end, *phase.lr) for phase in timeline.phases if phase.lr),
             epochs=_epochs(timeline) if schedule.interval == "epoch" else (),
             registered=partial(_call, extension, total, schedule.options) if extension else None,
@@ -177,7 +181,7 @@ def _factor(step: int, plan: LrPlan) -> float:
         return 1.0
     if plan.name == "step":
         return plan.gamma ** bisect_right(plan.decay_steps, step)
-    done = (step - plan.warmup) / max(1, plan.total - plan.warmup)
+    done = (step - plan.decay_from) / max(1, plan.total - plan.decay_from)
     if plan.name == "polynomial":
         return _linear(plan.end, 1.0, max(0.0, 1 - done) ** plan.power)
     return (_linear if plan.name == "linear" else _cosine)(1.0, plan.end, done)

@@ -8,7 +8,12 @@ from paceline.config.data import Augment
 from paceline.data.load.order import uniform
 
 # streams of random numbers, one per decision
-FLIP, _SHIFT_ROWS, _SHIFT_COLUMNS, _CUT_ROW, _CUT_COLUMN, _ERASE = range(1, 7)
+FLIP, _SHIFT_ROWS, _SHIFT_COLUMNS, _CUT_ROW, _CUT_COLUMN, _ERASE, _ERASE_NOISE = range(1, 8)
+
+_ERASED = {"const": ((0.02, 0.33), (0.3, 3.3)), "pixel": ((0.02, 1 / 3), (0.3, 1 / 0.3))}
+"""Fractions of the area, and aspect ratios, of erased rectangles by mode: those of torchvision and of timm."""
+_ERASE_ATTEMPTS = 10
+_NOISY_IMAGES = 16  # images whose noise is computed at once, since it takes 8 bytes per value
 
 
 def gather(
@@ -41,17 +46,39 @@ def cut_out_(images: torch.Tensor, ids: torch.Tensor, side: int, seed: int, epoc
     return images.masked_fill_((inside_rows[:, :, None] & inside_columns[:, None, :])[:, None], 0)
 
 
-def erase_(images: torch.Tensor, ids: torch.Tensor, probability: float, seed: int, epoch: int) -> torch.Tensor:
-    """torchvision's RandomErasing on normalized images: zeroes a rectangle of 2 to 33 % of the area at random."""
+def erase_(images: torch.Tensor, ids: torch.Tensor, augment: Augment, seed: int, epoch: int) -> torch.Tensor:
+    """Erase a random rectangle of normalized images: torchvision's RandomErasing, or timm's in its mode `pixel`."""
     height, width = images.shape[-2:]
-    wanted, area, ratio, across, down = (uniform(seed, epoch, ids, _ERASE + 1000 * part) for part in range(5))
-    area, ratio = (0.02 + area * 0.31) * height * width, torch.exp((2 * ratio - 1) * math.log(3.3))
-    rows = torch.sqrt(area * ratio).round().clamp(1, height)
-    columns = torch.sqrt(area / ratio).round().clamp(1, width)
-    chosen = (wanted < probability)[:, None]
-    inside_rows = _within((down * (height - rows + 1)).floor(), rows, height) & chosen
+    mode = augment.random_erasing_mode
+    areas, ratios = _ERASED[mode]
+    # one column per attempt
+    attempts = ids[:, None] * _ERASE_ATTEMPTS + torch.arange(_ERASE_ATTEMPTS, device=ids.device)
+    area, ratio, across, down = (uniform(seed, epoch, attempts, _ERASE + 1000 * part) for part in range(1, 5))
+    area = (areas[0] + area * (areas[1] - areas[0])) * height * width
+    ratio = torch.exp(math.log(ratios[0]) + ratio * math.log(ratios[1] / ratios[0]))
+    rows, columns = torch.sqrt(area * ratio).round(), torch.sqrt(area / ratio).round()
+    fits = (rows < height) & (columns < width)
+    first = fits.int().argmax(1, keepdim=True)  # the first attempt that fits
+    fits, rows, columns, across, down = (
+        values.gather(1, first)[:, 0] for values in (fits, rows, columns, across, down)
+    )
+    chosen = (uniform(seed, epoch, ids, _ERASE) < augment.random_erasing) & fits
+    inside_rows = _within((down * (height - rows + 1)).floor(), rows, height) & chosen[:, None]
     inside_columns = _within((across * (width - columns + 1)).floor(), columns, width)
-    return images.masked_fill_((inside_rows[:, :, None] & inside_columns[:, None, :])[:, None], 0)
+    inside = (inside_rows[:, :, None] & inside_columns[:, None, :])[:, None]
+    if mode == "const":
+        return images.masked_fill_(inside, 0)
+    for part, where, keys in zip(*(values.split(_NOISY_IMAGES) for values in (images, inside, ids)), strict=True):
+        part.copy_(torch.where(where, _noise(keys, part.shape, seed, epoch).to(part.dtype), part))
+    return images
+
+
+def _noise(ids: torch.Tensor, shape: torch.Size, seed: int, epoch: int) -> torch.Tensor:
+    """Return normal random numbers, a function of seed, epoch, id and place."""
+    values = shape[1:].numel()
+    places = ids[:, None] * values + torch.arange(values, device=ids.device)
+    numbers = 2 * uniform(seed, epoch, places, _ERASE_NOISE) - 1 + 2**-24  # never -1 or 1, where erfinv is infinite
+    return numbers.erfinv_().mul_(math.sqrt(2)).view(shape)
 
 
 def _within(first: torch.Tensor, length: torch.Tensor, size: int) -> torch.Tensor:

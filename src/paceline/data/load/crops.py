@@ -3,19 +3,22 @@
 Boxes are int32 (n, 5): x, y, width, height, mirrored.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
+import torch
 
 from paceline.config.data import Augment
 from paceline.data.center import center_boxes
 from paceline.data.codec import RandomBoxes
 from paceline.data.images import Choose
 from paceline.data.load.augment import FLIP
-from paceline.data.load.order import begin
+from paceline.data.load.order import begin, uniform
 
 _ATTEMPTS = 10
 _FIRST_STREAM = 100  # of four random streams per attempt; augment.py uses lower numbers
+_FILTER = _FIRST_STREAM + 4 * _ATTEMPTS
 
 
 @lru_cache(maxsize=4)
@@ -42,3 +45,13 @@ def training_boxes(augment: Augment, seed: int, epoch: int, size: int) -> Choose
         return boxes
 
     return center_crop
+
+
+def random_filters(seed: int, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function that tells, by key, whether a crop is resized by the bicubic filter, else the bilinear one."""
+
+    def is_bicubic(keys: np.ndarray) -> np.ndarray:
+        drawn: np.ndarray = (uniform(seed, epoch, torch.from_numpy(keys), _FILTER) < 0.5).numpy()
+        return drawn
+
+    return is_bicubic

@@ -37,6 +37,9 @@ class Request:
     epoch: int = 0
     change: Change | None = None
     """Applied to the decoded pixels."""
+    is_bicubic: Callable[[np.ndarray], np.ndarray] | None = None
+    """Tells by key which crops are resized by the bicubic filter, and which by the bilinear one; None: all by
+    `interpolation`."""
 
     @property
     def ids(self) -> np.ndarray:
@@ -120,11 +123,26 @@ class BatchDecoder:
 
     def _decode(self, request: Request, pixels: np.ndarray, part: slice) -> dict[int, str]:
         """Decode a part of a batch. Returns the reason for each position that failed."""
-        split, keys = request.split, request.keys[part]
-        failed = self._reader(split).read(keys, request.choose, pixels[part], request.interpolation)
+        keys = request.keys[part]
+        failed = self._read(request, keys, pixels[part])
         if request.change:
             request.change(pixels[part], keys)
         return {part.start + position: reason for position, reason in failed.items()}
+
+    def _read(self, request: Request, keys: np.ndarray, out: np.ndarray) -> dict[int, str]:
+        reader = self._reader(request.split)
+        if request.is_bicubic is None:
+            return reader.read(keys, request.choose, out, request.interpolation)
+        is_bicubic = request.is_bicubic(keys)
+        chosen: dict[Interpolation, np.ndarray] = {"bilinear": ~is_bicubic, "bicubic": is_bicubic}
+        failed: dict[int, str] = {}
+        for interpolation, wanted in chosen.items():
+            if len(positions := np.flatnonzero(wanted)):
+                crops = np.empty((len(positions), *out.shape[1:]), np.uint8)
+                reasons = reader.read(keys[positions], request.choose, crops, interpolation)
+                failed |= {int(positions[position]): reason for position, reason in reasons.items()}
+                out[positions] = crops
+        return failed
 
     def _reader(self, split: ImageSplit) -> Reader:
         """Return this thread's reader of a split."""

@@ -65,7 +65,7 @@ class _Pixels:
             if augment.cutout:
                 cut_out_(images, keys, augment.cutout, seed, epoch)
             if augment.random_erasing:
-                erase_(images, keys, augment.random_erasing, seed, epoch)
+                erase_(images, keys, augment, seed, epoch)
             if resized:
                 images = self._resize(images, size)
             return images.to(wanted)

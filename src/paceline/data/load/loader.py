@@ -15,7 +15,7 @@ from paceline.data.center import center_boxes
 from paceline.data.images import ImageSplit, all_labels
 from paceline.data.load.augment import cut_out_, erase_
 from paceline.data.load.batch import Batch, Normalize
-from paceline.data.load.crops import training_boxes
+from paceline.data.load.crops import random_filters, training_boxes
 from paceline.data.load.decode import BatchDecoder, Decoded, Request
 from paceline.data.load.order import Plan
 from paceline.data.load.policy import policy
@@ -100,7 +100,7 @@ class ImageLoader:
         if augment.cutout:
             cut_out_(images, keys[0], augment.cutout, seed, epoch)
         if augment.random_erasing:
-            erase_(images, keys[0], augment.random_erasing, seed, epoch)
+            erase_(images, keys[0], augment, seed, epoch)
         return images
 
     def pixels(self, first_step: int = 0) -> Iterator[tuple[Request, torch.Tensor]]:
@@ -123,7 +123,8 @@ class ImageLoader:
             height=size,
             interpolation=self._data.resize_filter,
             epoch=epoch,
-            change=policy(augment, seed, epoch),
+            change=policy(augment, seed, epoch, self._data.resize_filter, self.mean.tolist()),
+            is_bicubic=random_filters(seed, epoch) if augment.random_interpolation else None,
         )
 
 

@@ -1,54 +1,37 @@
-"""RandAugment, TrivialAugment and color jitter on decoded crops.
+"""Color jitter, RandAugment, TrivialAugment and registered augmentations of decoded crops.
 
-The operations are torchvision's. Their choice and strength are pure functions of seed, epoch and key, like all
-augmentation here. They run in the decoding threads.
+The choice and strength of operations are pure functions of seed, epoch and key, like all augmentation here. They run in
+the decoding threads.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from PIL import Image
 
-from paceline.config.data import Augment
+from paceline.config.data import Augment, Interpolation
 from paceline.data.images import Change
 from paceline.data.load.custom import apply_custom_
+from paceline.data.load.operations import Chosen, Draw, timm_operations, torchvision_operations
 from paceline.data.load.order import uniform
-from paceline.system.torch_internals import augmentation_op
 from paceline.system.torchvision_compat import allow_torchvision
 
 _FIRST_STREAM = 200
-_LEVELS = 31
-
-# the search spaces of both policies: maximum magnitude, and whether the sign is random
-_RAND = {
-    "Identity": (0.0, False),
-    "AutoContrast": (0.0, False),
-    "Equalize": (0.0, False),
-    "ShearX": (0.3, True),
-    "ShearY": (0.3, True),
-    "Rotate": (30.0, True),
-    "TranslateX": (150 / 331, True),
-    "TranslateY": (150 / 331, True),
-    "Brightness": (0.9, True),
-    "Color": (0.9, True),
-    "Contrast": (0.9, True),
-    "Sharpness": (0.9, True),
-    "Posterize": (4.0, False),
-    "Solarize": (1.0, False),
-}
-_TRIVIAL = _RAND | {
-    **dict.fromkeys(("ShearX", "ShearY", "Brightness", "Color", "Contrast", "Sharpness"), (0.99, True)),
-    **dict.fromkeys(("TranslateX", "TranslateY"), (32 / 224, True)),
-    "Rotate": (135.0, True),
-    "Posterize": (6.0, False),
-}
 
 
-def policy(augment: Augment, seed: int, epoch: int) -> Change | None:
-    """Return the augmentation of decoded crops in an epoch, or None."""
+def policy(
+    augment: Augment, seed: int, epoch: int, interpolation: Interpolation, mean: Sequence[float]
+) -> Change | None:
+    """Return the augmentation of decoded crops in an epoch, or None.
+
+    `interpolation` is the filter of geometric operations; `mean` (0-1) is the color with which timm's fill the area
+    that they uncover.
+    """
     if augment.policy == "none" and not augment.color_jitter and not augment.custom:
         return None
     allow_torchvision()
+    fill = tuple(min(255, round(255 * value)) for value in mean)
 
     def change(pixels: np.ndarray, keys: np.ndarray) -> None:
         ids = torch.from_numpy(keys)
@@ -59,44 +42,28 @@ def policy(augment: Augment, seed: int, epoch: int) -> Change | None:
 
         if augment.color_jitter:
             _jitter(pixels, augment.color_jitter, draw)
-        if augment.policy == "randaugment":
-            for number in range(augment.num_ops):
-                levels = [augment.magnitude / (_LEVELS - 1)] * len(keys)
-                _operate(pixels, _RAND, draw(10 + 3 * number), levels, draw(11 + 3 * number))
-        elif augment.policy == "trivialaugment":
-            levels = [int(number * _LEVELS) / (_LEVELS - 1) for number in draw(12)]
-            _operate(pixels, _TRIVIAL, draw(10), levels, draw(11))
+        if augment.policy == "timm-randaugment":
+            _operate(pixels, list(timm_operations(augment, draw, interpolation, fill)))
+        elif augment.policy != "none":
+            height, width = pixels.shape[2:]
+            _operate(pixels, list(torchvision_operations(augment, draw, height, width, interpolation)))
         if augment.custom:
             apply_custom_(pixels.transpose(0, 2, 3, 1), keys, augment, seed, epoch)
 
     return change
 
 
-def _operate(
-    pixels: np.ndarray,
-    space: dict[str, tuple[float, bool]],
-    choices: list[float],
-    levels: list[float],
-    signs: list[float],
-) -> None:
-    names = list(space)
-    for image, choice, level, sign in zip(pixels, choices, levels, signs, strict=True):
-        name = names[int(choice * len(names))]
-        maximum, signed = space[name]
-        magnitude = level * maximum
-        if name.startswith("Translate"):
-            magnitude *= image.shape[-1]
-        elif name == "Posterize":
-            magnitude = 8 - round(magnitude)
-        elif name == "Solarize":
-            magnitude = 255 * (1 - magnitude)
-        if signed and sign < 0.5:
-            magnitude = -magnitude
-        view = torch.from_numpy(image)
-        view.copy_(augmentation_op(view, name, magnitude))
+def _operate(pixels: np.ndarray, operations: Sequence[Chosen]) -> None:
+    """Apply operations to images, one after the other."""
+    for image, *chosen in zip(pixels, *operations, strict=True):
+        if steps := [operation for operation in chosen if operation]:
+            changed = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
+            for step in steps:
+                changed = step(changed)
+            image[:] = np.asarray(changed).transpose(2, 0, 1)
 
 
-def _jitter(pixels: np.ndarray, strength: float, draw: Callable[[int], list[float]]) -> None:
+def _jitter(pixels: np.ndarray, strength: float, draw: Draw) -> None:
     from torchvision.transforms import functional as F
 
     changes = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation)

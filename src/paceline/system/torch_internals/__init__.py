@@ -47,13 +47,26 @@ def copy_all_(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         torch._foreach_copy_(targets, sources)
 
 
-def augmentation_op(image: torch.Tensor, name: str, magnitude: float) -> torch.Tensor:
-    """Return the image after one operation of torchvision's RandAugment, whose public classes draw both at random."""
+def augmentation_op(image: Any, name: str, magnitude: float, interpolation: str) -> Any:
+    """Return the image, a PIL image or a tensor, after one operation of torchvision's RandAugment or TrivialAugment,
+    whose public classes draw it at random."""
     from torchvision.transforms.autoaugment import _apply_op
     from torchvision.transforms.functional import InterpolationMode
 
-    changed: torch.Tensor = _apply_op(image, name, magnitude, InterpolationMode.NEAREST, None)
-    return changed
+    return _apply_op(image, name, magnitude, InterpolationMode(interpolation), None)
+
+
+def augmentation_space(policy: str, height: int, width: int) -> dict[str, tuple[list[float], bool]]:
+    """Return the operations of torchvision's RandAugment or TrivialAugment: their magnitudes at the 31 levels (one if
+    it does not matter), and whether the sign is random. Only the classes that draw at random know them publicly."""
+    from torchvision.transforms.autoaugment import RandAugment, TrivialAugmentWide
+
+    levels = 31
+    if policy == "trivialaugment":
+        space = TrivialAugmentWide()._augmentation_space(levels)
+    else:
+        space = RandAugment()._augmentation_space(levels, (height, width))
+    return {name: (magnitudes.reshape(-1).tolist(), signed) for name, (magnitudes, signed) in space.items()}
 
 
 def expensive_operators() -> list[Any]:
