@@ -205,5 +205,7 @@ RECIPES += [
 def test_recipes_load(page: str, recipe: str, tmp_path: Path) -> None:
     """Parts of recipes are loaded as parts of a recipe for ImageNet."""
     path = tmp_path / "recipe.yaml"
-    path.write_text(recipe if "name" in yaml.safe_load(recipe) else f"base: imagenet-rn50-torchvision-v1\nname: part\n{recipe}")
+    path.write_text(
+        recipe if "name" in yaml.safe_load(recipe) else f"base: imagenet-rn50-torchvision-v1\nname: part\n{recipe}"
+    )
     load_recipe(str(path))
