@@ -9,6 +9,8 @@ from processes import run_ranks
 from safetensors import safe_open
 
 from paceline.launch.batch_finder import attempt
+from paceline.launch.groups import Nodes
+from paceline.launch.trials import Trials
 from paceline.track.records import RunFolder
 
 NET = (
@@ -127,8 +129,9 @@ def test_one_rank_out_of_memory_ends_a_trial_for_all(tmp_path: Path) -> None:
     model = "{name: airbench, options: {norm: group}}"
     recipe.write_text(f"{{name: tiny, data: {{name: cifar10}}, model: {model}, precision: fp32, device: cpu}}")
     plenty, little = 64 << 30, 1 << 30
-    assert attempt(recipe, 2, 1, [plenty, little], 4).fits
-    trial = attempt(recipe, 2, 1, [plenty, little], 2048)
+    trials = Trials(Nodes(procs=2), str(recipe), ())
+    assert attempt(trials, 1, [plenty, little], 4).fits
+    trial = attempt(trials, 1, [plenty, little], 2048)
     assert (trial.fits, trial.reason) == (False, "out of memory")
 
 

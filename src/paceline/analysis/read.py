@@ -50,9 +50,10 @@ def _read(path: Path) -> LoggedRun:
 def _other_output(folder: RunFolder) -> tuple[str, str] | None:
     """Return an error code and a description if another command of paceline wrote this path."""
     path = folder.path
-    searched = path.name.startswith("find-batch-") or (path / "find-batch.json").is_file()
-    if searched and path.is_dir() and not folder.environment.exists():
-        return "is-a-batch-search", "a find-batch search, not a run"
+    for command, code in (("find-batch", "is-a-batch-search"), ("find-lr", "is-a-learning-rate-search")):
+        searched = path.name.startswith(f"{command}-") or (path / f"{command}.json").is_file()
+        if searched and path.is_dir() and not folder.environment.exists():
+            return code, f"a {command} search, not a run"
     if any(_contains(path / page, LOGBOOK_MARK) for page in ("index.md", "README.md")):
         return "is-a-logbook", "a logbook, not a run"
     if path.suffix == ".html" and path.is_file():

@@ -33,8 +33,8 @@ def try_batch(recipe: Recipe, per_rank_batch: int, steps: int, limits: list[int]
         _limit_memory(limits[min(world.rank, len(limits) - 1)])
     with world.connected():
         # hosts may not have the data
-        shape, data = world.on_rank_zero(lambda: (list(shape_of(recipe)), _data_name(recipe)))
-        setup = build(as_trial(recipe, tuple(shape), per_rank_batch, world.size, steps), world)
+        (channels, side, classes), data = world.on_rank_zero(lambda: (shape_of(recipe), _data_name(recipe)))
+        setup = build(as_trial(recipe, (channels, side, classes), per_rank_batch, world.size, steps), world)
         seconds = _run(setup, steps)
         memory = world.all_gather_object(peak_memory(world.device))
         if world.is_rank_zero:

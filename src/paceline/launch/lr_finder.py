@@ -14,6 +14,7 @@ from typing_extensions import TypedDict  # pydantic requires it before Python 3.
 from paceline.analysis.charts import Chart, Line, svg
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
+from paceline.launch.checks import reachable
 from paceline.launch.groups import Nodes
 from paceline.launch.trials import trials
 from paceline.optim.lr_range import MIN_STEPS, LrRange, suggest
@@ -101,6 +102,8 @@ def find(
 ) -> LrSearch:
     """Run the test, and write the results to a folder. UserError if the losses allow no suggestion."""
     _check(lrs)
+    if nodes.hosts:
+        reachable(recipe.data, "ssh")
     losses: list[float | None] = []
     facts: list[dict[str, Any]] = []
 

@@ -15,7 +15,7 @@ from paceline.config.imports import trusted
 from paceline.config.io import dump_recipe
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
-from paceline.launch.checks import extension_files, reachable
+from paceline.launch.checks import extension_files
 from paceline.launch.doctor import refuse_different_code
 from paceline.launch.groups import CONSEQUENCES, Nodes, RankGroup, with_folders
 from paceline.launch.ssh_errors import ssh_problem
@@ -95,7 +95,6 @@ def trials(recipe: Recipe, folder: Path, nodes: Nodes, old: Sequence[str]) -> It
     """Write the recipe to the folder of results, without `old` results, and to a folder of every host meanwhile."""
     text = dump_recipe(recipe)
     if nodes.hosts:
-        reachable(recipe.data, "ssh")
         refuse_different_code(nodes.hosts, nodes.python, with_this_machine=True)
     make_folder(folder)
     for name in old:
