@@ -73,7 +73,7 @@ def _problem(error: HostError) -> Problem:
 
 
 def refuse_different_code(hosts: Sequence[Host], python: str, with_this_machine: bool = False) -> None:
-    """Raise HostError if the hosts, or also this machine, have different code: no record would show what was trained."""
+    """Raise HostError if the hosts have different code, which no record would show, or other code than this machine."""
     with ThreadPoolExecutor(len(hosts)) as pool:
         answers = list(pool.map(lambda host: _facts(host, python, ""), hosts))
     facts = {host.name: answer for host, answer in zip(hosts, answers, strict=True)}

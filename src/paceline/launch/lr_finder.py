@@ -63,7 +63,7 @@ class LrSearch:
     minimum: float
     """The learning rate with the lowest smoothed loss."""
     noise: float
-    """Standard deviation of the losses around the smoothed ones."""
+    """Standard deviation of the loss of a single step."""
     optim_lr: float | None
     """`optim.lr` with which the highest learning rate of the schedule is the suggested one; None if phases set theirs.
     """
