@@ -5,11 +5,13 @@ import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import raises
 
 from paceline.analysis.charts import Chart, Line, log_ticks, svg
+from paceline.api.finding import find_lr
 from paceline.config.io import load_recipe
 from paceline.config.timeline import Timeline
 from paceline.engine.lr_test import _with_momentum, as_lr_test
@@ -114,7 +116,7 @@ def _answer(monkeypatch: pytest.MonkeyPatch, losses: list[float | None], *more: 
             on_record({"step": step, "loss": loss})
         for record in more:
             on_record(record)
-        return Ended(status, output="ValueError: as requested")
+        return Ended(status, reason="ValueError: as requested")
 
     monkeypatch.setattr(Trials, "run", run)
 
@@ -184,3 +186,12 @@ def test_the_command_to_train_keeps_the_overrides(here, monkeypatch: pytest.Monk
     found = json.loads(Path("runs/find-lr-x y/find-lr.json").read_text())
     command = f"paceline train digits --optim.weight_decay 0.001 --name 'x y' --optim.lr {found['optim_lr']:.2g}"
     assert command in answer.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"), [({"min_lr": 0}, "min_lr"), ({"max_lr": math.inf}, "max_lr"), ({"steps": 1.5}, "steps")]
+)
+def test_bad_arguments(arguments: dict[str, Any], name: str) -> None:
+    with raises("invalid-argument") as caught:
+        find_lr("digits", **arguments)
+    assert caught.value.fields["argument"] == name

@@ -1,11 +1,12 @@
 """Find the largest batch that fits, and a learning rate, with short trainings here or on several hosts."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.api.arguments import Procs, check_count, check_procs
+from paceline.api.arguments import Procs, check_count, check_procs, invalid
 from paceline.api.planning import with_preprocessing
 from paceline.api.training import loaded
 from paceline.config.batch import check_strategy, layouts, procs_per_node
@@ -23,7 +24,7 @@ def find_batch(
     overrides: Overrides | None = None,
     *,
     procs: Procs = "auto",
-    hosts: Sequence[str] = (),
+    hosts: str | Sequence[str] = (),
     memory_limits: Sequence[int] = (),
     max_batch: int = 65536,
     steps: int = 3,
@@ -42,7 +43,8 @@ def find_batch(
     searched = with_preprocessing(loaded(recipe, overrides))
     nodes = _nodes(searched, procs, hosts, ssh_config, python)
     folder = Path(out or Path("runs") / f"find-batch-{searched.name}")
-    return find(searched, folder, nodes, memory_limits, check_count("max_batch", max_batch), steps, on_trial)
+    max_batch, steps = check_count("max_batch", max_batch), check_count("steps", steps)
+    return find(searched, folder, nodes, memory_limits, max_batch, steps, on_trial)
 
 
 def find_lr(
@@ -50,7 +52,7 @@ def find_lr(
     overrides: Overrides | None = None,
     *,
     procs: Procs = "auto",
-    hosts: Sequence[str] = (),
+    hosts: str | Sequence[str] = (),
     min_lr: float = 1e-6,
     max_lr: float = 10.0,
     steps: int = 100,
@@ -68,6 +70,9 @@ def find_lr(
     from paceline.launch.lr_finder import find
     from paceline.optim.lr_range import LrRange
 
+    for name, value in (("min_lr", min_lr), ("max_lr", max_lr)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise invalid(name, value, "a positive number")
     tested = loaded(recipe, overrides)
     nodes = _nodes(tested, procs, hosts, ssh_config, python)
     layouts(tested, nodes.ranks)
@@ -75,13 +80,14 @@ def find_lr(
     return find(tested, folder, nodes, LrRange(min_lr, max_lr, check_count("steps", steps), linear), on_step)
 
 
-def _nodes(recipe: Recipe, procs: Procs, hosts: Sequence[str], ssh_config: str | Path, python: str) -> "Nodes":
+def _nodes(recipe: Recipe, procs: Procs, hosts: str | Sequence[str], ssh_config: str | Path, python: str) -> "Nodes":
     """Return where the ranks run."""
+    from paceline.launch.api import listed
     from paceline.launch.groups import nodes_of
     from paceline.launch.procs import per_host
     from paceline.launch.values import host_name, operand
 
-    names = [host_name("--hosts", name) for name in hosts]
+    names = [host_name("--hosts", name) for name in listed(hosts)] if hosts else []
     nodes = nodes_of(names, Path(ssh_config) if ssh_config else None, operand("--python", python))
     if nodes.hosts and check_procs("procs", procs) == "auto":
         procs = per_host(nodes.hosts, recipe)

@@ -21,8 +21,8 @@ from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.launch.groups import CONSEQUENCES, Nodes
 from paceline.launch.hosts import free_memory
-from paceline.launch.trials import Ended, Trials, trials
-from paceline.system.files import printable, write_json, write_text
+from paceline.launch.trials import Ended, Trials, prepared_trials
+from paceline.system.files import write_json, write_text
 from paceline.track.checks import NonNegativeFloat, NonNegativeInt
 
 
@@ -113,12 +113,12 @@ _OUT_OF_MEMORY = (
 def _reason(ended: Ended) -> str:
     """Return why a trial failed."""
     if ended.timed_out:
-        return ended.output
+        return ended.reason
     text = ended.output + str(ended.error or "")
     if any(sign in text for sign in _OUT_OF_MEMORY) or ended.status in (-9, 137):
         return "out of memory"
-    if lines := [line.strip() for line in ended.output.splitlines() if line.strip()]:
-        return printable(lines[-1].removeprefix("paceline: ").removeprefix("error: "))
+    if ended.output.strip():
+        return ended.reason
     if ended.error:
         return str(ended.error)
     return f"exit status {ended.status} without a message; the memory limit may be too low for the process itself"
@@ -149,7 +149,7 @@ def find(
             f"--memory-limit has {len(memory_limits)} values for {nodes.ranks} ranks. Give at most one per rank.",
             limits=len(memory_limits),
         )
-    with trials(recipe, folder, nodes, ("find-batch.json", "find-batch.svg")) as started:
+    with prepared_trials(recipe, folder, nodes, ("find-batch.json", "find-batch.svg")) as started:
         # without a limit the kernel's out-of-memory killer would end the search, or any other process
         limits = list(memory_limits) or _free_memory(nodes)
 

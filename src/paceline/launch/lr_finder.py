@@ -16,9 +16,9 @@ from paceline.config.recipe import Recipe
 from paceline.errors import UserError
 from paceline.launch.checks import reachable
 from paceline.launch.groups import Nodes
-from paceline.launch.trials import trials
+from paceline.launch.trials import prepared_trials
 from paceline.optim.lr_range import MIN_STEPS, LrRange, suggest
-from paceline.system.files import printable, write_json, write_text
+from paceline.system.files import write_json, write_text
 from paceline.track.checks import FiniteFloat, NonNegativeInt, PositiveInt
 
 JSON, SVG = "find-lr.json", "find-lr.svg"
@@ -119,9 +119,9 @@ def find(
         on_step(len(losses), lrs.lr_at(len(losses) - 1), math.nan if loss is None else loss)
 
     words = ["--min-lr", lrs.low, "--max-lr", lrs.high, "--steps", lrs.steps, *(["--linear"] if lrs.linear else [])]
-    with trials(recipe, folder, nodes, (JSON, SVG)) as started:
+    with prepared_trials(recipe, folder, nodes, (JSON, SVG)) as started:
         ended = started.run("try-lr", words, add)
-    if ended.error:
+    if ended.error and ended.error.code != "rank-failed":  # that one only says that there are lines above it
         raise ended.error
     finite = [loss for loss in losses if loss is not None]
     if losses[:1] == [None]:
@@ -131,9 +131,8 @@ def find(
         )
         raise UserError("first-loss-not-finite", message, recipe=recipe.name)
     if ended.status or not facts or not finite:
-        lines = [line for line in ended.output.splitlines() if line.strip()]
-        reason = printable(lines[-1]) if lines else f"exit status {ended.status}"
-        raise UserError("lr-test-failed", f"{recipe.name}: the training of the test failed: {reason}", reason=reason)
+        message = f"{recipe.name}: the training of the test failed: {ended.reason}"
+        raise UserError("lr-test-failed", message, reason=ended.reason)
     return _result(recipe, folder, nodes, lrs, finite, facts[-1], len(finite) < lrs.steps or len(losses) > len(finite))
 
 

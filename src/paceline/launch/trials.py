@@ -37,6 +37,8 @@ class Ended:
     """What a rank reported."""
     output: str = ""
     """The last lines that the nodes printed to standard error."""
+    reason: str = ""
+    """Why it failed: the line that explains the others."""
     timed_out: bool = False
 
 
@@ -63,14 +65,14 @@ class Trials:
                     elif record:
                         on_record(record)
             except TimeoutError as error:
-                return Ended(1, output=str(error), timed_out=True)
+                return Ended(1, reason=str(error), timed_out=True)
             for host, status, lines in zip(self.nodes.hosts, group.statuses, group.errors, strict=False):
                 if status == _SSH_FAILED:
                     raise host.error(*ssh_problem(host.name, "\n".join(lines)))
             failed = next((status for status in group.statuses if status), 0)
             causes = [error for error in errors if error.code not in CONSEQUENCES] or errors
             output = "\n".join(line for lines in group.errors for line in lines)
-            return Ended(failed, causes[0] if causes else None, output)
+            return Ended(failed, causes[0] if causes else None, output, group.reason)
 
 
 def _parsed(line: str) -> dict[str, Any]:
@@ -91,7 +93,7 @@ def _errors(values: Any) -> list[UserError]:
 
 
 @contextmanager
-def trials(recipe: Recipe, folder: Path, nodes: Nodes, old: Sequence[str]) -> Iterator[Trials]:
+def prepared_trials(recipe: Recipe, folder: Path, nodes: Nodes, old: Sequence[str]) -> Iterator[Trials]:
     """Write the recipe to the folder of results, without `old` results, and to a folder of every host meanwhile."""
     text = dump_recipe(recipe)
     if nodes.hosts:

@@ -6,6 +6,7 @@ Pure arithmetic, no torch: ranks stop by it, and the command that started them r
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 MIN_STEPS = 20
 """Fewer steps do not tell a trend from noise."""
@@ -96,7 +97,8 @@ def suggest(losses: Sequence[float]) -> LrSuggestion:
 
 def _noise(values: Sequence[float]) -> float:
     """Return the standard deviation of noise on a smooth curve, from second differences without the largest 10%."""
-    bends = sorted((before - 2 * value + after) ** 2 for before, value, after in zip(values, values[1:], values[2:]))
+    slopes = [after - before for before, after in pairwise(values)]
+    bends = sorted((after - before) ** 2 for before, after in pairwise(slopes))
     kept = bends[: max(1, round(0.9 * len(bends)))]
     # of Gaussian noise, these have 0.62 of the variance, which is 6 times that of the values
     return math.sqrt(sum(kept) / len(kept) / (0.62 * 6)) if kept else 0.0
