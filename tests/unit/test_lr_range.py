@@ -152,7 +152,8 @@ def test_results_replace_earlier_ones(tmp_path: Path, monkeypatch: pytest.Monkey
         ([2.3, None], [FACTS], "no-suggested-lr"),
         ([2.3, 2.2], [], "lr-test-failed"),
         ([], [], "lr-test-failed"),
-        ([], [FACTS | {"ranks": "many"}], "lr-test-failed"),
+        ([2.3, 2.2], [FACTS | {"ranks": "many"}], "lr-test-failed"),
+        ([2.3, 2.2], [FACTS | {"peak_factor": 0}], "lr-test-failed"),
     ],
 )
 def test_losses_without_a_suggestion(

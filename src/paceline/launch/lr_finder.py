@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 from paceline.analysis.charts import Chart, Line, svg
@@ -35,8 +35,8 @@ class _TestFacts(TypedDict):
     """What rank 0 prints at the end."""
 
     ranks: PositiveInt
-    precision: str
-    peak_factor: FiniteFloat
+    precision: Annotated[str, Field(max_length=20)]
+    peak_factor: Annotated[FiniteFloat, Field(gt=0)]
 
 
 _LOSS, _FACTS = TypeAdapter(_Loss), TypeAdapter(_TestFacts)
