@@ -22,8 +22,14 @@ from paceline.track.records import largest_batch
 
 pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
 PLENTY, LITTLE = "64GB", "1GB"  # a gigabyte is more than an idle rank needs, and much less than a large batch needs
-RECIPE = """{name: tiny, data: {name: cifar10}, precision: fp32, device: cpu,
-model: {name: airbench, options: {norm: group}}}"""
+RECIPE = "{name: tiny, data: {name: imagenet}, precision: fp32, device: cpu, model: {name: resnet18}}"
+NETS = """import paceline as pl
+from torch import nn
+
+@pl.register_model("mine")
+def mine(num_classes, in_chans):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64 * in_chans, 32), nn.ReLU(), nn.Linear(32, num_classes))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +62,11 @@ def _result(tmp_path: Path, name: str) -> dict[str, Any]:
 
 def test_the_batch_fits_on_the_host_with_the_least_memory(cluster: Cluster, tmp_path: Path) -> None:
     """The data is on neither host. The trials that run out of memory on one host end on both."""
-    answer = _find_batch(cluster, tmp_path, "--max-batch", 2048, "--memory-limit", f"{PLENTY},{LITTLE}")
+    answer = _find_batch(cluster, tmp_path, "--max-batch", 64, "--memory-limit", f"{PLENTY},{LITTLE}")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     found = _result(tmp_path, "find-batch-tiny/find-batch.json")
     assert (found["ranks"], found["hosts"]) == (2, ["n1", "n2"])
-    assert 1 <= found["largest"] < 2048
+    assert 1 <= found["largest"] < 64
     assert found["largest_global"] == 2 * found["largest"]
     assert {trial["reason"] for trial in found["trials"] if not trial["fits"]} == {"out of memory"}
     assert all(len(trial["memory"]) == 2 for trial in found["trials"] if trial["fits"])
@@ -85,7 +91,11 @@ def test_a_launched_run_quotes_the_batch_of_as_many_ranks(cluster: Cluster, tmp_
 
 
 def test_the_losses_on_two_hosts_are_those_on_one(cluster: Cluster, tmp_path: Path) -> None:
-    words = ("find-lr", "digits", "--device", "cpu", "--precision", "fp32", "--min-lr", 1e-3, "--max-lr", 1)
+    """With a model in a module of the current folder, which is copied to the hosts."""
+    (tmp_path / "nets.py").write_text(NETS)
+    words: tuple[object, ...] = ("find-lr", "digits", "--device", "cpu", "--precision", "fp32")
+    words += ("--min-lr", 1e-3, "--max-lr", 1)
+    words += ("--import", "nets", "--model.name", "mine", "--model.options", "{}")
     losses = []
     for more in ((), _on(cluster)):
         answer = paceline_in(tmp_path, *words, "--steps", 30, *more)
