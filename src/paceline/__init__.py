@@ -18,7 +18,8 @@ from paceline.extensions import (
 if TYPE_CHECKING:
     from paceline.api.data import PreparedData, prepare, prepare_cifar10, prepare_cifar100, prepare_imagenet
     from paceline.api.exporting import export
-    from paceline.api.planning import Estimate, TrainingPlan, check_machine, find_batch, measured_speed, plan
+    from paceline.api.finding import find_batch, find_lr
+    from paceline.api.planning import Estimate, TrainingPlan, check_machine, measured_speed, plan
     from paceline.api.predicting import Prediction, Predictions, load_classifier, predict
     from paceline.api.recording import record_measured
     from paceline.api.runs import Comparison, Run, compare, list_runs, logbook, report
@@ -46,6 +47,7 @@ __all__ = [
     "evaluate",
     "export",
     "find_batch",
+    "find_lr",
     "list_recipes",
     "list_runs",
     "load_classifier",
@@ -73,8 +75,8 @@ __all__ = [
     "train",
 ]
 _MODULES = (
-    *("api.training", "api.exporting", "api.runs", "api.planning", "api.data", "api.predicting", "api.serving"),
-    *("api.recording", "engine.callbacks", "data.prepare.raw"),
+    *("api.training", "api.exporting", "api.runs", "api.planning", "api.finding", "api.data", "api.predicting"),
+    *("api.serving", "api.recording", "engine.callbacks", "data.prepare.raw"),
 )
 
 

@@ -31,7 +31,9 @@ def test_kill_of_torchrun(begin: Begin, survived, tmp_path: Path, step: int) -> 
     survived("kills of torchrun")
 
 
-@pytest.mark.parametrize("words", [("demo",), ("find-batch", "digits", "--procs", 2), ("doctor",)])
+@pytest.mark.parametrize(
+    "words", [("demo",), ("find-batch", "digits", "--procs", 2), ("find-lr", "digits", "--procs", 2), ("doctor",)]
+)
 def test_kill_of_commands_that_start_others(begin: Begin, survived, words: tuple[object, ...]) -> None:
     job = begin(command(*words))
     job.wait_for(lambda: len(job.processes()) > 1)

@@ -9,6 +9,8 @@ from processes import run_ranks
 from safetensors import safe_open
 
 from paceline.launch.batch_finder import attempt
+from paceline.launch.groups import Nodes
+from paceline.launch.trials import Trials
 from paceline.track.records import RunFolder
 
 NET = (
@@ -127,8 +129,9 @@ def test_one_rank_out_of_memory_ends_a_trial_for_all(tmp_path: Path) -> None:
     model = "{name: airbench, options: {norm: group}}"
     recipe.write_text(f"{{name: tiny, data: {{name: cifar10}}, model: {model}, precision: fp32, device: cpu}}")
     plenty, little = 64 << 30, 1 << 30
-    assert attempt(recipe, 2, 1, [plenty, little], 4).fits
-    trial = attempt(recipe, 2, 1, [plenty, little], 2048)
+    trials = Trials(Nodes(procs=2), str(recipe), ())
+    assert attempt(trials, 1, [plenty, little], 4).fits
+    trial = attempt(trials, 1, [plenty, little], 2048)
     assert (trial.fits, trial.reason) == (False, "out of memory")
 
 
@@ -139,6 +142,15 @@ def test_ema_of_sharded_weights_and_of_batch_norm_statistics(tmp_path: Path) -> 
     assert " strategy: fsdp, sharded over 2 ranks\n" in log
     assert "fsdp.mesh=hybrid has no effect on one node" in log
     assert RunFolder(tmp_path / "runs" / "digits").read_summary()["status"] == "finished"
+
+
+def test_lookahead_changes_sharded_weights_in_the_same_way(tmp_path: Path) -> None:
+    words = ("--ema", "{decay: 0.5, every: 2, decay_schedule: constant, lookahead: true}", "--train.duration", "6ba")
+    losses = []
+    for strategy in ("single", "fsdp"):
+        run_ranks(tmp_path, WAYS[strategy], *_words("group", "--strategy", strategy, "--name", strategy, *words))
+        losses.append(_losses(tmp_path / "runs" / strategy))
+    assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 1e-5
 
 
 def test_powersgd_buckets_without_compressible_matrices(tmp_path: Path) -> None:

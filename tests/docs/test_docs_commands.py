@@ -29,6 +29,7 @@ NOT_RUN = {
     r"(data|train .*|launch .*--resume) s3://.*": "reads an object store",
     r"ec2 .*": "needs an AWS account",
     r"(doctor|selftest) --hosts .*": "needs other hosts",
+    r"find-(batch|lr) .*--hosts .*": "needs other hosts; tests/cluster/test_find_on_hosts.py has some",
     r"selftest --import .*": "needs a module of the user; tests/gpu/test_selftest.py imports one",
     r"train .*--rendezvous .*": "needs a second node at the same time; tests/cluster/test_two_nodes.py starts both",
     r"rendezvous .*": "serves until it is stopped",

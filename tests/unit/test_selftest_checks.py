@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.launch.groups import reason_of
 from paceline.selftest import judges, links, page
 from paceline.selftest.checks import Row
-from paceline.selftest.groups import _reason
 from paceline.selftest.scrub import Scrubber
 from paceline.selftest.settings import Settings, exact_recipe, speed_recipe
 
@@ -159,11 +159,13 @@ def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:
 
 def test_the_cause_is_told_from_its_consequences() -> None:
     lost = "paceline: error: rank 1 lost the connection [rank-lost]"
-    assert _reason([1, 1], [[lost], ["paceline: error: too few GPUs [too-few-gpus]"]]) == "too few GPUs [too-few-gpus]"
-    assert "rank 1" in _reason([1], [[lost]])
-    assert "rank-killed" in _reason([-9], [[]])
+    assert (
+        reason_of([1, 1], [[lost], ["paceline: error: too few GPUs [too-few-gpus]"]]) == "too few GPUs [too-few-gpus]"
+    )
+    assert "rank 1" in reason_of([1], [[lost]])
+    assert "rank-killed" in reason_of([-9], [[]])
     failed = ["Traceback ...", "ValueError: as requested", "paceline: error: rank 1 failed [rank-failed]"]
-    assert _reason([1], [failed]) == "ValueError: as requested"
+    assert reason_of([1], [failed]) == "ValueError: as requested"
 
 
 def test_link_speeds_come_from_the_system(tmp_path: Path, monkeypatch) -> None:

@@ -9,11 +9,11 @@ from conftest import environment, raises
 from paceline.errors import Problem
 from paceline.launch import doctor
 from paceline.launch.doctor import HostReport
+from paceline.launch.groups import Nodes
 from paceline.launch.hosts import Host
 from paceline.launch.rdma import rdma_problems
 from paceline.selftest import run
 from paceline.selftest.checks import CHECKS, Row
-from paceline.selftest.groups import Nodes
 from paceline.selftest.probes import PROBES
 from paceline.selftest.run import Selftest
 from paceline.selftest.settings import Settings, check_overrides

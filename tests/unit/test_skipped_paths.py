@@ -18,6 +18,7 @@ from paceline.cli.main import main
 SKIPPED = {
     "empty": "empty-folder",
     "find-batch-digits": "is-a-batch-search",
+    "find-lr-digits": "is-a-learning-rate-search",
     "logbook": "is-a-logbook",
     "old": "not-a-run",
     "report.html": "is-a-web-page",
@@ -29,7 +30,7 @@ def test_paths_beside_runs_are_skipped_and_listed(tmp_path: Path, capsys, monkey
     monkeypatch.chdir(tmp_path)
     runs = [make_run(Path("runs"), name) for name in ("one", "two")]
     write_logbook([read(run) for run in runs], Path("runs/logbook"))
-    for name in ("find-batch-digits", "searched"):
+    for name in ("find-batch-digits", "find-lr-digits", "searched"):
         Path("runs", name).mkdir()
         Path("runs", name, "recipe.yaml").write_text((runs[0] / "recipe.yaml").read_text())
     Path("runs/searched/find-batch.json").write_text("{}")

@@ -49,6 +49,8 @@ class Chart:
     """Text below the title that explains the lines."""
     run_names: Sequence[str] = ()
     """Legend entries, one per run; empty: one per line."""
+    log_x: bool = False
+    """Use a logarithmic x axis; all x are then above zero."""
 
 
 def dashes(run: int) -> str:
@@ -80,6 +82,15 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     step = next(magnitude * factor for factor in (1, 2, 2.5, 5, 10) if magnitude * factor >= raw)
     first = math.ceil(low / step - 1e-9)
     return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float, count: int = 8) -> list[float]:
+    """Return powers of ten within a range of positive numbers, about `count` of them; in a short range more numbers."""
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    factors = (1,) if last - first > 2 else (1, 2, 5)
+    every = math.ceil((last - first) / count) or 1
+    found = [factor * 10.0**power for power in range(first, last + 1, every) for factor in factors]
+    return [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)] or [low]
 
 
 def value_range(lines: Sequence[Line], percent: bool = False, from_zero: bool = False) -> tuple[float, float]:
@@ -148,11 +159,13 @@ def _finite(points: Sequence[Point]) -> list[Point]:
 
 def _plot(chart: Chart, lines: Sequence[Line], bounds: tuple[float, float], top: int, height: int) -> Iterator[str]:
     xs = [x for line in lines for x, _ in line.points]
-    (low_x, high_x), (low_y, high_y) = (min(xs), max(xs)), bounds
+    x_scale = math.log10 if chart.log_x else float
+    (low_x, high_x), (low_y, high_y) = (x_scale(min(xs)), x_scale(max(xs))), bounds
     inner_width, inner_height = _WIDTH - _LEFT - _RIGHT, height - top - _BOTTOM
 
     def x_of(x: float) -> float:
-        return _LEFT + (inner_width * (x - low_x) / (high_x - low_x) if high_x > low_x else inner_width / 2)
+        fraction = (x_scale(x) - low_x) / (high_x - low_x) if high_x > low_x else 0.5
+        return _LEFT + inner_width * fraction
 
     def y_of(y: float) -> float:
         return top + inner_height * (1 - (y - low_y) / (high_y - low_y))
@@ -161,7 +174,8 @@ def _plot(chart: Chart, lines: Sequence[Line], bounds: tuple[float, float], top:
         level = f'y1="{y_of(y):.1f}" y2="{y_of(y):.1f}"'
         yield f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" {level} stroke="#e9ecef"/>'
         yield _text(_LEFT - 6, y_of(y) + 4, f"{100 * y:g}%" if chart.percent else _label(y), "end")
-    yield from (_text(x_of(x), height - 24, _label(x)) for x in ticks(low_x, high_x))
+    x_ticks = log_ticks(min(xs), max(xs)) if chart.log_x else ticks(low_x, high_x)
+    yield from (_text(x_of(x), height - 24, _label(x)) for x in x_ticks)
     # the nested document clips curves below the axis; its margin leaves room for dots at the edges
     area = (_LEFT - 4, top - 4, inner_width + 8, inner_height + 8)
     box = " ".join(map(str, area))

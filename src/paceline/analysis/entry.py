@@ -14,6 +14,7 @@ from paceline.analysis.verdict import verdict
 from paceline.config.tracking import github_link
 from paceline.system.files import printable, printable_lines
 from paceline.system.untrusted import read_regular
+from paceline.track.records import largest_batch
 
 _MAX_DUMP = 1 << 20
 _WORDS = {
@@ -73,7 +74,8 @@ def _overview(run: LoggedRun) -> list[tuple[str, Any]]:
     device = hardware.get("gpu") or hardware.get("cpu")
     count = f" x {hardware['gpus']}" if hardware.get("gpus") else ""
     packages = start.get("packages", {})
-    largest = start.get("largest_batch") or {}
+    # the run of a launched job was elsewhere than the search when it started
+    largest = start.get("largest_batch") or largest_batch(run.origin.parent, start.get("memory_key", {}))
     return [
         *settings(run).items(),
         ("hosts", ", ".join(run.hosts) or run.facts.get("nodes")),
@@ -105,7 +107,7 @@ def _host(start: dict[str, Any]) -> str | None:
     return ", ".join(str(part) for part in parts if part) or None
 
 
-def _largest(search: dict[str, Any]) -> str | None:
+def _largest(search: dict[str, Any] | None) -> str | None:
     """Return the result of `paceline find-batch`."""
     if not search:
         return None

@@ -13,6 +13,10 @@ from paceline.track.records import RunFolder
 LOGBOOK_MARK = "<!-- written by paceline logbook -->"
 _MAX_PAGE = 1 << 26
 _MAX_NOTES = 100
+_SEARCHES = (
+    ("find-batch.json", "is-a-batch-search", "a find-batch search, not a run"),
+    ("find-lr.json", "is-a-learning-rate-search", "a find-lr search, not a run"),
+)
 
 
 def read(path: Path) -> LoggedRun:
@@ -50,9 +54,10 @@ def _read(path: Path) -> LoggedRun:
 def _other_output(folder: RunFolder) -> tuple[str, str] | None:
     """Return an error code and a description if another command of paceline wrote this path."""
     path = folder.path
-    searched = path.name.startswith("find-batch-") or (path / "find-batch.json").is_file()
-    if searched and path.is_dir() and not folder.environment.exists():
-        return "is-a-batch-search", "a find-batch search, not a run"
+    for result, code, reason in _SEARCHES:
+        searched = path.name.startswith(result.replace(".json", "-")) or (path / result).is_file()
+        if searched and path.is_dir() and not folder.environment.exists():
+            return code, reason
     if any(_contains(path / page, LOGBOOK_MARK) for page in ("index.md", "README.md")):
         return "is-a-logbook", "a logbook, not a run"
     if path.suffix == ".html" and path.is_file():

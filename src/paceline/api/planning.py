@@ -1,6 +1,5 @@
 """Before training: the steps, learning rate, time and cost of a recipe, the batch that fits, the state of a machine."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,6 @@ from paceline.config.timeline import Timeline
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
-    from paceline.launch.batch_finder import BatchSearch, Trial
     from paceline.launch.installation import Finding
     from paceline.optim.schedules import LrPlan
 
@@ -151,14 +149,14 @@ def plan(
     layouts(planned, ranks)
     if planned.data.path and Path(planned.data.path).exists():
         planned = resolve(planned)
-    planned = _with_preprocessing(planned)
+    planned = with_preprocessing(planned)
     samples = train_images or _known_samples(planned)
     timeline = Timeline.of(planned, samples)
     check_samples(timeline, samples, planned.data.path or planned.data.name)
     return TrainingPlan(planned, nodes, each, samples, timeline)
 
 
-def _with_preprocessing(recipe: Recipe) -> Recipe:
+def with_preprocessing(recipe: Recipe) -> Recipe:
     """Return the recipe with the preprocessing of its weights, such as the image size."""
     if recipe.model.weights == "random":
         return recipe  # without the seconds of an import
@@ -218,37 +216,6 @@ def measured_speed(run: str | Path) -> float:
         pass
     message = f"{path}: summary.json has no throughput. Give the folder of a finished run."
     raise UserError("run-without-speed", message, path=path)
-
-
-def find_batch(
-    recipe: str | Path | Recipe,
-    overrides: Overrides | None = None,
-    *,
-    procs: Procs = "auto",
-    memory_limits: Sequence[int] = (),
-    max_batch: int = 65536,
-    steps: int = 3,
-    out: str | Path = "",
-    on_trial: "Callable[[Trial], None]" = lambda trial: None,
-) -> "BatchSearch":
-    """Find the largest per-rank batch that fits in memory, and the fastest one, with real training steps.
-
-    `memory_limits` are bytes per rank on CPUs, one for all ranks or one for each; the default is the free memory.
-    """
-    from paceline.launch.batch_finder import find
-
-    searched = loaded(recipe, overrides)
-    searched = _with_preprocessing(searched)
-    folder = Path(out or Path("runs") / f"find-batch-{searched.name}")
-    return find(
-        searched,
-        folder,
-        procs_per_node(searched, check_procs("procs", procs)),
-        memory_limits,
-        max_batch,
-        steps,
-        on_trial,
-    )
 
 
 def check_machine(*, quick: bool = False, runs: str | Path = "runs") -> "list[Finding]":

@@ -31,7 +31,9 @@ def doctor(arguments: list[str]) -> int:
     here = parser.add_argument_group("this machine")
     here.add_argument("--quick", action="store_true", help="skip the all-reduce")
     here.add_argument("--runs", type=Path, metavar="DIR", help="folder for runs (default: runs)")
-    add_host_options(parser)
+    add_host_options(parser).add_argument(
+        "--data", default="", metavar="PATH", help="folder of prepared data on the hosts, to compare them"
+    )
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
     if options.run and (options.hosts is not None or options.quick or options.runs):

@@ -1,20 +1,21 @@
-"""The command find-batch, and the trials that it starts."""
+"""The command find-batch."""
 
 import argparse
-import os
 import re
 import signal
 import sys
 from pathlib import Path
 
+from paceline.cli.hosts import add_host_options, hosts_from
 from paceline.cli.options import count, make_parser, with_recipe
-from paceline.cli.ranks import add_procs, start_ranks
-from paceline.distributed.env import under_launcher
+from paceline.cli.ranks import add_procs
 from paceline.launch.batch_finder import Trial
-from paceline.system.signals import interrupts_end
 from paceline.system.tables import print_row
 
 _FIND = """Find the largest per-rank batch that fits in memory, and the fastest one.
+
+    paceline find-batch RECIPE --procs 2 --memory-limit 8GB
+    paceline find-batch RECIPE --hosts a,b             the batch that fits on all of several hosts, over ssh
 
 Runs real training steps (forward, backward, optimizer) on synthetic images with the recipe's largest image size,
 precision and strategy. Each batch size runs in new processes. On GPUs the limit is the device memory, on CPUs
@@ -29,32 +30,39 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 def find_batch(arguments: list[str]) -> int:
     """Run `paceline find-batch`; returns the exit status."""
     options, recipe = with_recipe(_parser(), arguments)
-    from paceline.api.planning import find_batch as find
-    from paceline.config.batch import procs_per_node
+    from paceline.api.finding import find_batch as find
 
-    procs = procs_per_node(recipe, options.procs)
-    signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))  # an exit ends the trial first
+    end_trials_on_signals()
     print_row(_HEADS, _WIDTHS)
     found = find(
         recipe,
-        procs=procs,
+        procs=options.procs,
+        hosts=[] if options.hosts is None else hosts_from(options.hosts),
         memory_limits=options.memory_limit,
         max_batch=options.max_batch,
         steps=options.steps,
         out=options.out or "",
+        ssh_config=options.ssh_config or "",
+        python=options.python,
         on_trial=lambda trial: print_row(_cells(trial), _WIDTHS),
     )
-    largest, fastest = found.largest.per_rank_batch, found.fastest
+    largest, fastest, ranks = found.largest.per_rank_batch, found.fastest, len(found.largest.memory)
     speed = f"{fastest.per_rank_batch} per rank, {fastest.images_per_second:,.0f} images/s"
-    print(f"largest batch: {largest} x {procs} = {largest * procs}; fastest: {speed}")
+    print(f"largest batch: {largest} x {ranks} = {largest * ranks}; fastest: {speed}")
     if largest == options.max_batch:
         print(f"a larger batch may fit: sizes above --max-batch {options.max_batch} were not tried")
     print(f"{found.folder / 'find-batch.json'}, {found.folder / 'find-batch.svg'}")
     return 0
 
 
+def end_trials_on_signals() -> None:
+    """Let SIGTERM end trials as Ctrl-C does: an exit ends their processes first."""
+    signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("find-batch", "RECIPE [--procs N] [--memory-limit 4GB] [--dotted.field VALUE ...]", _FIND)
+    usage = "RECIPE [--procs N] [--hosts A,B] [--memory-limit 4GB] [--dotted.field VALUE ...]"
+    parser = make_parser("find-batch", usage, _FIND)
     add_procs(parser)
     parser.add_argument(
         "--memory-limit",
@@ -68,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=count, default=3, metavar="N", help="number of timed steps (default 3)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for results (default: runs/find-batch-RECIPE)")
+    add_host_options(parser)
     parser.add_argument("-h", "--help", action="help", help="show this help")
     return parser
 
@@ -86,33 +95,3 @@ def _sizes(text: str) -> list[int]:
             raise argparse.ArgumentTypeError(f"{part!r} is not a size; write e.g. 4GB or 512MB")
         sizes.append(int(float(match[1]) * _UNITS[match[2].upper()]))
     return sizes
-
-
-def try_batch(arguments: list[str]) -> int:
-    """Run one trial of find-batch: start its ranks, or run as one of them; returns the exit status."""
-    parser = make_parser("try-batch", "RECIPE.yaml --batch N --steps N --result FILE", "One trial of find-batch.")
-    parser.add_argument("recipe")
-    parser.add_argument("--batch", type=count, required=True)
-    parser.add_argument("--steps", type=count, required=True)
-    parser.add_argument("--procs", type=count, default=1)
-    parser.add_argument("--limits", type=int, nargs="*", default=[])
-    parser.add_argument("--result", type=Path, required=True)
-    parser.add_argument("--import", action="append", default=[], dest="trusted")
-    options = parser.parse_args(arguments)
-    if options.procs > 1 and not under_launcher(os.environ):
-        return start_ranks(["try-batch", *arguments], options.procs)
-    from paceline.config.imports import load_imports, trust
-    from paceline.config.io import load_recipe
-
-    with interrupts_end():
-        from paceline.engine.trial import try_batch as trial
-
-    try:
-        recipe = load_recipe(options.recipe)
-        trust(options.trusted)
-        load_imports(recipe)
-        trial(recipe, options.batch, options.steps, options.limits, options.result)
-    except (MemoryError, RuntimeError) as error:
-        print(" ".join(str(error).split())[:500] or type(error).__name__, file=sys.stderr, flush=True)
-        os._exit(1)  # immediately, because there may be no memory left for a regular exit
-    return 0

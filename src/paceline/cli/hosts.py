@@ -45,15 +45,13 @@ def hosts_from(text: str) -> list[str]:
     return names
 
 
-def add_host_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `doctor --hosts`."""
+def add_host_options(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
+    """Add the options that name other hosts, and return their group."""
     group = parser.add_argument_group("other hosts")
     group.add_argument("--hosts", metavar="A,B|FILE", help="names of hosts, or a file with one per line")
     group.add_argument("--ssh-config", type=Path, metavar="FILE", help="use this file instead of ~/.ssh/config")
     group.add_argument("--python", default="python3", metavar="PATH", help="Python on the hosts that has paceline")
-    group.add_argument(
-        "--data", default="", metavar="PATH", help="folder of prepared data on the hosts, to compare them"
-    )
+    return group
 
 
 def doctor_of_hosts(options: argparse.Namespace) -> int:

@@ -165,6 +165,7 @@ _COMMANDS = {
     "serve": ("serve a page and an HTTP API that classify images", "predict"),
     "plan": ("show phases, steps, time and cost of a recipe without training", "plan"),
     "find-batch": ("find the largest batch that fits in memory, and the fastest one", "find_batch"),
+    "find-lr": ("suggest a learning rate, with a range test", "find_lr"),
     "launch": ("train on several nodes, and follow the logs", "launch"),
     "jobs": ("list launched jobs", "jobs"),
     "status": ("show the status of a job's nodes", "jobs"),
@@ -185,7 +186,8 @@ _COMMANDS = {
     "completion": ("print a script for TAB completion in bash, zsh or fish", "completion"),
     # internal commands have no summary
     "installation": ("", "installation"),
-    "try-batch": ("", "find_batch"),
+    "try-batch": ("", "trials"),
+    "try-lr": ("", "trials"),
     "facts": ("", "hosts"),
     "probe": ("", "hosts"),
     "test-allreduce": ("", "hosts"),

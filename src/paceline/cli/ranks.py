@@ -136,6 +136,27 @@ def start_with_options(command: list[str], options: argparse.Namespace) -> int:
     return start_ranks(command, procs, join)
 
 
+def add_group_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options with which a command starts the nodes of an internal command (launch/groups.py)."""
+    parser.add_argument("--procs", type=count, default=1)
+    parser.add_argument("--nodes", type=count, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--rendezvous", default="")
+
+
+def start_group_ranks(command: list[str], options: argparse.Namespace) -> int | None:
+    """Start the ranks of a node, which end with the command that started it; None if this process is a rank itself."""
+    if under_launcher(os.environ):
+        return None
+    from paceline.distributed.plan import JoinSpec
+    from paceline.distributed.starter import follow_starter
+
+    follow_starter()
+    if options.procs * options.nodes == 1:
+        return None
+    return start_ranks(command, options.procs, JoinSpec(options.nodes, options.rendezvous, options.node_rank, 0, 60))
+
+
 def start_ranks(command: list[str], procs: int, join: "JoinSpec | None" = None) -> int:
     """Run a command in `procs` ranks on this node, alone or as one of several nodes; returns the exit status."""
     from paceline.distributed import forkserver

@@ -7,16 +7,17 @@ from typing import Any
 
 from rich.status import Status
 
-from paceline.cli.hosts import hosts_from
-from paceline.cli.options import count, count_or_auto, make_parser, refuse_misspelled
-from paceline.cli.ranks import start_ranks
+from paceline.cli.hosts import add_host_options, hosts_from
+from paceline.cli.options import count_or_auto, make_parser, refuse_misspelled
+from paceline.cli.ranks import add_group_options, start_group_ranks
 from paceline.config.imports import allow_given
 from paceline.distributed.env import under_launcher
 from paceline.errors import UserError
+from paceline.launch.groups import nodes_of
 from paceline.selftest import page
 from paceline.selftest.checks import CHECKS, HOSTS, HOSTS_TITLE, Row
 from paceline.selftest.judges import FAIL, PASS, SKIPPED, SLOW
-from paceline.selftest.run import Selftest, nodes_of
+from paceline.selftest.run import Selftest
 from paceline.selftest.scrub import Scrubber
 from paceline.selftest.settings import DEVICES, Settings, check_overrides, exact_recipe
 from paceline.system.files import say
@@ -99,10 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--strict", action="store_true", help="exit with status 1 also if a check is slow")
     parser.add_argument("--list", action="store_true", help="list the checks")
     parser.add_argument("--show-hosts", action="store_true", help="keep names of hosts and users, and paths, in files")
-    group = parser.add_argument_group("other hosts")
-    group.add_argument("--hosts", metavar="A,B|FILE", help="names of hosts, or a file with one per line")
-    group.add_argument("--ssh-config", type=Path, metavar="FILE", help="use this file instead of ~/.ssh/config")
-    group.add_argument("--python", default="python3", metavar="PATH", help="Python on the hosts that has paceline")
+    add_host_options(parser)
     parser.add_argument("-h", "--help", action="help", help="show this help")
     return parser
 
@@ -138,21 +136,14 @@ def selftest_probe(arguments: list[str]) -> int:
     parser = make_parser("selftest-probe", "--probes A,B --settings JSON", "Measure parts of a selftest.")
     parser.add_argument("--probes", required=True)
     parser.add_argument("--settings", type=Settings.from_text, required=True)
-    parser.add_argument("--procs", type=count, default=1)
-    parser.add_argument("--nodes", type=count, default=1)
-    parser.add_argument("--node-rank", type=int, default=0)
-    parser.add_argument("--rendezvous", default="")
+    add_group_options(parser)
     options = parser.parse_args(arguments)
     allow_given(options.settings.overrides)
-    if not under_launcher(os.environ):
-        from paceline.selftest.link import follow_selftest
-
-        follow_selftest()
-        if options.procs * options.nodes > 1:
-            from paceline.distributed.plan import JoinSpec
-
-            join = JoinSpec(options.nodes, options.rendezvous, options.node_rank, join_timeout=60)
-            return start_ranks(["selftest-probe", *arguments], options.procs, join)
+    if (
+        not under_launcher(os.environ)
+        and (status := start_group_ranks(["selftest-probe", *arguments], options)) is not None
+    ):
+        return status
     from paceline.selftest.rank import run_probes
 
     run_probes(options.probes.split(","), options.settings)

@@ -34,7 +34,7 @@ def lacking_memory(error: BaseException) -> str:
 
 
 @contextmanager
-def memory_of_training(recipe: Recipe, world: World, folder: RunFolder) -> Iterator[None]:
+def memory_of_training(recipe: Recipe, world: World, folder: RunFolder | None = None) -> Iterator[None]:
     """Raise a UserError if building or training the model exhausts the memory."""
     try:
         yield
@@ -47,7 +47,7 @@ def memory_of_training(recipe: Recipe, world: World, folder: RunFolder) -> Itera
             "--train.grad_accumulation, or use --model.activation_checkpointing full"
             f"{' or, on several GPUs, --strategy fsdp' if memory == 'GPU' else ''}."
         )
-        if any(start.get("ranks", 0) > world.size for start in folder.read_starts()):
+        if folder and any(start.get("ranks", 0) > world.size for start in folder.read_starts()):
             fix += " The run had more ranks before, each with a smaller batch: --min-nodes waits for lost nodes."
         raise _error(error, world, batch, fix) from error
 

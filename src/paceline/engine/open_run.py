@@ -54,7 +54,7 @@ def open_run(folder: RunFolder, setup: Setup, saved: Path | None, replicas: Repl
     if saved:
         log.info("resuming from step %d (%s)", first_step, saved)
     hosts = world.hosts()
-    start = environment.collect(hosts, world.device)
+    start, key = environment.collect(hosts, world.device), memory_key(recipe, world.size)
     if world.is_rank_zero:  # only after all checks: a refused start changes nothing
         import_files = file_hashes(recipe.imports)
         if saved:
@@ -68,7 +68,7 @@ def open_run(folder: RunFolder, setup: Setup, saved: Path | None, replicas: Repl
             | {"recipe": fingerprint(recipe), "recipe_sha256": checksum, "data": setup.source.fingerprint}
             | {"imports": sources(recipe.imports), "import_files": import_files}
             | {"strategy": strategy(recipe, world.size), "threads_chosen": "PACELINE_THREADS" in os.environ}
-            | {"largest_batch": largest_batch(folder.path.parent, memory_key(recipe, world.size))}
+            | {"memory_key": key, "largest_batch": largest_batch(folder.path.parent, key)}
         )
         write_text(folder.recipe, text)
     disk = DiskWarning()

@@ -1,9 +1,9 @@
 """Tests one batch size: a few training steps on synthetic images of the largest size in the recipe."""
 
 import dataclasses
+import json
 import resource
 import time
-from pathlib import Path
 
 import psutil
 
@@ -20,25 +20,26 @@ from paceline.models import factory
 from paceline.optim.schedules import lr_at
 from paceline.system import logs
 from paceline.system.device import peak_memory, wait
-from paceline.system.files import write_json
 
 _SHAPES = {"digits": (1, 8, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100), "imagenet": (3, DEFAULT_SIZE, 1000)}
 """Channels, side and classes of known datasets, which are not needed for a trial."""
 
 
-def try_batch(recipe: Recipe, per_rank_batch: int, steps: int, limits: list[int], result: Path) -> None:
-    """Train a few steps with this batch; rank 0 writes speed and memory to `result`. Running out of memory exits."""
+def try_batch(recipe: Recipe, per_rank_batch: int, steps: int, limits: list[int]) -> None:
+    """Train a few steps with this batch; rank 0 prints speed and memory. Running out of memory exits."""
     world = World.from_env(recipe.device)
     logs.set_up(1, 2)  # warnings only
     if limits and world.device.type == "cpu":
         _limit_memory(limits[min(world.rank, len(limits) - 1)])
     with world.connected():
-        setup = build(as_trial(recipe, per_rank_batch, world.size, steps), world)
+        # hosts may not have the data
+        (channels, side, classes), data = world.on_rank_zero(lambda: (shape_of(recipe), _data_name(recipe)))
+        setup = build(as_trial(recipe, (channels, side, classes), per_rank_batch, world.size, steps), world)
         seconds = _run(setup, steps)
         memory = world.all_gather_object(peak_memory(world.device))
         if world.is_rank_zero:
-            images = per_rank_batch * world.size * steps
-            write_json(result, {"images_per_second": images / max(seconds, 1e-9), "memory": memory})
+            speed = per_rank_batch * world.size * steps / max(seconds, 1e-9)
+            print(json.dumps({"images_per_second": speed, "memory": memory, "data": data}), flush=True)
 
 
 def _limit_memory(size: int) -> None:
@@ -55,9 +56,12 @@ def _limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used.vms + size - used.rss,) * 2)
 
 
-def as_trial(recipe: Recipe, per_rank_batch: int, ranks: int, steps: int) -> Recipe:
-    """Return the recipe for a few steps on synthetic images of its largest size, with the same memory use."""
-    channels, side, classes = shape_of(recipe)
+def as_trial(recipe: Recipe, shape: tuple[int, int, int], per_rank_batch: int, ranks: int, steps: int) -> Recipe:
+    """Return the recipe for a few steps on synthetic images of its largest size, with the same memory use.
+
+    `shape`: channels, side and number of classes.
+    """
+    channels, side, classes = shape
     sides = [phase.size or recipe.data.size or side for phase in recipe.all_phases()]
     samples = per_rank_batch * ranks
     synthetic = Synthetic(max(samples, 2), 2, channels, max(sides), classes)
@@ -87,6 +91,14 @@ def shape_of(recipe: Recipe) -> tuple[int, int, int]:
         return 3, DEFAULT_SIZE, len(open_source(kinds.resolve(recipe)).classes)
     except UserError:
         return _SHAPES["imagenet"]
+
+
+def _data_name(recipe: Recipe) -> str:
+    """Return data.name as a run has it: detected from data.path, if the data is available."""
+    try:
+        return kinds.resolve(recipe).data.name
+    except UserError:
+        return recipe.data.name
 
 
 def _run(setup: Setup, steps: int) -> float:

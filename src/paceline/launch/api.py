@@ -146,7 +146,7 @@ def check_hosts(
     operand("--python", python)
     plain("--data", data)
     options = ("-F", str(Path(ssh_config).resolve())) if ssh_config else ()
-    return check([SshHost(host_name("--hosts", name), "$HOME", options) for name in _listed(hosts)], python, data)
+    return check([SshHost(host_name("--hosts", name), "$HOME", options) for name in listed(hosts)], python, data)
 
 
 def _launch(kind: type[Spec], recipe: str | Path | Recipe, overrides: Overrides | None, **options: Any) -> LaunchedJob:
@@ -172,7 +172,7 @@ def _spec(kind: type[SpecT], recipe: str | Path | Recipe, overrides: Overrides |
 def _hosts(options: dict[str, Any], backend: str) -> tuple[str, ...]:
     """Return the hosts of ssh, or a name for each node of other backends."""
     if "nodes" not in options:
-        return _listed(options.get("hosts", ()))
+        return listed(options.get("hosts", ()))
     nodes = options.pop("nodes")
     if not isinstance(nodes, int) or nodes < 1 or backend == "ssh":
         message = f"launch.{backend}: nodes={nodes!r} is not valid. Use a positive integer, or hosts with ssh."
@@ -180,7 +180,7 @@ def _hosts(options: dict[str, Any], backend: str) -> tuple[str, ...]:
     return tuple(f"node-{number}" for number in range(nodes))
 
 
-def _listed(hosts: str | Sequence[str]) -> tuple[str, ...]:
+def listed(hosts: str | Sequence[str]) -> tuple[str, ...]:
     """Return names that are separated by commas, or in a sequence."""
     names = [name.strip() for name in hosts.split(",") if name.strip()] if isinstance(hosts, str) else hosts
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):

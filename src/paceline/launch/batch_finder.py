@@ -4,30 +4,37 @@ However a rank runs out of memory (exception, crash, kill), it ends its trial on
 one. All ranks take part in every trial, so the result fits on each of them.
 """
 
-import contextlib
-import json
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated, Any
 
 import psutil
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 from paceline.analysis.charts import Chart, Line, svg
 from paceline.config.batch import memory_key
-from paceline.config.imports import trusted
-from paceline.config.io import dump_recipe
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
-from paceline.system.files import make_folder, write_json, write_text
-from paceline.system.lifetime import child_env, own_command
-from paceline.system.outcome import FILE as OUTCOME
-from paceline.system.outcome import read_outcome
+from paceline.launch.groups import CONSEQUENCES, Nodes
+from paceline.launch.hosts import free_memory
+from paceline.launch.trials import Ended, Trials, prepared_trials
+from paceline.system.files import write_json, write_text
+from paceline.track.checks import NonNegativeFloat, NonNegativeInt
 
-_PIPE = subprocess.PIPE
-_TRIAL_TIMEOUT = 900  # seconds
+
+class _Measured(TypedDict):
+    """What rank 0 of a trial reports."""
+
+    images_per_second: NonNegativeFloat
+    memory: Annotated[list[NonNegativeInt], Field(min_length=1, max_length=10_000)]
+    data: Annotated[str, Field(max_length=200)]
+
+
+_MEASURED = TypeAdapter(_Measured)
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,8 @@ class Trial:
     images_per_second: float = 0.0
     memory: tuple[int, ...] = ()
     """Peak bytes per rank."""
+    data: str = ""
+    """The name of the recipe's data, as a run has it."""
     reason: str = ""
 
 
@@ -71,47 +80,24 @@ def search(attempt: Callable[[int], Trial], limit: int) -> list[Trial]:
     return [trials[size] for size in sorted(trials)]
 
 
-def attempt(recipe: Path, procs: int, steps: int, limits: list[int], batch: int) -> Trial:
+def attempt(trials: Trials, steps: int, limits: Sequence[int], batch: int) -> Trial:
     """Run one trial in new processes; return its result. Raises an error that a smaller batch would not avoid."""
-    with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
-        result, reported = Path(scratch) / "result.json", Path(scratch) / "outcome.json"
-        words = ["try-batch", recipe, "--batch", batch, "--steps", steps, "--procs", procs, "--result", result]
-        imports = [word for name in trusted() for word in ("--import", name)]
-        command = own_command(*words, *imports, "--limits", *limits)
-        environment = _environment() | {OUTCOME: str(reported)}
-        with subprocess.Popen(command, stdout=_PIPE, stderr=_PIPE, text=True, env=environment) as process:
-            try:
-                output, errors = process.communicate(timeout=_TRIAL_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                return Trial(batch, False, reason=f"timed out after {_TRIAL_TIMEOUT} s")
-            finally:
-                _kill_tree(process)
-        error = read_outcome(reported).get("error")
-        if error and error["code"] not in _RANK_FAILURES:
-            raise UserError.from_json(error)
-        if process.returncode or not result.exists():
-            return Trial(batch, False, reason=_reason(process.returncode, output, errors))
-        measured = json.loads(result.read_text(encoding="utf-8"))
-        return Trial(batch, True, measured["images_per_second"], tuple(measured["memory"]))
+    found: list[_Measured] = []
+
+    def add(record: dict[str, Any]) -> None:
+        with suppress(ValidationError):
+            found.append(_MEASURED.validate_python(record))
+
+    ended = trials.run("try-batch", ["--batch", batch, "--steps", steps, "--limits", ",".join(map(str, limits))], add)
+    if ended.error and ended.error.code not in _RANK_FAILURES:
+        raise ended.error
+    if ended.status or not found:
+        return Trial(batch, False, reason=_reason(ended))
+    measured = found[-1]
+    return Trial(batch, True, measured["images_per_second"], tuple(measured["memory"]), measured["data"])
 
 
-def _kill_tree(process: subprocess.Popen[str]) -> None:
-    """Kill the trial and its ranks: the next trial needs their memory."""
-    if process.poll() is not None:
-        return
-    members = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for member in members:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    psutil.wait_procs(members, timeout=10)
-
-
-def _environment() -> dict[str, str]:
-    # glibc reserves addresses for an arena per thread, which would count towards RLIMIT_AS
-    return child_env() | {"MALLOC_ARENA_MAX": "2"}
-
-
-_RANK_FAILURES = ("rank-killed", "rank-crashed", "rank-failed", "rank-lost")
+_RANK_FAILURES = ("rank-killed", "rank-crashed", "rank-failed", *CONSEQUENCES)
 """Codes of errors that may be due to a lack of memory; the others are not."""
 _OUT_OF_MEMORY = (
     "can't allocate memory",
@@ -124,16 +110,18 @@ _OUT_OF_MEMORY = (
 )
 
 
-def _reason(status: int, output: str, errors: str) -> str:
+def _reason(ended: Ended) -> str:
     """Return why a trial failed."""
-    text = errors + output
-    if any(sign in text for sign in _OUT_OF_MEMORY) or status in (-9, 137):
+    if ended.timed_out:
+        return ended.reason
+    text = ended.output + str(ended.error or "")
+    if any(sign in text for sign in _OUT_OF_MEMORY) or ended.status in (-9, 137):
         return "out of memory"
-    # the agent reports the failure of a rank below the rank's own message
-    lines = [line.strip() for line in errors.splitlines() if line.strip() and "[rank-failed]" not in line]
-    if not lines:
-        return f"exit status {status} without a message; the memory limit may be too low for the process itself"
-    return lines[-1].removeprefix("paceline: ").removeprefix("error: ")
+    if ended.output.strip():
+        return ended.reason
+    if ended.error:
+        return str(ended.error)
+    return f"exit status {ended.status} without a message; the memory limit may be too low for the process itself"
 
 
 def outcome(trials: list[Trial]) -> tuple[Trial, Trial]:
@@ -148,47 +136,54 @@ def outcome(trials: list[Trial]) -> tuple[Trial, Trial]:
 def find(
     recipe: Recipe,
     folder: Path,
-    procs: int,
+    nodes: Nodes,
     memory_limits: Sequence[int],
     max_batch: int,
     steps: int,
     on_trial: Callable[[Trial], None],
 ) -> BatchSearch:
     """Search, and write the results to a folder."""
-    if len(memory_limits) > procs:
+    if len(memory_limits) > nodes.ranks:
         raise UserError(
             "too-many-limits",
-            f"--memory-limit has {len(memory_limits)} values, but --procs is {procs}. Give at most one per rank.",
+            f"--memory-limit has {len(memory_limits)} values for {nodes.ranks} ranks. Give at most one per rank.",
             limits=len(memory_limits),
         )
-    # without a limit the kernel's out-of-memory killer would end the search, or any other process
-    limits = list(memory_limits) or [psutil.virtual_memory().available // procs]
-    make_folder(folder)
-    path = folder / "recipe.yaml"
-    for old in ("find-batch.json", "find-batch.svg"):
-        (folder / old).unlink(missing_ok=True)  # results of an earlier search
-    write_text(path, dump_recipe(recipe))
+    with prepared_trials(recipe, folder, nodes, ("find-batch.json", "find-batch.svg")) as started:
+        # without a limit the kernel's out-of-memory killer would end the search, or any other process
+        limits = list(memory_limits) or _free_memory(nodes)
 
-    def reported(batch: int) -> Trial:
-        on_trial(trial := attempt(path, procs, steps, limits, batch))
-        return trial
+        def reported(batch: int) -> Trial:
+            on_trial(trial := attempt(started, steps, limits, batch))
+            return trial
 
-    trials = search(reported, max_batch)
-    largest, fastest = outcome(trials)
+        tried = search(reported, max_batch)
+    largest, fastest = outcome(tried)
+    # the kind of data, which a path alone does not tell, is that of a run on these nodes
+    known = replace(recipe, data=replace(recipe.data, name=largest.data))
     result = {
         "recipe": recipe.name,
-        "key": memory_key(recipe, procs),
+        "key": memory_key(known, nodes.ranks),
         "searched": datetime.now(UTC).isoformat(timespec="seconds"),
-        "ranks": procs,
+        "ranks": nodes.ranks,
+        "hosts": [host.name for host in nodes.hosts],
         "memory_limit": limits,
         "largest": largest.per_rank_batch,
-        "largest_global": largest.per_rank_batch * procs,
+        "largest_global": largest.per_rank_batch * nodes.ranks,
         "fastest": fastest.per_rank_batch,
-        "trials": [asdict(trial) for trial in trials],
+        "trials": [asdict(trial) for trial in tried],
     }
     write_json(folder / "find-batch.json", result)
-    write_text(folder / "find-batch.svg", _chart(trials, recipe.name))
-    return BatchSearch(folder, trials, largest, fastest)
+    write_text(folder / "find-batch.svg", _chart(tried, recipe.name))
+    return BatchSearch(folder, tried, largest, fastest)
+
+
+def _free_memory(nodes: Nodes) -> list[int]:
+    """Return the free memory of each rank's node, divided by its ranks."""
+    if not nodes.hosts:
+        return [psutil.virtual_memory().available // nodes.procs]
+    free = [free_memory(host, nodes.python) // nodes.procs for host in nodes.hosts]
+    return [size for size in free for _ in range(nodes.procs)]
 
 
 def _chart(trials: list[Trial], name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.distributed.channel import TOKEN, new_token
 from paceline.errors import Problem
-from paceline.launch.host_facts import AllReduceFigures, Facts, Link, validated
+from paceline.launch.host_facts import AllReduceFigures, Facts, Link, code_digest, validated
 from paceline.launch.hosts import Host, HostError, addresses, free_port, last_line, port_of
 from paceline.launch.rdma import rdma_problems
 from paceline.launch.values import quoted
@@ -30,6 +30,7 @@ _SAME = {
     "data": ("data-differs", "the data differs: {values}. Copy the same prepared data to all hosts."),
 }
 _ALL_REDUCE_TIMEOUT = 600.0  # seconds; 128 ranks have 256 pairs
+_THIS_MACHINE = "this machine"
 _START_TIMEOUT = 60.0  # seconds until a program prints its first line
 MIN_DISK, MIN_SHARED_MEMORY, _MIN_CORES_PER_GPU, _MAX_SKEW = 10e9, 1e9, 4, 1.0
 
@@ -71,11 +72,13 @@ def _problem(error: HostError) -> Problem:
     return Problem(error.code, str(error))
 
 
-def refuse_different_code(hosts: Sequence[Host], python: str) -> None:
-    """Raise HostError if the hosts have different code: no record would show what the ranks trained."""
+def refuse_different_code(hosts: Sequence[Host], python: str, with_this_machine: bool = False) -> None:
+    """Raise HostError if the hosts have different code, which no record would show, or other code than this machine."""
     with ThreadPoolExecutor(len(hosts)) as pool:
         answers = list(pool.map(lambda host: _facts(host, python, ""), hosts))
     facts = {host.name: answer for host, answer in zip(hosts, answers, strict=True)}
+    if with_this_machine:
+        facts[_THIS_MACHINE] = {"code": code_digest()}
     if problems := list(_differences(facts, ("code", "torch"))):
         raise HostError(problems[0].code, " ".join(problem.message for problem in problems))
 

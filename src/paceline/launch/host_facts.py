@@ -86,7 +86,7 @@ def facts(data: str = "") -> dict[str, Any]:
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "paceline": paceline.__version__,
-        "code": _code(),
+        "code": code_digest(),
         "torch": _version("torch"),
         "cores": cores(),
         "memory_bytes": psutil.virtual_memory().total,
@@ -115,7 +115,7 @@ def _free(path: str) -> int | None:
         return None
 
 
-def _code() -> str:
+def code_digest() -> str:
     """Return a digest of the installed package."""
     root = Path(paceline.__file__).parent
     digest = hashlib.sha256()

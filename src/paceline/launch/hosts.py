@@ -228,6 +228,14 @@ def free_port(host: Host, python: str) -> int:
     return port_of(host, result.text)
 
 
+def free_memory(host: Host, python: str) -> int:
+    """Return the bytes of memory that programs on the host can still use."""
+    result = host.call(f"{quoted(python)} -c 'import psutil; print(psutil.virtual_memory().available)'")
+    if result.status or not re.fullmatch(r"[0-9]{1,18}", result.text):
+        raise host.error("host-command-failed", f"cannot read its free memory: {last_line(result)}")
+    return int(result.text)
+
+
 def last_line(result: CommandResult) -> str:
     """Return the line of a command's output that best explains its failure."""
     lines = [line for line in (result.err.strip() or result.text).splitlines() if not line.startswith("tar: Exiting")]

@@ -135,6 +135,19 @@ def _asked(hosts: Sequence[Host]) -> _Fields:
     return {"procs_by_host": {host: max(1, count) for host, count in counts.items()}, "procs_source": source}
 
 
+def per_host(hosts: Sequence[Host], recipe: Recipe) -> int:
+    """Return the number of processes on each of some hosts for --procs auto."""
+    if _one_process(recipe):
+        return 1
+    found = _asked(hosts)
+    for host in hosts:
+        if host.name not in found["procs_by_host"]:
+            host.call("true")  # an error that says why it is unreachable
+            message = f"the number of GPUs of {host.name} is unknown ({found['procs_source']}). Pass --procs N."
+            raise UserError("missing-option", message, option="--procs", host=host.name)
+    return min(found["procs_by_host"].values())
+
+
 def _gpus_of(host: Host) -> int | str:
     """Return the number of GPUs of a host, or why it is unknown."""
     try:

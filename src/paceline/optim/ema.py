@@ -1,5 +1,6 @@
 """Exponential moving average (EMA) of the weights."""
 
+from collections.abc import Callable
 from copy import deepcopy
 
 import torch
@@ -40,7 +41,13 @@ class AveragedModel:
                 continue
             average(*same, None)
             if self._config.lookahead:
-                copy_all_(*reversed(same))
+                copy_all_(*reversed([list(map(_local, tensors)) for tensors in same]))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the shard of this rank, or a tensor that is not sharded: sharded tensors cannot be copied as a list."""
+    to_local: Callable[[], torch.Tensor] | None = getattr(tensor, "to_local", None)  # importing DTensor takes a second
+    return to_local() if to_local else tensor
 
 
 def decay_at(step: int, config: Ema, total: int, start: int = 0) -> float:

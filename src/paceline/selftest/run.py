@@ -2,17 +2,15 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from paceline.launch import doctor
-from paceline.launch.hosts import HostError, SshHost
-from paceline.launch.values import quoted
+from paceline.launch.groups import Nodes, with_folders
+from paceline.launch.hosts import HostError
 from paceline.selftest.checks import CHECKS, ENVIRONMENT, HOSTS, HOSTS_TITLE, Check, Row
-from paceline.selftest.groups import Nodes, measure
+from paceline.selftest.groups import measure
 from paceline.selftest.judges import FAIL, PASS, SKIPPED, SLOW, Verdict
 from paceline.selftest.probes import PROBES
 from paceline.selftest.settings import Settings
@@ -136,17 +134,9 @@ class Selftest:
                 self.settings = replace(self.settings, folder=folder)
                 yield
             return
-        folder = f"$HOME/.paceline/selftest/{uuid4().hex[:12]}"
-        hosts = tuple(replace(host, folder=folder) for host in self.nodes.hosts)
-        self.nodes = replace(self.nodes, hosts=hosts)
-        try:
-            for host in hosts:
-                host.send({})
+        with with_folders(self.nodes, "selftest", {}) as nodes:
+            self.nodes = nodes
             yield
-        finally:
-            for host in hosts:
-                with suppress(HostError):
-                    host.call(f"rm -rf {quoted(folder)}")
 
 
 def _measured_or_error(nodes: Nodes, probes: Sequence[str], settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -176,9 +166,3 @@ def _reason_of_one_rank(facts: Mapping[str, Any]) -> str:
     else:
         fix = "--device cpu"
     return f"needs two ranks. Use {fix}"
-
-
-def nodes_of(hosts: Sequence[str], ssh_config: Path | None, python: str) -> Nodes:
-    """Return where to start rank processes."""
-    options = ("-F", str(ssh_config.resolve())) if ssh_config else ()
-    return Nodes(tuple(SshHost(name, "$HOME", options) for name in hosts), python)

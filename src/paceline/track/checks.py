@@ -103,6 +103,7 @@ class Start(TypedDict, total=False):
     imports: dict[str, dict[str, str]]
     import_files: dict[str, str]
     largest_batch: _LargestBatch | None
+    memory_key: dict[str, Any]
     command: list[str]
     price: NonNegativeFloat
 
