@@ -26,7 +26,7 @@ from paceline.system.files import write_json, write_text
 from paceline.track.checks import NonNegativeFloat, NonNegativeInt
 
 
-class _Measured(TypedDict):
+class _RankResult(TypedDict):
     """What rank 0 of a trial reports."""
 
     images_per_second: NonNegativeFloat
@@ -34,7 +34,7 @@ class _Measured(TypedDict):
     data: Annotated[str, Field(max_length=200)]
 
 
-_MEASURED = TypeAdapter(_Measured)
+_MEASURED = TypeAdapter(_RankResult)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def search(attempt: Callable[[int], Trial], limit: int) -> list[Trial]:
 
 def attempt(trials: Trials, steps: int, limits: Sequence[int], batch: int) -> Trial:
     """Run one trial in new processes; return its result. Raises an error that a smaller batch would not avoid."""
-    found: list[_Measured] = []
+    found: list[_RankResult] = []
 
     def add(record: dict[str, Any]) -> None:
         with suppress(ValidationError):
