@@ -45,6 +45,7 @@ def _settings(run: LoggedRun) -> Iterator[tuple[str, Any]]:
     yield "classes", recorded.get("classes")
     yield "training images", recorded.get("train_images")
     yield "validation images", run.final.get("samples")
+    yield "validated on", _listed(recorded.get("val_variants"))
     yield "test images", _or_off(recorded.get("test_images"))
     yield "data fingerprint", start.get("data")
     yield "duration", _duration(fields.get("train.duration"))

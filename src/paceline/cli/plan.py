@@ -17,7 +17,7 @@ _PLAN = """Show the phases, steps, images and learning rate of a recipe without 
 
 With --images-per-second, or a finished run (--learn-from), also estimate time and cost on 1 to 16 nodes."""
 
-_DROPPED_FIRST = ("images", "data", "eval size", "steps")
+_DROPPED_FIRST = ("images", "data", "eval data", "eval size", "steps")
 
 
 def plan(arguments: list[str]) -> int:
@@ -35,7 +35,8 @@ def plan(arguments: list[str]) -> int:
     recipe, timeline, ranks = plan.recipe, plan.timeline, plan.ranks
     what = f"{recipe.model.name} on {recipe.data.name or recipe.data.path} ({plan.samples:,} images)"
     say(f"{recipe.name}: {what}, {ranks} rank{'s' * (ranks > 1)} ({_shape(plan)})\n")
-    heads, *rows = phase_table(timeline, ranks, recipe.train.grad_accumulation, plan.lr_at)
+    accumulation = recipe.train.grad_accumulation
+    heads, *rows = phase_table(timeline, ranks, accumulation, plan.lr_at, plan.evaluation_variant)
     print_list(heads, rows, _DROPPED_FIRST)
     repeats = plan.images / plan.samples
     print(f"\n{timeline.total:,} steps, {plan.images:,} images, {repeats:.2f} times the training set")

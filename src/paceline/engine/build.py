@@ -89,11 +89,17 @@ class Setup:
     def evaluator(self, step: int, split: str = VAL) -> Evaluator:
         """Batches of a split for the phase that ends with, or contains, this step."""
         phase = self.timeline.phase_at(max(0, step - 1))
-        key = (phase.evaluate_size, phase.rectangular, phase.variant, split)
+        key = (phase.evaluate_size, phase.rectangular, self.source.evaluation_variant(phase), split)
         if key not in self._evaluators:
             place = (self.world.rank, self.world.size, self.world.device)
             self._evaluators = {key: self.source.evaluator(phase, *place, self.loader.normalize.dtype, split)}
         return self._evaluators[key]
+
+    @property
+    def evaluation_variants(self) -> list[str]:
+        """The variants of prepared images that the run is validated on, one after the other; none of other data."""
+        names = [self.source.evaluation_variant(phase) for phase in self.timeline.phases]
+        return list(filter(None, dict.fromkeys(names)))
 
     @property
     def evaluated_model(self) -> nn.Module:

@@ -95,9 +95,7 @@ def balanced_order(seed: int, epoch: int, labels: torch.Tensor) -> torch.Tensor:
     return keys[torch.randperm(num, generator=torch.Generator().manual_seed(_mix(seed, epoch, _ORDER)))]
 
 
-def micro_batches(
-    order: torch.Tensor, step: int, layout: BatchLayout, rank: int, repeats: int = 1
-) -> torch.Tensor:
+def micro_batches(order: torch.Tensor, step: int, layout: BatchLayout, rank: int, repeats: int = 1) -> torch.Tensor:
     """Return the keys of one rank in one step of the epoch, one row per micro-batch.
 
     The last incomplete global batch of an epoch is dropped; every epoch drops other samples.

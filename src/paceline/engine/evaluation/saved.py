@@ -156,7 +156,8 @@ def evaluate_path(
             check_corrupt_fraction(metrics, batches.num_samples, recipe.data.max_corrupt)
             written = {"details": writer.write()} if writer else {}
     some = _left_out(int(batches.num_samples - metrics["samples"]), len(numbers), len(classes))
-    data = f"{source.place or source.name} ({split_title(split)})"
+    variant = source.evaluation_variant(timeline.phases[-1])
+    data = f"{source.place or source.name} ({split_title(split)}{variant and f', variant {variant}'})"
     label = f"{folder} (step {progress['step']}), {data}{some}, TTA {recipe.evaluate.tta}"
     return label, metrics | written | {"num_classes": len(classes)} if world.is_rank_zero else {}
 
