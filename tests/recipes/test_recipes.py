@@ -60,7 +60,7 @@ def test_a_recipe_is_shown_with_its_source_and_commands(capsys, tmp_path: Path) 
         for text in (about.source, *about.deviations, *figures):
             assert text in shown
         if name == "imagenet-rn50-imagenet18-4":
-            assert "paceline prepare imagenet --train TAR --val TAR --devkit TAR --short-side 160 352 --original\n" in shown
+            assert " imagenet --train TAR --val TAR --devkit TAR --short-side 160 352 --original\n" in shown
     (tmp_path / "mine.yaml").write_text("name: mine\nbase: digits\nabout: {published: ''}\n")
     assert main(["recipes", str(tmp_path / "mine.yaml")]) == 0
     assert re.search("^published +-$", capsys.readouterr().out, re.MULTILINE)
