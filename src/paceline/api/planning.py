@@ -78,6 +78,10 @@ class TrainingPlan:
 
         return lr_at(step, self._lr_plan)
 
+    def highest_lr(self, begin: int = 0, end: int = 0) -> float:
+        """Return the highest learning rate of the steps from `begin` up to before `end`, by default of all steps."""
+        return self._lr_plan.highest_between(begin, end) if end else self._lr_plan.highest
+
     def lr_curve(self) -> list[tuple[float, float]]:
         """Return epochs and learning rates, at the edges of phases and at most 2000 points between them."""
         total = self.timeline.total

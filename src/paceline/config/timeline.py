@@ -178,17 +178,19 @@ def phase_table(
     ranks: int,
     accumulation: int,
     lr: Callable[[int], float],
+    highest_lr: Callable[[int, int], float],
     evaluated_on: Callable[[ResolvedPhase], str],
 ) -> list[list[str]]:
     """One row per phase below a header: epochs, image size, data, batch size, steps and learning rate.
 
-    `evaluated_on`: the variant that a phase is validated on, empty if the data has none.
+    `highest_lr`: the largest from one step up to before another. `evaluated_on`: the variant that a phase is validated
+    on, empty if the data has none.
     """
     heads = ("phase", "epochs", "size", "eval size", "data", "eval data")
     rows = [[*heads, "batch = ranks x per rank", "steps", "images", "lr"]]
     for phase in timeline.phases:
         first, last = phase.lr or (lr(phase.begin), lr(phase.end))
-        peak = max(first, last) if phase.lr else _peak(lr, phase.begin, phase.end)
+        peak = max(first, last) if phase.lr else highest_lr(phase.begin, phase.end)
         rates = [first, peak, last] if peak > max(first, last) else [first, last][: 1 + (first != last)]
         per_rank = phase.global_batch // (ranks * accumulation)
         parts = f"{ranks} x {per_rank}" + (f" x {accumulation}" if accumulation > 1 else "")
@@ -208,10 +210,3 @@ def phase_table(
             ]
         )
     return rows
-
-
-def _peak(lr: Callable[[int], float], begin: int, end: int) -> float:
-    """Return the highest learning rate of some steps: of about a thousand of them, and of all around the highest."""
-    stride = max(1, (end - begin) // 1000)
-    near = max(range(begin, end, stride), key=lr)
-    return max(map(lr, range(max(begin, near - stride), min(end, near + stride + 1))))

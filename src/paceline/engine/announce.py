@@ -66,7 +66,8 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
         yield f"training: {timeline.total:,} steps in total ({recipe.train.duration}), {len(phases)} phases"
         lr = lambda step: lr_at(step, setup.lr_plan)  # noqa: E731
         sizes = (setup.world.size, recipe.train.grad_accumulation)
-        heads, *rows = phase_table(timeline, *sizes, lr, setup.source.evaluation_variant)
+        highest = setup.lr_plan.highest_between
+        heads, *rows = phase_table(timeline, *sizes, lr, highest, setup.source.evaluation_variant)
         yield from lines_of(new_table(heads, rows))
 
 
