@@ -9,6 +9,7 @@ from paceline import extensions
 from paceline.config.optim import Optim
 from paceline.config.recipe import Fsdp
 from paceline.config.timeline import phase_table
+from paceline.data.load.source import evaluation_variants
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.engine.interval import IntervalTrigger
@@ -86,10 +87,10 @@ def _strategy(setup: Setup) -> Iterator[str]:
 
 
 def _data(setup: Setup) -> str:
-    source, evaluated = setup.source, setup.evaluation_variants
+    source = setup.source
     variants = f", variant {' and '.join(source.variants)}" if source.variants else ""
     if len(source.variants) > 1:
-        variants += f", validated on {' and '.join(evaluated)}"
+        variants += f", validated on {' and '.join(evaluation_variants(source, setup.timeline))}"
     extension = extensions.find("dataset", source.name)
     by = f"registered by {extension.where}" if extension else "built in"
     where = f"{source.place} ({source.name}{variants})" if source.place else f"{source.name} ({by})"

@@ -96,12 +96,6 @@ class Setup:
         return self._evaluators[key]
 
     @property
-    def evaluation_variants(self) -> list[str]:
-        """The variants of prepared images that the run is validated on, one after the other; none of other data."""
-        names = [self.source.evaluation_variant(phase) for phase in self.timeline.phases]
-        return list(filter(None, dict.fromkeys(names)))
-
-    @property
     def evaluated_model(self) -> nn.Module:
         return self.ema.model if self.ema else self.replica.module
 

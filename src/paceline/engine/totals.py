@@ -5,6 +5,7 @@ from typing import Any
 
 from paceline.config.data import dataset_name
 from paceline.config.io import fingerprint
+from paceline.data.load.source import evaluation_variants
 from paceline.engine.build import Setup
 from paceline.track.records import RunFolder, split_seconds
 
@@ -19,7 +20,7 @@ def _described(setup: Setup) -> dict[str, Any]:
         "train_images": source.num_train,
         "val_images": source.num_val,
         "test_images": source.num_test,
-        "val_variants": setup.evaluation_variants,
+        "val_variants": evaluation_variants(source, setup.timeline),
     }
 
 

@@ -90,6 +90,11 @@ class DataSource(Protocol):
     ) -> Evaluator: ...
 
 
+def evaluation_variants(source: DataSource, timeline: Timeline) -> list[str]:
+    """Return the variants of prepared images that a run is validated on, one after the other; none of other data."""
+    return list(filter(None, dict.fromkeys(source.evaluation_variant(phase) for phase in timeline.phases)))
+
+
 def open_source(recipe: Recipe, only_evaluate: bool = False, split: str = "") -> DataSource:
     """Return the data of a recipe that data/kinds.py has resolved.
 
