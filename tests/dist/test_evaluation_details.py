@@ -103,7 +103,7 @@ def test_details_are_written_to_the_run_and_reported(trained: Path, tmp_path: Pa
     test = shutil.copytree("images", tmp_path / "split" / "prepared" / "test").parent
     metrics = evaluate("runs/colors", overrides, data=test, details=True, in_process=True)
     assert metrics["details"].startswith("runs/colors/evaluations/prepared-test-")
-    assert read_details(Path(metrics["details"])).title == "prepared, test split, original"
+    assert read_details(Path(metrics["details"])).title == "prepared, test split"
     with raises("conflicting-options"):
         evaluate("runs/colors", {"data.path": "images"}, data="images", in_process=True)
     with raises("missing-option"):
