@@ -104,6 +104,7 @@ def test_a_recipe_trains_two_steps(name: str, here, tmp_path: Path, images: Path
         words += ["--model.options", "{depth: 2, embed_dim: 96, num_heads: 3}"]
     for number, phase in enumerate(recipe.phases):
         words += [f"--phases.{number}.global_batch", "4"] if phase.global_batch else []
+    words += ["--data.aug_repeats", "2"] if recipe.data.aug_repeats > 1 else []
     words += ["--train.global_batch", "4", "--train.grad_accumulation", "1", "--train.duration", "2ba"]
     words += [
         "--ramp.sizes",
