@@ -40,6 +40,7 @@ def train_model(folder: Path, **overrides: object) -> Path:
         "train.global_batch": 12,
         "train.duration": "12ba",
         "optim.lr": 0.02,
+        "optim.schedule.warmup": "3ba",
         "evaluate.every": "12ba",
         "evaluate.per_rank_batch": 4,
         "log.tensorboard": False,

@@ -87,7 +87,10 @@ def test_details_are_written_to_the_run_and_reported(trained: Path, tmp_path: Pa
     for split in ("val", "test"):
         metrics = evaluate("runs/colors", overrides, split=split, details=True, in_process=True)
         assert metrics["details"] == f"runs/colors/evaluations/prepared-{split}"
-    assert [each.title for each in run.evaluations] == ["prepared, test split", "prepared, val split"]
+    assert [each.title for each in run.evaluations] == [
+        "prepared, test split, original",
+        "prepared, val split, original",
+    ]
     other = shutil.copytree("images", tmp_path / "prepared")
     metrics = evaluate("runs/colors", overrides, data=other, split="", details=True, in_process=True)
     # a folder without splits is not the validation split

@@ -61,7 +61,7 @@ def test_a_recipe_is_shown_with_its_source_and_commands(capsys, tmp_path: Path) 
         for text in (about.source, *map(github_link, about.code), *about.deviations, *figures):
             assert text in shown
         if name == "imagenet-rn50-imagenet18-4":
-            assert "paceline prepare imagenet --train TAR --val TAR --devkit TAR --short-side 160 352\n" in shown
+            assert " imagenet --train TAR --val TAR --devkit TAR --short-side 160 352 --original\n" in shown
     (tmp_path / "mine.yaml").write_text("name: mine\nbase: digits\n")
     assert main(["recipes", str(tmp_path / "mine.yaml")]) == 0
     assert re.search("^published +-$", capsys.readouterr().out, re.MULTILINE)
@@ -105,6 +105,7 @@ def test_a_recipe_trains_two_steps(name: str, here, tmp_path: Path, images: Path
         words += ["--model.options", "{depth: 2, embed_dim: 96, num_heads: 3}"]
     for number, phase in enumerate(recipe.phases):
         words += [f"--phases.{number}.global_batch", "4"] if phase.global_batch else []
+    words += ["--data.aug_repeats", "2"] if recipe.data.aug_repeats > 1 else []
     words += ["--train.global_batch", "4", "--train.grad_accumulation", "1", "--train.duration", "2ba"]
     words += [
         "--ramp.sizes",

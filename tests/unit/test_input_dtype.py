@@ -5,12 +5,14 @@ import torch
 from torch import nn
 
 from paceline.config.recipe import Train
+from paceline.data.classes import Class
 from paceline.data.load.batch import Batch
 from paceline.distributed.world import World
-from paceline.engine.evaluation.evaluate import evaluate
+from paceline.engine.evaluation.evaluate import evaluate, predict
 from paceline.engine.input_dtype import input_dtype
 from paceline.engine.objective import Objective
 from paceline.engine.precision import autocast
+from paceline.inference.classifier import Classifier, ModelMetadata
 
 CPU = torch.device("cpu")
 LOWER = pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -92,3 +94,32 @@ def test_evaluation_has_the_same_metrics_in_the_lower_precision(precision: str, 
         for given in (images, images.to(dtype))
     )
     assert whole == lower
+
+
+@LOWER
+def test_test_time_augmentation_averages_in_fp32(precision: str, dtype) -> None:
+    """In evaluations and predictions: a mean that the lower precision cannot hold is kept."""
+    fine = torch.finfo(dtype).eps
+
+    def forward(images: torch.Tensor) -> torch.Tensor:
+        return (1 + fine * images[:, 0, 0, :2]).to(dtype)  # the left pixels, which a flip exchanges
+
+    images = torch.zeros(2, 3, 4, 4)
+    images[:, :, :, 0] = 1.0
+    expected = torch.tensor([1 + fine / 2, 1.0])
+    assert torch.equal(predict(forward, images, "flip"), expected.repeat(2, 1))
+    shifted = predict(forward, images, "flip-translate")
+    assert shifted.dtype == torch.float32
+    assert not torch.equal(shifted, shifted.to(dtype).float())
+    metadata = ModelMetadata((Class("a", "a"), Class("b", "b")), 4, 1.0, (0.5,) * 3, (0.5,) * 3)
+    classifier = Classifier("any", metadata, forward, CPU, precision, "flip")
+    assert torch.equal(classifier.logits(images), expected.repeat(2, 1))
+    kept: list[torch.Tensor] = []
+    model, labels = nn.Module(), torch.zeros(2, dtype=torch.int64)
+    model.forward = forward  # type: ignore[method-assign]
+    batches = [Batch(images, labels, labels)]
+    evaluate(
+        *(model, batches, 2, World(), lambda: autocast(precision, CPU), "flip"),
+        keep=lambda _batch, _labels, logits, _best: kept.append(logits),
+    )
+    assert torch.equal(kept[0], expected.repeat(2, 1))

@@ -12,7 +12,7 @@ from paceline.config.optim import MomentumPoint, MomentumSchedule, Optim, ParamG
 from paceline.config.phases import Phase
 from paceline.config.recipe import Recipe, Train
 from paceline.config.scaling import scaled
-from paceline.config.timeline import Timeline
+from paceline.config.timeline import Timeline, phase_table
 from paceline.errors import ConfigError
 from paceline.optim.groups import create, groups, set_lr, set_momentum
 from paceline.optim.schedules import LrPlan, lr_at, momentum_at
@@ -125,6 +125,57 @@ def test_piecewise_is_linear_between_points() -> None:
     piecewise = plan(name="piecewise", points=points)
     expected = {0: 1.0, 10: 1.0, 20: 1.5, 29: 1.95, 30: 0.2, 40: 0.1, 50: 0.0, 99: 0.0}
     assert {step: lr_at(step, piecewise) for step in expected} == pytest.approx(expected)
+
+
+_SPIKE = (
+    SchedulePoint("0ba", 0.1),
+    SchedulePoint("3332ba", 0.1),
+    SchedulePoint("3333ba", 3.0),
+    SchedulePoint("3334ba", 0),
+)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({"name": "piecewise", "points": _SPIKE}, 6.0),
+        ({"name": "piecewise", "points": (SchedulePoint("0ba", 0.5), SchedulePoint("10000ba", 5.0))}, 2.0 * 2.75),
+        ({"name": "polynomial", "power": 2.0, "warmup": "1234ba"}, 2.0),
+        ({"name": "one-cycle", "warmup": "777ba"}, 2.0),
+        ({"name": "step", "warmup": "33.33ep", "step_size": "100ep"}, 2.0),
+        ({"name": "cosine", "warmup": "33.3ep", "interval": "epoch"}, None),
+        ({"name": "constant", "start_factor": 1.5, "warmup": "10ep"}, 3.0),
+        ({"name": "plateau", "warmup": "10ep"}, 2.0),
+        ({"name": "root"}, None),
+    ],
+)
+def test_the_peak_is_the_highest_learning_rate_of_the_run(registered, schedule, expected) -> None:
+    """What `paceline plan` and the log show, also for a run that ends before the schedule does."""
+    ours = plan(5000, **schedule)
+    rates = [lr_at(step, ours) for step in range(5000)]
+    assert ours.highest == max(rates)
+    assert expected is None or ours.highest == pytest.approx(expected, rel=1e-3)
+    for begin, end in ((0, 1), (3000, 3001), (17, 4711), (3334, 5000)):
+        assert ours.highest_between(begin, end) == max(rates[begin:end])
+
+
+def test_the_peak_of_phases_is_that_of_their_lines() -> None:
+    phases = (Phase((0, 2), lr=(0.1, 3.0)), Phase((2, 5), lr=(2.0,)))
+    recipe = Recipe("any", train=Train(duration="5ep", global_batch=10), phases=phases)
+    timeline = Timeline.of(recipe, 100)
+    ours = LrPlan.of(recipe.optim, timeline)
+    assert ours.highest == 3.0
+    heads, first, second = phase_table(
+        timeline, 1, 1, lambda step: lr_at(step, ours), ours.highest_between, lambda _: ""
+    )
+    assert [row[heads.index("lr")] for row in (first, second)] == ["0.1 -> 3", "2"]
+
+
+def test_the_peak_is_shown_in_the_middle_of_a_phase() -> None:
+    ours = plan(5000, name="piecewise", points=_SPIKE)
+    timeline = Timeline.of(Recipe("any", train=Train(duration="5000ba", global_batch=10)), 100)
+    heads, row = phase_table(timeline, 1, 1, lambda step: lr_at(step, ours), ours.highest_between, lambda _: "")
+    assert row[heads.index("lr")] == "0.2 -> 6 -> 0"
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import torch
 from conftest import one_epoch
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from paceline.config.batch import BatchLayout
@@ -29,6 +29,54 @@ def test_global_batches_are_the_same_on_any_number_of_ranks(
     for step in range(samples // batch):
         together = torch.cat([micro_batches(order, step, layout, rank).flatten() for rank in range(ranks)])
         assert torch.equal(together, order[step * batch : (step + 1) * batch])
+
+
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    repeats=st.integers(2, 6),
+    eighth=st.integers(1, 64),
+    rest=st.integers(0, 40),
+)
+@example(seed=0, repeats=4, eighth=128, rest=0)  # torchvision's recipe on 8 ranks
+def test_copies_of_an_image_spread_over_the_ranks(seed, repeats, eighth, rest) -> None:
+    """Same global batches on any number of ranks, as many different images per rank as possible, all copies shown."""
+    batch, steps = 8 * eighth, 3
+    samples = steps * batch + rest % batch
+    order = epoch_order(seed, 0, samples, repeats)
+    assert len(order) == samples
+    counts = (order % samples).bincount(minlength=samples)
+    assert set(counts.tolist()) <= {0, samples % repeats, repeats}
+    assert (counts == samples % repeats).sum() <= 1 or samples % repeats == 0  # the epoch may end within an image
+    for step in range(steps):
+        whole = micro_batches(order, step, BatchLayout(batch, 1, 1), 0, repeats).flatten()
+        assert sorted(whole.tolist()) == sorted(order[step * batch : (step + 1) * batch].tolist())
+        different = len((whole % samples).unique())
+        for ranks, accumulation in ((2, 1), (4, 1), (8, 1), (2, 4)):
+            layout = BatchLayout(batch, ranks, accumulation)
+            parts = [micro_batches(order, step, layout, rank, repeats) for rank in range(ranks)]
+            assert torch.equal(torch.cat([part.flatten() for part in parts]), whole)
+            most, shown = min(batch // ranks, different), min(len((part % samples).unique()) for part in parts)
+            if batch % repeats == 0 and (ranks % repeats == 0 or repeats % ranks == 0):
+                assert shown == most
+            else:  # samples move by a few places, for their partners; batches begin or end within the copies of one
+                near = batch // ranks > different - 2 * repeats - 4
+                assert shown >= most - (repeats + 2 if near else 0)
+
+
+@given(repeats=st.integers(2, 6), half=st.integers(1, 60), step=st.integers(0, 5))
+def test_a_copy_is_mixed_with_another_image_than_the_other_copies(repeats, half, step) -> None:
+    batch = 2 * half
+    assume(batch >= 2 * repeats)
+    samples = 6 * batch + 1
+    order = epoch_order(0, 0, samples, repeats)
+    ids = micro_batches(order, step, BatchLayout(batch, 1, 1), 0, repeats).flatten() % samples
+    partners: dict[int, set[int]] = {}
+    for one, other in ids.view(-1, 2).tolist():
+        assert one != other
+        partners.setdefault(one, set()).add(other)
+        partners.setdefault(other, set()).add(one)
+    if batch % (2 * repeats) == 0 and len(partners) > repeats:
+        assert {len(others) for others in partners.values()} == {repeats}
 
 
 def test_epochs_and_seeds_differ() -> None:

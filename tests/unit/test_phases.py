@@ -73,6 +73,9 @@ def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
         assert left % 90 != right % 90
     batches = [[key % 90 for key in keys[begin : begin + 30]] for begin in (0, 30, 60)]
     assert all(batch.count(sample) == 3 for batch in batches for sample in batch)
+    assert all(len(set(batch[part : part + 10])) == 10 for batch in batches for part in (0, 10, 20))
+    resumed = next(plan.steps(2))[2].flatten().tolist()  # in the middle of the epoch
+    assert resumed == keys[60:]
 
 
 def test_a_shorter_training_ends_within_a_phase() -> None:
@@ -96,6 +99,11 @@ def test_a_shorter_training_ends_within_a_phase() -> None:
             ("--train.mixup", "0.5", "--train.global_batch", "30", "--nodes", "2"),
             "mixup-odd-batch",
             "train.global_batch to a multiple of 4",
+        ),
+        (
+            ("--train.mixup", "0.5", "--train.global_batch", "6", "--data.aug_repeats", "4"),
+            "mixup-needs-two-images",
+            "train.global_batch to at least 8",
         ),
         (("--train-images", "5"), "batch-too-large", "128"),
         (

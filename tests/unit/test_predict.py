@@ -164,7 +164,7 @@ def test_inputs_are_found_in_order(folder: Path, tmp_path: Path, monkeypatch) ->
     assert len(names(".")) == len(names("**/*.jpg")) == len(names("*")) == 27
     assert names("r*d/[12].jpg", "green/0.jpg") == ["red/1.jpg", "red/2.jpg", "green/0.jpg"]
     assert len(names(str(folder / "prepared"))) == 48 + 27
-    assert len(names(str(folder / "prepared"), default_variant="max-400-q90")) == 48 + 27
+    assert len(names(str(folder / "prepared"), default_variants=("", "max-400-q90"))) == 48 + 27
     mixed = names("red/3.jpg", str(folder / "prepared" / "original" / "val"), "red/4.jpg", listed=["x.jpg"])
     assert [mixed[0], mixed[1], *mixed[-2:]] == ["red/3.jpg", "val/blue/0.jpg", "red/4.jpg", "x.jpg"]
     for code, words, more in (

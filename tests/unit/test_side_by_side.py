@@ -151,6 +151,16 @@ def test_settings_of_phases_and_of_invalid_recipes(tmp_path: Path) -> None:
     found = settings(read(folder))
     assert (found["image size"], found["peak learning rate"]) == ("128, then 224", "2")
     assert (found["schedule"], found["global batch"]) == ("by phase (2 phases)", "64, then 128")
+    for points, peak in (([{"factor": 0.1}, {"factor": 3.0}], "0.15"), ([5, {"factor": "x"}], "0.05"), (7, "0.05")):
+        schedule = {"name": "piecewise", "points": points}
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe | {"optim": {"lr": 0.05, "schedule": schedule}}))
+        assert settings(read(folder))["peak learning rate"] == peak
+    summary = json.loads((folder / "summary.json").read_text())
+    for variants, shown in ((["short-160-q90", "original"], "short-160-q90, original"), ([], None), (3, None)):
+        (folder / "summary.json").write_text(
+            json.dumps(summary | {"data": summary["data"] | {"val_variants": variants}})
+        )
+        assert settings(read(folder)).get("validated on") == shown
     invalid = recipe | {
         "phases": [1, {"size": [], "global_batch": {}, "lr": ["x"]}],
         "optim": 5,

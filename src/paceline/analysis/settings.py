@@ -45,6 +45,7 @@ def _settings(run: LoggedRun) -> Iterator[tuple[str, Any]]:
     yield "classes", recorded.get("classes")
     yield "training images", recorded.get("train_images")
     yield "validation images", run.final.get("samples")
+    yield "validated on", _listed(recorded.get("val_variants"))
     yield "test images", _or_off(recorded.get("test_images"))
     yield "data fingerprint", start.get("data")
     yield "duration", _duration(fields.get("train.duration"))
@@ -111,7 +112,13 @@ def _batches(run: LoggedRun) -> str | int | None:
 def _peak(run: LoggedRun, fields: dict[str, Any]) -> float | None:
     rates = [rate for phase in _phases(run) if isinstance(each := phase.get("lr"), list | tuple) for rate in each]
     numbers = [rate for rate in rates if isinstance(rate, int | float)]
-    return float(max(numbers)) if numbers else fields.get("optim.lr")
+    lr = fields.get("optim.lr")
+    if not numbers and fields.get("optim.schedule.name") == "piecewise" and isinstance(lr, int | float):
+        points = fields.get("optim.schedule.points")
+        listed = points if isinstance(points, list | tuple) else ()
+        factors = [point.get("factor") for point in listed if isinstance(point, dict)]
+        numbers = [lr * factor for factor in factors if isinstance(factor, int | float)]
+    return float(max(numbers)) if numbers else lr
 
 
 def _schedule(run: LoggedRun, fields: dict[str, Any]) -> str | None:

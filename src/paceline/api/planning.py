@@ -13,10 +13,11 @@ from paceline.config.imports import load_imports
 from paceline.config.overrides import Overrides
 from paceline.config.recipe import Recipe
 from paceline.config.scaling import scaled
-from paceline.config.timeline import Timeline
+from paceline.config.timeline import ResolvedPhase, Timeline
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
+    from paceline.data.shards import Dataset
     from paceline.launch.installation import Finding
     from paceline.optim.schedules import LrPlan
 
@@ -46,6 +47,8 @@ class TrainingPlan:
     samples: int
     """Size of the training set."""
     timeline: Timeline
+    prepared: "Dataset | None" = None
+    """The prepared images, if they are on this machine."""
 
     @property
     def ranks(self) -> int:
@@ -73,12 +76,24 @@ class TrainingPlan:
 
         return lr_at(step, self._lr_plan)
 
+    def highest_lr(self, begin: int = 0, end: int = 0) -> float:
+        """Return the highest learning rate of the steps from `begin` up to before `end`, by default of all steps."""
+        return self._lr_plan.highest_between(begin, end) if end else self._lr_plan.highest
+
     def lr_curve(self) -> list[tuple[float, float]]:
         """Return epochs and learning rates, at the edges of phases and at most 2000 points between them."""
         total = self.timeline.total
         edges = [edge for phase in self.timeline.phases for edge in (phase.begin, phase.end - 1)]
         steps = sorted({*range(0, total, max(1, total // _MAX_POINTS)), *edges})
         return [(self.timeline.epoch_at(step), self.lr_at(step)) for step in steps]
+
+    def evaluation_variant(self, phase: ResolvedPhase) -> str:
+        """Return the variant of prepared images that a phase is validated on; empty for other data."""
+        if self.prepared:
+            return self.prepared.choose_for_evaluation(phase.evaluate_variant, phase.variant)
+        if phase.evaluate_variant or phase.variant in ("", "original"):
+            return phase.evaluate_variant or phase.variant
+        return f"original, else {phase.variant}"
 
     @cached_property
     def parameters(self) -> int:
@@ -153,7 +168,17 @@ def plan(
     samples = train_images or _known_samples(planned)
     timeline = Timeline.of(planned, samples)
     check_samples(timeline, samples, planned.data.path or planned.data.name)
-    return TrainingPlan(planned, nodes, each, samples, timeline)
+    made = TrainingPlan(planned, nodes, each, samples, timeline, _prepared(planned))
+    for phase in timeline.phases:
+        made.evaluation_variant(phase)  # raises if the data has no such variant
+    return made
+
+
+def _prepared(recipe: Recipe) -> "Dataset | None":
+    from paceline.data.shards import Dataset, default_folder
+
+    place = Path(recipe.data.path or default_folder(recipe.data.name))
+    return Dataset.open(place) if recipe.data.name in ("imagenet", "shards") and place.exists() else None
 
 
 def with_preprocessing(recipe: Recipe) -> Recipe:

@@ -17,7 +17,7 @@ _PLAN = """Show the phases, steps, images and learning rate of a recipe without 
 
 With --images-per-second, or a finished run (--learn-from), also estimate time and cost on 1 to 16 nodes."""
 
-_DROPPED_FIRST = ("images", "data", "eval size", "steps")
+_DROPPED_FIRST = ("images", "data", "eval data", "eval size", "steps")
 
 
 def plan(arguments: list[str]) -> int:
@@ -35,14 +35,15 @@ def plan(arguments: list[str]) -> int:
     recipe, timeline, ranks = plan.recipe, plan.timeline, plan.ranks
     what = f"{recipe.model.name} on {recipe.data.name or recipe.data.path} ({plan.samples:,} images)"
     say(f"{recipe.name}: {what}, {ranks} rank{'s' * (ranks > 1)} ({_shape(plan)})\n")
-    heads, *rows = phase_table(timeline, ranks, recipe.train.grad_accumulation, plan.lr_at)
+    accumulation = recipe.train.grad_accumulation
+    heads, *rows = phase_table(timeline, ranks, accumulation, plan.lr_at, plan.highest_lr, plan.evaluation_variant)
     print_list(heads, rows, _DROPPED_FIRST)
     repeats = plan.images / plan.samples
     print(f"\n{timeline.total:,} steps, {plan.images:,} images, {repeats:.2f} times the training set")
     curve = plan.lr_curve()
     rates = [rate for _, rate in curve]
     decays = " (without the decays of plateau, which depend on the evaluations)" if plan.decays_on_plateau else ""
-    print(f"learning rate{decays}, maximum {max(rates):.4g}:\n{sparkline(rates)}")
+    print(f"learning rate{decays}, maximum {plan.highest_lr():.4g}:\n{sparkline(rates)}")
     if patience := recipe.early_stop.patience:
         print(f"The run may end earlier: early_stop.patience={patience}.")
     if options.chart:

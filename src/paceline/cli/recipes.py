@@ -88,12 +88,13 @@ def _commands(recipe: "Recipe", source: str) -> Iterator[str]:
     if recipe.data.name in ("cifar10", "cifar100"):
         yield f"paceline prepare {recipe.data.name}"
     if recipe.data.name == "imagenet":
-        variants = dict.fromkeys([recipe.data.variant, *(phase.variant for phase in recipe.phases)])
+        variants = dict.fromkeys([recipe.data.variant, recipe.evaluate.variant, *(p.variant for p in recipe.phases)])
         sides: dict[str, list[int]] = {}
         for variant in filter(None, map(_VARIANT.fullmatch, variants)):
             sides.setdefault(f" --{variant[1]}-side", []).append(int(variant[2]))
+        original = " --original" if sides and "original" in variants else ""
         sizes = "".join(f"{option} {' '.join(map(str, sorted(values)))}" for option, values in sides.items())
-        yield f"paceline prepare imagenet --train TAR --val TAR --devkit TAR{sizes}"
+        yield f"paceline prepare imagenet --train TAR --val TAR --devkit TAR{sizes}{original}"
     if recipe.data.path and not recipe.data.name:
         yield f"paceline prepare IMAGES --out {recipe.data.path} --val-fraction 0.1 --test-fraction 0.1"
     yield f"paceline train {source}"

@@ -65,7 +65,16 @@ def layouts(recipe: Recipe, ranks: int) -> dict[int, BatchLayout]:
                 choices=choices,
             )
         found[batch] = layout = BatchLayout(batch, ranks, accumulation)
-        if layout.per_rank_batch % 2 and (recipe.train.mixup or recipe.train.cutmix):
+        mixes, repeats = recipe.train.mixup or recipe.train.cutmix, recipe.data.aug_repeats
+        if mixes and repeats > 1 and batch < 2 * repeats:
+            raise UserError(
+                "mixup-needs-two-images",
+                f"{field}={batch}: train.mixup and train.cutmix mix different images, but with "
+                f"data.aug_repeats={repeats} a step may show only one. Set {field} to at least {2 * repeats}.",
+                field=field,
+                least=2 * repeats,
+            )
+        if layout.per_rank_batch % 2 and mixes:
             multiple = 2 * ranks * accumulation
             raise UserError(
                 "mixup-odd-batch",

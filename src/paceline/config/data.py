@@ -150,7 +150,8 @@ class Data:
     """shuffle: every image once per epoch; balanced: every class equally often, in epochs of the same length, with the
     images of a class used in turn."""
     aug_repeats: Annotated[Count, Field(le=64)] = 1
-    """Repeated augmentation: an epoch shows each image this many times, and only 1/N of all images."""
+    """Repeated augmentation: a step shows each of its images this many times, each copy augmented on its own and, where
+    possible, on another rank; an epoch shows only 1/N of all images."""
     max_corrupt: Fraction = 0.001
     """Maximum fraction of corrupt samples, which are replaced by their neighbors; above it training stops."""
     synthetic: Synthetic = field(default_factory=Synthetic)

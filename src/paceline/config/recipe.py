@@ -61,6 +61,10 @@ class Train:
     """cutmix alpha: paste a rectangle of one image into another; 0: off."""
 
 
+AS_TRAINED = "training"
+"""evaluate.variant: that of training."""
+
+
 @dataclass(frozen=True)
 class Evaluate:
     """Exact evaluation: every sample exactly once, on any number of ranks."""
@@ -77,10 +81,17 @@ class Evaluate:
     crop_pct: FractionOrOne = 0.0
     """Image files: fraction of the shorter side that the center crop keeps; 0: that of pretrained weights, else
     0.875."""
+    variant: str = ""
+    """Which size of prepared images: a variant, e.g. max-400-q90, or `training`: the one that the phase trains on.
+    Empty: `original` if the data has it, else `training`."""
     rectangular: bool = False
     """Image files: batches of similar aspect ratio, so that less of each image is cropped."""
     tta: Literal["none", "flip", "flip-translate"] = "none"
     """Test-time augmentation: average the logits of flipped, or flipped and shifted, images."""
+
+    def variant_for(self, trained: str) -> str:
+        """The variant to evaluate on after training on this one; empty: the default."""
+        return trained if self.variant == AS_TRAINED else self.variant
 
     @property
     def center_crop(self) -> float:

@@ -31,6 +31,8 @@ class ResolvedPhase:
     variant: str
     evaluate_size: int
     """0: the original size."""
+    evaluate_variant: str
+    """Empty: `original` if the data has it, else that of training."""
     rectangular: bool
 
     @property
@@ -40,7 +42,7 @@ class ResolvedPhase:
 
 def evaluation_phase(size: int, rectangular: bool) -> ResolvedPhase:
     """Return a phase without steps, for the use of a trained model."""
-    return ResolvedPhase(0, 0, 0, (0.0, 0.0), 1, 1, size, None, (1.0, 1.0), "", size, rectangular)
+    return ResolvedPhase(0, 0, 0, (0.0, 0.0), 1, 1, size, None, (1.0, 1.0), "", size, "", rectangular)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Timeline:
             whole_end = _edge(given.epochs[1], origin_epoch, origin_step, per_epoch)
             end = min(_edge(last, origin_epoch, origin_step, per_epoch), max_steps)
             clipped = end < whole_end
-            size = given.size or recipe.data.size
+            size, variant = given.size or recipe.data.size, given.variant or recipe.data.variant
             low, high = recipe.data.augment.crop_scale
             phases.append(
                 ResolvedPhase(
@@ -82,8 +84,9 @@ class Timeline:
                     # a run that ends within a phase stops part of the way along its learning rate line
                     lr=_line(given.lr, (end - begin) / (whole_end - begin) if clipped else 1.0),
                     crop_scale=(given.min_crop or low, high),
-                    variant=given.variant or recipe.data.variant,
+                    variant=variant,
                     evaluate_size=given.evaluate_size or recipe.evaluate.size or size,
+                    evaluate_variant=recipe.evaluate.variant_for(variant),
                     rectangular=given.rectangular or recipe.evaluate.rectangular,
                 )
             )
@@ -170,12 +173,24 @@ def _origin(phases: list[ResolvedPhase], batch: int, begin: int, first: float) -
     return origin_step, origin_epoch
 
 
-def phase_table(timeline: Timeline, ranks: int, accumulation: int, lr: Callable[[int], float]) -> list[list[str]]:
-    """One row per phase below a header: epochs, image size, data, batch size, steps and learning rate."""
-    rows = [["phase", "epochs", "size", "eval size", "data", "batch = ranks x per rank", "steps", "images", "lr"]]
+def phase_table(
+    timeline: Timeline,
+    ranks: int,
+    accumulation: int,
+    lr: Callable[[int], float],
+    highest_lr: Callable[[int, int], float],
+    evaluated_on: Callable[[ResolvedPhase], str],
+) -> list[list[str]]:
+    """One row per phase below a header: epochs, image size, data, batch size, steps and learning rate.
+
+    `highest_lr`: the largest from one step up to before another. `evaluated_on`: the variant that a phase is validated
+    on, empty if the data has none.
+    """
+    heads = ("phase", "epochs", "size", "eval size", "data", "eval data")
+    rows = [[*heads, "batch = ranks x per rank", "steps", "images", "lr"]]
     for phase in timeline.phases:
         first, last = phase.lr or (lr(phase.begin), lr(phase.end))
-        peak = max(first, last) if phase.lr else _peak(lr, phase.begin, phase.end)
+        peak = max(first, last) if phase.lr else highest_lr(phase.begin, phase.end)
         rates = [first, peak, last] if peak > max(first, last) else [first, last][: 1 + (first != last)]
         per_rank = phase.global_batch // (ranks * accumulation)
         parts = f"{ranks} x {per_rank}" + (f" x {accumulation}" if accumulation > 1 else "")
@@ -187,6 +202,7 @@ def phase_table(timeline: Timeline, ranks: int, accumulation: int, lr: Callable[
                 (f"{phase.evaluate_size} px" if phase.evaluate_size else "original")
                 + (" rectangular" if phase.rectangular else ""),
                 phase.variant or "-",
+                evaluated_on(phase) or "-",
                 f"{phase.global_batch} = {parts}",
                 f"{phase.begin} - {phase.end}",
                 f"{phase.images:,}",
@@ -194,10 +210,3 @@ def phase_table(timeline: Timeline, ranks: int, accumulation: int, lr: Callable[
             ]
         )
     return rows
-
-
-def _peak(lr: Callable[[int], float], begin: int, end: int) -> float:
-    """Return the highest learning rate of some steps: of about a thousand of them, and of all around the highest."""
-    stride = max(1, (end - begin) // 1000)
-    near = max(range(begin, end, stride), key=lr)
-    return max(map(lr, range(max(begin, near - stride), min(end, near + stride + 1))))

@@ -4,13 +4,14 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.data.description import DESCRIPTION, MAX_DESCRIPTION_BYTES
 from paceline.data.shards import Dataset
+from paceline.data.splits import SPLITS
 from paceline.errors import UserError
 from paceline.system import remote
 from paceline.system.files import FolderLock, make_folder, replacing, sha256, size_text, sync
@@ -29,19 +30,31 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
 
 
-def local(place: str, variant: str = "") -> Path:
-    """Return the local folder of prepared data: `place` itself, or a verified copy of one variant of a URL.
+def described(place: str) -> Dataset:
+    """Return the prepared data of a folder or a URL, of which only dataset.json is read."""
+    if not remote.is_remote(place):
+        return Dataset.open(Path(place))
+    return Dataset.parse(_description(place), place)
 
-    Processes on one node share the copy: one of them downloads while the others wait. An interrupted download resumes.
+
+def _description(place: str) -> bytes:
+    with remote.opened(remote.join(place, DESCRIPTION)) as stream:
+        return stream.read(MAX_DESCRIPTION_BYTES + 1)
+
+
+def local(place: str, variant: str = "", splits: Collection[str] = SPLITS) -> Path:
+    """Return the local folder of prepared data: `place` itself, or a verified copy of a URL.
+
+    The copy has these splits of one variant, and what was downloaded before. Processes on one node share it: one of
+    them downloads while the others wait. An interrupted download resumes.
     """
     if not remote.is_remote(place):
         return Path(place)
-    with remote.opened(remote.join(place, DESCRIPTION)) as stream:
-        content = stream.read(MAX_DESCRIPTION_BYTES + 1)
+    content = _description(place)
     dataset = Dataset.parse(content, place)
     chosen = dataset.choose(variant)
     folder = cache_folder() / f"{dataset.name}-{dataset.fingerprint}"
-    files = list(_files(dataset, place, folder, chosen))
+    files = list(_files(dataset, place, folder, chosen, splits))
     if _is_described(folder, dataset) and all(file.is_here for file in files):
         return folder  # without writing: the disk may be read-only
     try:
@@ -84,9 +97,9 @@ class _RemoteFile:
         return stat.S_ISREG(status.st_mode) and status.st_size == self.bytes
 
 
-def _files(dataset: Dataset, place: str, folder: Path, variant: str) -> Iterator[_RemoteFile]:
+def _files(dataset: Dataset, place: str, folder: Path, variant: str, splits: Collection[str]) -> Iterator[_RemoteFile]:
     for split, content in dataset.description["variants"][variant]["splits"].items():
-        for entry in [*content["lists"], *content["shards"]]:
+        for entry in [*content["lists"], *content["shards"]] if split in splits else ():
             name = entry["file"]
             path = folder / variant / split / name
             yield _RemoteFile(remote.join(place, variant, split, name), path, entry["bytes"], entry["sha256"])

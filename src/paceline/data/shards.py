@@ -37,6 +37,8 @@ from paceline.errors import UserError
 from paceline.system.files import printable
 from paceline.system.untrusted import leads_out, open_regular, read_regular
 
+ORIGINAL = "original"
+"""The variant of images at their own size, which are not re-encoded if possible."""
 _FIX = 'Run "paceline prepare", or set data.path.'
 
 
@@ -96,8 +98,8 @@ class Dataset:
     def fingerprint(self) -> str:
         return str(self.description["fingerprint"])
 
-    def choose(self, variant: str = "") -> str:
-        """Return the name of a variant that exists; an empty name means the only one."""
+    def choose(self, variant: str = "", field: str = "data.variant") -> str:
+        """Return the name of a variant that exists; an empty name means the only one. `field`: where it comes from."""
         if not variant and len(self.variants) > 1:
             raise UserError(
                 "variant-required",
@@ -109,10 +111,16 @@ class Dataset:
         if variant not in self.variants:
             raise UserError(
                 "unknown-variant",
-                f"data.variant {variant!r} does not exist in {self.place}. It has {', '.join(self.variants)}.",
+                f"{field} {variant!r} does not exist in {self.place}. It has {', '.join(self.variants)}.",
                 variant=variant,
             )
         return variant
+
+    def choose_for_evaluation(self, wanted: str, trained: str) -> str:
+        """Return the variant to evaluate on: `wanted`, else the original images if there are any, else `trained`."""
+        if wanted:
+            return self.choose(wanted, "evaluate.variant")
+        return ORIGINAL if ORIGINAL in self.variants else self.choose(trained)
 
     def split(self, split: str, variant: str = "") -> "Split":
         """Return one split of a variant; an empty variant means the only one."""

@@ -37,12 +37,16 @@ class ImagePart:
 
 
 def find_images(
-    words: Sequence[str], listed: Sequence[str] = (), split: str = "", variant: str = "", default_variant: str = ""
+    words: Sequence[str],
+    listed: Sequence[str] = (),
+    split: str = "",
+    variant: str = "",
+    default_variants: tuple[str, str] = ("", ""),
 ) -> list[ImagePart]:
     """Return the images of files, folders, patterns and prepared data, then the listed files, in this order.
 
-    `split`: of prepared data, by default all of them. `variant`: of prepared data; `default_variant`: of that which has
-    several, if none is given.
+    `split`: of prepared data, by default all of them. `variant`: of prepared data; `default_variants`: for the
+    evaluation of a model and for its training, of data that has several, if none is given.
     """
     parts: list[ImagePart] = []
     files: list[str] = []
@@ -53,7 +57,7 @@ def find_images(
         if files:
             parts.append(ImagePart(UnlabeledFiles(files), files))
             files = []
-        parts += _parts(*place, split, variant, default_variant)
+        parts += _parts(*place, split, variant, default_variants)
     files += listed
     if files:
         parts.append(ImagePart(UnlabeledFiles(files), files))
@@ -136,18 +140,18 @@ def _prepared(word: str) -> tuple[str, str, str] | None:
 
 
 def _parts(
-    place: str, own_variant: str, own_split: str, split: str, variant: str, default_variant: str
+    place: str, own_variant: str, own_split: str, split: str, variant: str, default_variants: tuple[str, str]
 ) -> Iterator[ImagePart]:
     wanted = own_split or split
     if kind_of(place) != "shards":
         yield from _arrays(Path(place), wanted)
         return
-    chosen = own_variant or variant
-    dataset = Dataset.open(cache.local(place, chosen or default_variant))
+    chosen, dataset = own_variant or variant, cache.described(place)
     if not chosen and len(dataset.variants) > 1:  # other data may have only one, which the model was not trained on
-        chosen = default_variant
-    known = [name for name in SPLITS if name in dataset.description["splits"]]
-    for name in [wanted] if wanted else known:
+        chosen = dataset.choose_for_evaluation(*default_variants)
+    names = [wanted] if wanted else [name for name in SPLITS if name in dataset.description["splits"]]
+    dataset = Dataset.open(cache.local(place, chosen, names))
+    for name in names:
         found = dataset.split(name, chosen)
         yield ImagePart(found, found.names)
 

@@ -9,7 +9,7 @@ from paceline import extensions
 from paceline.config.optim import Optim
 from paceline.config.recipe import Fsdp
 from paceline.config.timeline import phase_table
-from paceline.data.load.source import DataSource
+from paceline.data.load.source import evaluation_variants
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.engine.interval import IntervalTrigger
@@ -39,7 +39,7 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
     recipe, timeline, phases = setup.recipe, setup.timeline, setup.timeline.phases
     optim = recipe.optim
     yield f"recipe: {recipe.name}, run folder {path}"
-    yield f"data: {_data(setup.source)}"
+    yield f"data: {_data(setup)}"
     if classes := _classes(setup):
         yield f"classes: {classes}"
     parameters = list(setup.replica.module.parameters())
@@ -66,7 +66,9 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
     if len(phases) > 1:
         yield f"training: {timeline.total:,} steps in total ({recipe.train.duration}), {len(phases)} phases"
         lr = lambda step: lr_at(step, setup.lr_plan)  # noqa: E731
-        heads, *rows = phase_table(timeline, setup.world.size, recipe.train.grad_accumulation, lr)
+        sizes = (setup.world.size, recipe.train.grad_accumulation)
+        highest = setup.lr_plan.highest_between
+        heads, *rows = phase_table(timeline, *sizes, lr, highest, setup.source.evaluation_variant)
         yield from lines_of(new_table(heads, rows))
 
 
@@ -84,8 +86,11 @@ def _strategy(setup: Setup) -> Iterator[str]:
         yield "compiled"
 
 
-def _data(source: DataSource) -> str:
+def _data(setup: Setup) -> str:
+    source = setup.source
     variants = f", variant {' and '.join(source.variants)}" if source.variants else ""
+    if len(source.variants) > 1:
+        variants += f", validated on {' and '.join(evaluation_variants(source, setup.timeline))}"
     extension = extensions.find("dataset", source.name)
     by = f"registered by {extension.where}" if extension else "built in"
     where = f"{source.place} ({source.name}{variants})" if source.place else f"{source.name} ({by})"

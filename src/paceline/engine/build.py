@@ -84,7 +84,7 @@ class Setup:
     def evaluator(self, step: int, split: str = VAL) -> Evaluator:
         """Batches of a split for the phase that ends with, or contains, this step."""
         phase = self.timeline.phase_at(max(0, step - 1))
-        key = (phase.evaluate_size, phase.rectangular, phase.variant, split)
+        key = (phase.evaluate_size, phase.rectangular, self.source.evaluation_variant(phase), split)
         if key not in self._evaluators:
             place = (self.world.rank, self.world.size, self.world.device)
             self._evaluators = {key: self.source.evaluator(phase, *place, self.loader.normalize.dtype, split)}

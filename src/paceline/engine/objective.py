@@ -31,7 +31,10 @@ class Objective:
         return batch.images, targets
 
     def _mixed(self, images: torch.Tensor, targets: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mix each image with its neighbor, which is the same on any number of ranks, all with the same weight."""
+        """Mix each image with its neighbor, which is the same on any number of ranks, all with the same weight.
+
+        The order of images (data/load/order.py) gives each copy of a repeated image another neighbor.
+        """
         generator = np.random.default_rng(step_seed(self._seed, step, _MIXING))
         cut = bool(self._config.cutmix) and (not self._config.mixup or generator.random() < 0.5)
         weight = float(generator.beta(*2 * (self._config.cutmix if cut else self._config.mixup,)))

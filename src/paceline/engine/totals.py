@@ -5,12 +5,13 @@ from typing import Any
 
 from paceline.config.data import dataset_name
 from paceline.config.io import fingerprint
-from paceline.data.load.source import DataSource
+from paceline.data.load.source import evaluation_variants
 from paceline.engine.build import Setup
 from paceline.track.records import RunFolder, split_seconds
 
 
-def _described(source: DataSource, kind: str) -> dict[str, Any]:
+def _described(setup: Setup) -> dict[str, Any]:
+    source, kind = setup.source, setup.recipe.data.name
     return {
         "name": dataset_name(kind, source.place) or source.name,
         "path": source.place,
@@ -19,6 +20,7 @@ def _described(source: DataSource, kind: str) -> dict[str, Any]:
         "train_images": source.num_train,
         "val_images": source.num_val,
         "test_images": source.num_test,
+        "val_variants": evaluation_variants(source, setup.timeline),
     }
 
 
@@ -39,7 +41,7 @@ def totals(folder: RunFolder, setup: Setup) -> dict[str, Any]:
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": setup.recipe.name,
         "fingerprint": fingerprint(setup.recipe),
-        "data": _described(setup.source, setup.recipe.data.name),
+        "data": _described(setup),
         "ranks": setup.world.size,
         "global_batch": setup.layout.global_batch,
         "per_rank_batch": setup.layout.per_rank_batch,

@@ -58,8 +58,8 @@ class OpenedModel:
     """A model, and how its recipe reads data for evaluation."""
 
     classifier: Classifier
-    variant: str
-    """Of prepared images."""
+    variants: tuple[str, str]
+    """Of prepared images: that for evaluation, empty for the default, and that of training."""
     rectangular: bool
     batch: int
     """Images per rank."""
@@ -108,9 +108,10 @@ def open_model(path: Path, world: World, usage: Usage) -> OpenedModel:
     source = _Source(path, values, recipe, world, usage.trust)
     forward = _checkpoint(source) if is_run else _load_together(load, source)
     phase, tta = recipe.all_phases()[-1], usage.tta or recipe.evaluate.tta
+    trained = phase.variant or recipe.data.variant
     return OpenedModel(
         Classifier(str(path), metadata, forward, world.device, resolved, tta, usage.temperature),
-        phase.variant or recipe.data.variant,
+        (recipe.evaluate.variant_for(trained), trained),
         phase.rectangular or recipe.evaluate.rectangular,
         recipe.evaluate.per_rank_batch,
     )

@@ -99,7 +99,7 @@ def predict_images(job: PredictionJob) -> Counts:
 def _inputs(job: PredictionJob, opened: OpenedModel) -> list[ImagePart]:
     listed = read_list_of_names(job.files_from) if job.files_from else []
     inputs = [*job.inputs, *(read_list_of_names(job.inputs_from) if job.inputs_from else [])]
-    return find_images(inputs, listed, job.split, job.variant, opened.variant)
+    return find_images(inputs, listed, job.split, job.variant, opened.variants)
 
 
 def _check_same(parts: list[ImagePart], world: World) -> None:

@@ -47,12 +47,25 @@ class LrPlan:
 
     @property
     def highest(self) -> float:
-        """The largest learning rate of the run; with a registered schedule, of a thousand of its steps."""
+        """The largest learning rate of the run, without the decays of a plateau."""
         if self.phases:
             return max(lr for _, _, *ends in self.phases for lr in ends)
-        if self.registered:
-            return self.peak * max(map(self.registered, range(0, self.total, math.ceil(self.total / 1000))))
-        return self.peak * max((factor for _, factor in self.points), default=1.0)
+        return replace(self, plateau_lr=self.peak).highest_between(0, self.total)
+
+    def highest_between(self, begin: int, end: int) -> float:
+        """Return the largest learning rate of the steps from `begin` up to before `end`.
+
+        Exact for built-in schedules, which are monotonic between edges; for others, of about a thousand steps and of
+        those around the highest.
+        """
+        edges = [edge for at in (self.warmup, *(at for at, _ in self.points)) for edge in (at - 1, at)]
+        if self.epochs:
+            edges += self.epochs
+        stride = max(1, (end - begin) // 1000)
+        some = {*range(begin, end, stride), end - 1, *(edge for edge in edges if begin <= edge < end)}
+        near = max(sorted(some), key=lambda step: lr_at(step, self))
+        around = range(max(begin, near - stride), min(end, near + stride + 1))
+        return max(lr_at(step, self) for step in around)
 
     @classmethod
     def of(cls, optim: Optim, timeline: Timeline) -> "LrPlan":

@@ -36,7 +36,8 @@ class Details:
     def title(self) -> str:
         """The data and its split."""
         data = self.record["data"]
-        return f"{data['name']}, {split_title(data['split'])}"
+        variant = f", {data['variant']}" if data.get("variant") else ""
+        return f"{data['name']}, {split_title(data['split'])}{variant}"
 
     def confusion(self) -> np.ndarray:
         """Return the non-zero cells of the confusion matrix: int64 (n, 3) of label, prediction and count."""

@@ -16,6 +16,8 @@ class _DataFields(TypedDict):
     name: str
     place: str
     split: str
+    variant: NotRequired[str]
+    """Of prepared images."""
     fingerprint: str
     num_corrupt: NonNegativeInt
     own: bool

@@ -6,7 +6,8 @@ and a run that resumes in the middle of an epoch neither repeats nor skips a sam
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
+from functools import lru_cache
+from itertools import count, pairwise
 
 import torch
 
@@ -48,15 +49,16 @@ def known(labels: torch.Tensor | None, setting: str) -> torch.Tensor:
 
 
 def epoch_order(seed: int, epoch: int, num_samples: int, repeats: int = 1) -> torch.Tensor:
-    """Return the keys of an epoch in order. A key is a sample's id plus `num_samples` for every earlier repetition."""
+    """Return the keys of an epoch in order. A key is a sample's id plus `num_samples` for every earlier copy.
+
+    With `repeats`, all copies of a sample follow one another; `micro_batches` spreads them over the ranks.
+    """
     generator = torch.Generator().manual_seed(_mix(seed, epoch, _ORDER))
     order = torch.randperm(num_samples, generator=generator)
     if repeats == 1:
         return order
-    # repetitions of two images alternate, so that mixup, which mixes neighbors, never mixes an image with itself
-    pairs = order[: 2 * -(-num_samples // (2 * repeats))]
-    pairs = pairs[: len(pairs) // 2 * 2].view(-1, 1, 2)
-    return (pairs + num_samples * torch.arange(repeats)[:, None]).flatten()[:num_samples]
+    shown = order[: -(-num_samples // repeats)]
+    return (shown[:, None] + num_samples * torch.arange(repeats)).flatten()[:num_samples]
 
 
 def balanced_order(seed: int, epoch: int, labels: torch.Tensor) -> torch.Tensor:
@@ -93,13 +95,55 @@ def balanced_order(seed: int, epoch: int, labels: torch.Tensor) -> torch.Tensor:
     return keys[torch.randperm(num, generator=torch.Generator().manual_seed(_mix(seed, epoch, _ORDER)))]
 
 
-def micro_batches(order: torch.Tensor, step: int, layout: BatchLayout, rank: int) -> torch.Tensor:
+def micro_batches(order: torch.Tensor, step: int, layout: BatchLayout, rank: int, repeats: int = 1) -> torch.Tensor:
     """Return the keys of one rank in one step of the epoch, one row per micro-batch.
 
     The last incomplete global batch of an epoch is dropped; every epoch drops other samples.
     """
-    keys = order[step * layout.global_batch : (step + 1) * layout.global_batch]
+    first = step * layout.global_batch
+    keys = order[first : first + layout.global_batch]
+    if repeats > 1:
+        keys = keys[_spread(layout.global_batch, repeats, first % repeats)]
     return keys.view(layout.ranks, layout.accumulation, layout.per_rank_batch)[rank]
+
+
+@lru_cache(maxsize=64)
+def _spread(global_batch: int, repeats: int, first: int) -> torch.Tensor:
+    """Return the order of a global batch whose samples follow one another in `repeats` copies.
+
+    `first` is the number of the copy that the batch begins with. The first copies of all samples come first, then all
+    second copies, and so on: any part of the batch, and so every rank, has as many different samples as possible.
+    Mixup and cutmix mix the neighbors 2i and 2i + 1: those of a sample differ from copy to copy.
+    """
+    copies = (torch.arange(global_batch) + first) % repeats
+    places = copies.argsort(stable=True)
+    ends = copies.bincount(minlength=repeats).cumsum(0).tolist()
+    for copy, (begin, end) in enumerate(pairwise([0, *ends])):
+        pairs = slice(begin + begin % 2, end - end % 2)
+        if pairs.start < pairs.stop:
+            places[pairs] = places[pairs][_paired(pairs.stop - pairs.start, copy, repeats)]
+    return places
+
+
+def _paired(count: int, number: int, numbers: int) -> torch.Tensor:
+    """Return an order of an even count of samples that puts other ones together for each of `numbers` numbers.
+
+    Samples only move within groups of a little more than `numbers`, each of which plays one round of a tournament.
+    """
+    size = numbers + 2 - numbers % 2
+    groups = max(0, count // size - 1)  # and a last one with the rest
+    places = torch.arange(groups)[:, None] * size + _tournament(size, number)
+    return torch.cat([places.flatten(), groups * size + _tournament(count - groups * size, number)])
+
+
+def _tournament(players: int, number: int) -> torch.Tensor:
+    """Return the pairs of one round of a tournament in which all play all, after `players` - 1 rounds (circle method).
+
+    The last player stays in place, and the others rotate.
+    """
+    others, apart = players - 1, torch.arange(1, players // 2)
+    circle = torch.stack([number + apart, number - apart], dim=1) % others
+    return torch.cat([torch.tensor([number % others, others]), circle.flatten()])
 
 
 @dataclass(frozen=True)
@@ -137,7 +181,8 @@ class Plan:
             if epoch != ordered:
                 order, ordered = self._order(epoch), epoch
             phase = self.timeline.phase_at(step)
-            yield phase, epoch, micro_batches(order, within, self.layouts[phase.global_batch], self.rank)
+            layout = self.layouts[phase.global_batch]
+            yield phase, epoch, micro_batches(order, within, layout, self.rank, self.repeats)
 
 
 def uniform(seed: int, epoch: int, ids: torch.Tensor, stream: int) -> torch.Tensor:

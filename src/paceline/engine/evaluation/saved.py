@@ -156,9 +156,19 @@ def evaluate_path(
             check_corrupt_fraction(metrics, batches.num_samples, recipe.data.max_corrupt)
             written = {"details": writer.write()} if writer else {}
     some = _left_out(int(batches.num_samples - metrics["samples"]), len(numbers), len(classes))
-    data = f"{source.place or source.name} ({split_title(split)})"
+    data = _shown(source, split, recipe)
     label = f"{folder} (step {progress['step']}), {data}{some}, TTA {recipe.evaluate.tta}"
     return label, metrics | written | {"num_classes": len(classes)} if world.is_rank_zero else {}
+
+
+def _variant(source: DataSource, recipe: Recipe) -> str:
+    return source.evaluation_variant(Timeline.of(recipe, source.num_train).phases[-1])
+
+
+def _shown(source: DataSource, split: str, recipe: Recipe) -> str:
+    """Return which images are evaluated."""
+    variant = _variant(source, recipe)
+    return f"{source.place or source.name} ({split_title(split)}{variant and f', variant {variant}'})"
 
 
 def _left_out(corrupt: int, present: int, classes: int) -> str:
@@ -193,6 +203,7 @@ def _facts(
         "kind": recipe.data.name,
         "place": printable(place),
         "split": split,
+        **({"variant": variant} if (variant := _variant(source, recipe)) else {}),
         "fingerprint": fingerprint,
         "own": is_own,
         "trained_on": is_own and split in (TRAIN, ALL),
