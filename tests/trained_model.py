@@ -39,7 +39,7 @@ def train_model(folder: Path, **overrides: object) -> Path:
         "model.options": {"widths": [8, 16], "norm": "group"},
         "train.global_batch": 12,
         "train.duration": "12ba",
-        "optim.lr": 0.02,
+        "optim.lr": 0.3,
         "optim.schedule.warmup": "3ba",
         "evaluate.every": "12ba",
         "evaluate.per_rank_batch": 4,
