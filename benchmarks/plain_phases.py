@@ -111,7 +111,7 @@ class Imagenet18(Source):
         norms = {
             id(p) for module in net.modules() if isinstance(module, nn.BatchNorm2d) for p in module.parameters()
         }
-        self.optimizer = SGD(without_decay(net, 1e-4, lambda _, p: id(p) in norms), lr=0.0, momentum=0.9)
+        self.optimizer = SGD(without_decay(net, 1e-4, lambda _, p: id(p) in norms), lr=0.0, momentum=0.9, fused=True)
 
     def _data(self, epoch: int) -> _Data:
         return [data for data in self.data if self.scale.time(data.epoch) <= epoch][-1]
@@ -152,7 +152,7 @@ class OneCycle(Source):
     def __init__(self, net: nn.Module, scale: Scale, classes: int):
         super().__init__(net, scale, classes)
         self.epochs = round(scale.time(self.length))
-        self.optimizer = SGD(net.parameters(), scale.lr(1.0), momentum=0.9, weight_decay=3e-5)
+        self.optimizer = SGD(net.parameters(), scale.lr(1.0), momentum=0.9, weight_decay=3e-5, fused=True)
         self.scheduler: lr_scheduler.OneCycleLR | None = None
 
     def reading(self, epoch: int) -> Reading:
@@ -184,7 +184,7 @@ class CosineNotebook(Source):
     def __init__(self, net: nn.Module, scale: Scale, classes: int):
         super().__init__(net, scale, classes)
         self.epochs = round(scale.time(2))
-        self.optimizer = SGD(net.parameters(), scale.lr(0.1), momentum=0.9, weight_decay=5e-4)
+        self.optimizer = SGD(net.parameters(), scale.lr(0.1), momentum=0.9, weight_decay=5e-4, fused=True)
         self.scheduler = lr_scheduler.CosineAnnealingLR(self.optimizer, self.epochs, eta_min=scale.lr(1e-5))
 
     def reading(self, epoch: int) -> Reading:
@@ -209,7 +209,7 @@ class VitPlateau(Source):
     def __init__(self, net: nn.Module, scale: Scale, classes: int):
         super().__init__(net, scale, classes)
         self.epochs = round(scale.time(26))
-        self.optimizer = Adam(net.parameters(), lr=2e-3)
+        self.optimizer = Adam(net.parameters(), lr=2e-3, fused=True)
         self.scheduler = lr_scheduler.ReduceLROnPlateau(self.optimizer)
 
     def reading(self, epoch: int) -> Reading:
@@ -228,7 +228,7 @@ class VitWarmup(Source):
         super().__init__(net, scale, classes)
         self.epochs = round(scale.time(10))
         small = lambda name, p: p.ndim <= 1 or name in ("cls_token", "pos_embed")  # noqa: E731
-        self.optimizer = AdamW(without_decay(net, 0.05, small), lr=5e-5)
+        self.optimizer = AdamW(without_decay(net, 0.05, small), lr=5e-5, fused=True)
         self.scheduler: lr_scheduler.LRScheduler | None = None
 
     def reading(self, epoch: int) -> Reading:

@@ -33,6 +33,8 @@ class Scale:
     times: tuple[tuple[float, float], ...]
     """Epochs of the recipe and of the proxy; linear in between."""
     batches: int
+    rates: float = 4.0
+    """Learning rates of SGD are this much smaller than the batch asks for; a small network needs smaller ones."""
     sides: int = 4
     updates: int = 8
     """The average of weights is updated this many times as often, and forgets 100 times as fast."""
@@ -45,7 +47,7 @@ class Scale:
 
     def lr(self, rate: float) -> float:
         """Return the learning rate of SGD for the smaller batch."""
-        return rate / self.batches
+        return rate / self.batches / self.rates
 
     def side(self, pixels: int) -> int:
         return pixels // self.sides
@@ -128,7 +130,7 @@ class TorchvisionV1(Source):
     def __init__(self, net: nn.Module, scale: Scale, classes: int):
         super().__init__(net, scale, classes)
         self.epochs = round(scale.time(90))
-        self.optimizer = SGD(net.parameters(), scale.lr(0.1), momentum=0.9, weight_decay=1e-4)
+        self.optimizer = SGD(net.parameters(), scale.lr(0.1), momentum=0.9, weight_decay=1e-4, fused=True)
         self.scheduler = lr_scheduler.StepLR(self.optimizer, round(scale.time(30)), gamma=0.1)
 
     def reading(self, epoch: int) -> Reading:
@@ -154,7 +156,7 @@ class TorchvisionV2(Source):
         self.epochs, self.warmup = round(scale.time(600)), round(scale.time(5))
         norms, others = split_normalization_params(net)
         groups = [{"params": norms, "weight_decay": 0.0}, {"params": others, "weight_decay": 2e-5}]
-        self.optimizer = SGD(groups, scale.lr(0.5), momentum=0.9)
+        self.optimizer = SGD(groups, scale.lr(0.5), momentum=0.9, fused=True)
         rise = lr_scheduler.LinearLR(self.optimizer, start_factor=0.01, total_iters=self.warmup)
         fall = lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=self.epochs - self.warmup)
         self.scheduler = lr_scheduler.SequentialLR(self.optimizer, [rise, fall], milestones=[self.warmup])
@@ -254,7 +256,7 @@ class Ffcv(Source):
     def __init__(self, net: nn.Module, scale: Scale, classes: int):
         super().__init__(net, scale, classes)
         self.epochs = round(scale.time(self.length))
-        self.optimizer = SGD(without_decay(net, self.decay, lambda name, _: "bn" in name), lr=1, momentum=0.9)
+        self.optimizer = SGD(without_decay(net, self.decay, lambda name, _: "bn" in name), lr=1.0, momentum=0.9, fused=True)
 
     def reading(self, epoch: int) -> Reading:
         step, low, high = self.scale.side(32), self.scale.side(160), self.scale.side(192)

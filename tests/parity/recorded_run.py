@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import paceline as pl
 from paceline.api.runs import Run
@@ -36,7 +38,7 @@ class Mixing:
         return mixed
 
     def targets(self, labels: torch.Tensor, classes: int) -> torch.Tensor:
-        own = torch.nn.functional.one_hot(labels, classes).float()
+        own = F.one_hot(labels, classes).float()
         return own * self.weight + own[self.partners] * (1 - self.weight)
 
 
@@ -48,6 +50,8 @@ class Step:
     labels: torch.Tensor
     mixed: torch.Tensor
     """The images that the network saw."""
+    targets: torch.Tensor
+    """What its outputs were compared with: labels or probabilities."""
 
     def mixing(self) -> Mixing:
         """Find out how the images were mixed, from the images alone."""
@@ -93,11 +97,14 @@ class Recorded:
     setup: Setup
     """Built again: data for evaluation, and a model with the initial weights."""
     losses: list[float] = field(init=False)
-    initial: dict[str, torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         self.losses = [loss for _, loss in self.run.points("loss", "train", "step")]
-        self.initial = {name: value.clone() for name, value in self.setup.replica.module.state_dict().items()}
+
+    @property
+    def initial(self) -> nn.Module:
+        """The network with its initial weights."""
+        return self.setup.replica.module
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -117,7 +124,7 @@ def _recording() -> Iterator[list[Step]]:
 
     def recorded(self: Any, batch: Any, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
         images, targets = prepare(self, batch, *more)
-        steps.append(Step(batch.images.clone(), batch.labels.clone(), images.clone()))
+        steps.append(Step(batch.images.clone(), batch.labels.clone(), images.clone(), targets.clone()))
         return images, targets
 
     with pytest.MonkeyPatch.context() as patch:
