@@ -108,9 +108,7 @@ class Imagenet18(Source):
         super().__init__(net, scale, classes)
         self.data, self.rates = _SCHEDULES[self.nodes]
         self.epochs = round(scale.time(_LENGTHS[self.nodes]))
-        norms = {
-            id(p) for module in net.modules() if isinstance(module, nn.BatchNorm2d) for p in module.parameters()
-        }
+        norms = {id(p) for module in net.modules() if isinstance(module, nn.BatchNorm2d) for p in module.parameters()}
         self.optimizer = SGD(without_decay(net, 1e-4, lambda _, p: id(p) in norms), lr=0.0, momentum=0.9, fused=True)
 
     def _data(self, epoch: int) -> _Data:

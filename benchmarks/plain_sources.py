@@ -81,8 +81,17 @@ class Source:
         """Return mixed images, and labels or their probabilities."""
         return images, labels
 
+    def targets(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Return what the loss compares with, of labels or of the probabilities of mixed labels."""
+        if probabilities.ndim == 1:
+            probabilities = F.one_hot(probabilities, self.classes).float()
+        return probabilities * (1 - self.smoothing) + self.smoothing / self.classes
+
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
+        """Return the cross-entropy, with labels or with what `targets` returns."""
+        if targets.ndim == 1:
+            return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
+        return F.cross_entropy(logits, targets)
 
     @property
     def evaluated(self) -> nn.Module:
@@ -119,8 +128,8 @@ def without_decay(net: nn.Module, decay: float, excluded: Callable[[str, nn.Para
     """Return parameter groups with and without weight decay."""
     named = list(net.named_parameters())
     return [
-        {"params": [p for name, p in named if excluded(name, p)], "weight_decay": 0.0},
         {"params": [p for name, p in named if not excluded(name, p)], "weight_decay": decay},
+        {"params": [p for name, p in named if excluded(name, p)], "weight_decay": 0.0},
     ]
 
 
@@ -199,8 +208,8 @@ class TorchvisionV2(Source):
 class ResnetStrikesBack(Source):
     """Procedure A3 with timm: LAMB, binary cross-entropy, mixup or cutmix, RandAugment."""
 
-    threshold: float | None = None
-    """Targets above it count as 1; None: they are probabilities."""
+    binary = False
+    """Whether mixed labels count as 1 each."""
     per_epoch = False
     """Whether the learning rate changes only between epochs."""
 
@@ -233,9 +242,11 @@ class ResnetStrikesBack(Source):
         mixed: tuple[torch.Tensor, torch.Tensor] = mixing(images.clone(), labels)
         return mixed
 
+    def targets(self, probabilities: torch.Tensor) -> torch.Tensor:
+        targets = super().targets(probabilities)
+        return (targets > 0.2).float() if self.binary else targets
+
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if self.threshold is not None:
-            targets = (targets > self.threshold).to(logits.dtype)
         return F.binary_cross_entropy_with_logits(logits, targets)
 
     def before_step(self, epoch: int, index: int, steps: int) -> None:
@@ -256,7 +267,9 @@ class Ffcv(Source):
     def __init__(self, net: nn.Module, scale: Scale, classes: int):
         super().__init__(net, scale, classes)
         self.epochs = round(scale.time(self.length))
-        self.optimizer = SGD(without_decay(net, self.decay, lambda name, _: "bn" in name), lr=1.0, momentum=0.9, fused=True)
+        self.optimizer = SGD(
+            without_decay(net, self.decay, lambda name, _: "bn" in name), lr=1.0, momentum=0.9, fused=True
+        )
 
     def reading(self, epoch: int) -> Reading:
         step, low, high = self.scale.side(32), self.scale.side(160), self.scale.side(192)

@@ -70,8 +70,8 @@ IMAGENET = (
         partial(_RN50, zero_init=True),
         Scale(((0, 0), (5, 1), (100, 4)), 128),
     ),
-    Proxy("imagenet-rn18-2ep", phases.OneCycle, _RN18, Scale(((0, 0), (2, 2)), 16)),
-    Proxy("imagenet-rn18-6ep", phases.OneCycleLong, _RN18, Scale(((0, 0), (6, 3)), 16)),
+    Proxy("imagenet-rn18-2ep", phases.OneCycle, _RN18, Scale(((0, 0), (2, 2)), 14)),
+    Proxy("imagenet-rn18-6ep", phases.OneCycleLong, _RN18, Scale(((0, 0), (6, 4)), 14)),
     Proxy(
         "imagenet-rn18-2ep-cosine",
         phases.CosineNotebook,
@@ -81,8 +81,8 @@ IMAGENET = (
 )
 CIFAR = (
     Proxy("cifar10-vit-b32-plateau", phases.VitPlateau, PlainVit, Scale(((0, 0), (26, 26)), 48)),
-    Proxy("cifar10-vit-b32-ddp", phases.VitWarmup, PlainVit, Scale(((0, 0), (10, 4)), 24)),
-    Proxy("cifar10-vit-b32-fsdp", phases.VitWarmup, PlainVit, Scale(((0, 0), (10, 4)), 24)),
+    Proxy("cifar10-vit-b32-ddp", phases.VitWarmup, PlainVit, Scale(((0, 0), (1, 1), (10, 4)), 24)),
+    Proxy("cifar10-vit-b32-fsdp", phases.VitWarmup, PlainVit, Scale(((0, 0), (1, 1), (10, 4)), 24)),
 )
 
 
@@ -196,7 +196,10 @@ def train_plainly(proxy: Proxy, folder: Folder, seed: int, bicubic: bool = False
         reading = source.reading(epoch)
         steps, transform = folder.steps_per_epoch(reading), source.transform(reading)
         for index, (images, labels) in zip(count(), folder.batches(reading, transform, generator), strict=False):
-            losses.append(source.step(epoch, index, steps, *source.mix(images, labels)))
+            mixed, targets = source.mix(images, labels)
+            if targets.ndim == 2 or isinstance(source, sources.ResnetStrikesBack):
+                targets = source.targets(targets)
+            losses.append(source.step(epoch, index, steps, mixed, targets))
         source.after_epoch(0.0)
     how = source.validation(source.epochs - 1)
     return Curve(losses, *folder.validate(source.evaluated, Validation(**asdict(how) | {"bicubic": bicubic})))
