@@ -1,6 +1,7 @@
 """Images for plain loops: class folders read with Pillow and torchvision, in training and validation as sources do."""
 
 import io
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -142,3 +143,11 @@ def opened(path: Path, variant: str = "original") -> Image.Image:
     out = io.BytesIO()
     image.save(out, "jpeg", quality=90)
     return Image.open(out).convert("RGB")
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Seed everything that transforms draw from; return a generator for the order of images."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    return torch.Generator().manual_seed(seed)

@@ -5,8 +5,8 @@ recipe. Written from cybertronai/imagenet18, libffcv/ffcv-imagenet, pytorch/visi
 and the scripts that the ResNet-18 recipes name.
 """
 
-import random
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 from paceline.system.torchvision_compat import allow_torchvision
 
 allow_torchvision()
+from timm.data import Mixup, create_transform  # noqa: E402
+from timm.optim import Lamb  # noqa: E402
 from torchvision import transforms  # noqa: E402
 from torchvision.ops._utils import split_normalization_params  # noqa: E402
 from torchvision.transforms import InterpolationMode, v2  # noqa: E402
@@ -208,54 +210,49 @@ class TorchvisionV2(Source):
 class ResnetStrikesBack(Source):
     """Procedure A3 with timm: LAMB, binary cross-entropy, mixup or cutmix, RandAugment."""
 
-    binary = False
-    """Whether mixed labels count as 1 each."""
-    per_epoch = False
-    """Whether the learning rate changes only between epochs."""
+    as_timm = True
+    """Thresholded targets, a schedule per epoch, and original files; otherwise as the recipe was without these."""
 
     def __init__(self, net: nn.Module, scale: Scale, classes: int):
-        from timm.optim import Lamb
-
         super().__init__(net, scale, classes)
         self.epochs, self.warmup = round(scale.time(100)), scale.time(5)
         groups = without_decay(net, 0.02, lambda name, parameter: parameter.ndim <= 1 or name.endswith(".bias"))
         self.optimizer = Lamb(groups, lr=8e-3, eps=1e-6)
 
+    @property
+    def _variant(self) -> str:
+        return "original" if self.as_timm else f"max-{self.scale.side(400)}"
+
     def reading(self, epoch: int) -> Reading:
-        return Reading(self.scale.batch(2048), self.scale.side(160), f"max-{self.scale.side(400)}")
+        return Reading(self.scale.batch(2048), self.scale.side(160), self._variant)
 
     def validation(self, epoch: int) -> Validation:
-        return Validation(self.scale.side(224), int(self.scale.side(224) / 0.95), f"max-{self.scale.side(400)}")
+        size = self.scale.side(224)
+        return Validation(size, int(size / 0.95), self._variant, bicubic=self.as_timm)
 
     def transform(self, reading: Reading) -> Transform:
-        from timm.data import create_transform
-
         made: Transform = create_transform(
             reading.size, is_training=True, auto_augment="rand-m6-mstd0.5-inc1", color_jitter=0.0
         )
         return made
 
     def mix(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        from timm.data import Mixup
-
         mixing = Mixup(mixup_alpha=0.1, cutmix_alpha=1.0, label_smoothing=0.0, num_classes=self.classes)
         mixed: tuple[torch.Tensor, torch.Tensor] = mixing(images.clone(), labels)
         return mixed
 
-    def targets(self, probabilities: torch.Tensor) -> torch.Tensor:
-        targets = super().targets(probabilities)
-        return (targets > 0.2).float() if self.binary else targets
-
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.binary_cross_entropy_with_logits(logits, targets)
+        return F.binary_cross_entropy_with_logits(logits, (targets > 0.2).float() if self.as_timm else targets)
 
     def before_step(self, epoch: int, index: int, steps: int) -> None:
-        now = epoch if self.per_epoch else epoch + index / steps
+        low, high = (1e-4, 1e-6) if self.as_timm else (1e-6, 0.0)
+        now = epoch if self.as_timm else epoch + index / steps
         if now < self.warmup:
-            self.set_lr(1e-6 + (8e-3 - 1e-6) * now / self.warmup)
+            self.set_lr(low + (8e-3 - low) * now / self.warmup)
         else:
-            done = (now - self.warmup) / (self.epochs - self.warmup)
-            self.set_lr(8e-3 * 0.5 * (1 + np.cos(np.pi * done)))
+            begin = 0.0 if self.as_timm else self.warmup
+            done = (now - begin) / (self.epochs - begin)
+            self.set_lr(high + (8e-3 - high) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 class Ffcv(Source):
@@ -293,12 +290,3 @@ class Ffcv18(Ffcv):
 
 class Ffcv18Long(Ffcv18):
     length, ramp = 88, (65, 76)
-
-
-def seeded(numbers: Iterable[int]) -> torch.Generator:
-    """Seed everything that transforms draw from; return a generator for the order of images."""
-    seed = sum(number * 1000**place for place, number in enumerate(numbers))
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-    return torch.Generator().manual_seed(seed)

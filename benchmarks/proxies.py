@@ -1,15 +1,16 @@
 """Small versions of shipped recipes, by overrides only, and the plain loops of their sources beside them."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import plain_phases as phases
 import plain_sources as sources
-from plain_images import Folder, Validation
+from plain_images import Folder, seeded
 from plain_models import CHANNELS, LAYERS, VIT, PlainVit, resnet
 from plain_sources import Scale, Source
 from torch import nn
@@ -19,7 +20,7 @@ from paceline.config.duration import parse
 from paceline.config.io import load_recipe
 from paceline.config.overrides import words_of
 from paceline.config.phases import Phase
-from paceline.config.recipe import Recipe
+from paceline.config.recipe import Recipe, Train
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,12 @@ CIFAR = (
     Proxy("cifar10-vit-b32-ddp", phases.VitWarmup, PlainVit, Scale(((0, 0), (1, 1), (10, 4)), 24)),
     Proxy("cifar10-vit-b32-fsdp", phases.VitWarmup, PlainVit, Scale(((0, 0), (1, 1), (10, 4)), 24)),
 )
+
+
+def longer(proxy: Proxy, factor: int) -> Proxy:
+    """Return a proxy with more epochs, and with the learning rate that its batch asks for."""
+    times = tuple((epoch, factor * small) for epoch, small in proxy.scale.times)
+    return replace(proxy, scale=replace(proxy.scale, times=times, rates=1.0))
 
 
 def shrink(proxy: Proxy, data: dict[str, Any], seed: int = 0, **more: Any) -> Recipe:
@@ -188,10 +195,18 @@ def train(recipe: Recipe, runs: Path) -> Curve:
     return Curve(losses, run.last["loss"], run.last["top1"])
 
 
-def train_plainly(proxy: Proxy, folder: Folder, seed: int, bicubic: bool = False) -> Curve:
+def source_of(proxy: Proxy, net: nn.Module, classes: int) -> Source:
+    """Return the source of a proxy for a network."""
+    source = proxy.source(net, proxy.scale, classes)
+    if isinstance(source, sources.ResnetStrikesBack):
+        source.as_timm = hasattr(Train, "bce_target_threshold")
+    return source
+
+
+def train_plainly(proxy: Proxy, folder: Folder, seed: int) -> Curve:
     """Train with the plain loop, from its own initial weights and with its own augmentation."""
-    generator, losses = sources.seeded((1, seed)), []
-    source = proxy.source(proxy.net(folder.num_classes), proxy.scale, folder.num_classes)
+    generator, losses = seeded(seed), []
+    source = source_of(proxy, proxy.net(folder.num_classes), folder.num_classes)
     for epoch in range(source.epochs):
         reading = source.reading(epoch)
         steps, transform = folder.steps_per_epoch(reading), source.transform(reading)
@@ -201,5 +216,20 @@ def train_plainly(proxy: Proxy, folder: Folder, seed: int, bicubic: bool = False
                 targets = source.targets(targets)
             losses.append(source.step(epoch, index, steps, mixed, targets))
         source.after_epoch(0.0)
-    how = source.validation(source.epochs - 1)
-    return Curve(losses, *folder.validate(source.evaluated, Validation(**asdict(how) | {"bicubic": bicubic})))
+    return Curve(losses, *folder.validate(source.evaluated, source.validation(source.epochs - 1)))
+
+
+def distances(ours: Sequence[Curve], plain: Sequence[Curve]) -> dict[str, tuple[float, float]]:
+    """Return by how much the means over seeds differ, and how many standard errors that is.
+
+    Of the training loss in every third of the run, and of the last validation.
+    """
+    numbers = [np.array([_summary(curve) for curve in curves]) for curves in (ours, plain)]
+    difference = numbers[0].mean(0) - numbers[1].mean(0)
+    error = np.sqrt(sum(each.var(0, ddof=1) / len(each) for each in numbers))
+    names = ("first third", "second third", "last third", "validation")
+    return dict(zip(names, zip(difference.tolist(), (difference / error).tolist(), strict=True), strict=True))
+
+
+def _summary(curve: Curve) -> list[float]:
+    return [*(float(part.mean()) for part in np.array_split(np.array(curve.losses), 3)), curve.val_loss]
