@@ -220,7 +220,7 @@ def train_plainly(proxy: Proxy, folder: Folder, seed: int) -> Curve:
 
 
 def distances(ours: Sequence[Curve], plain: Sequence[Curve]) -> dict[str, tuple[float, float]]:
-    """Return by how much the means over seeds differ, and how many standard errors that is.
+    """Return by how much the means over seeds differ, and the standard error of that.
 
     Of the training loss in every third of the run, and of the last validation.
     """
@@ -228,7 +228,7 @@ def distances(ours: Sequence[Curve], plain: Sequence[Curve]) -> dict[str, tuple[
     difference = numbers[0].mean(0) - numbers[1].mean(0)
     error = np.sqrt(sum(each.var(0, ddof=1) / len(each) for each in numbers))
     names = ("first third", "second third", "last third", "validation")
-    return dict(zip(names, zip(difference.tolist(), (difference / error).tolist(), strict=True), strict=True))
+    return dict(zip(names, zip(difference.tolist(), error.tolist(), strict=True), strict=True))
 
 
 def _summary(curve: Curve) -> list[float]:

@@ -48,7 +48,7 @@ def row(proxy: Proxy, ours: list[Curve], plain: list[Curve]) -> str:
     cells = [proxy.recipe, f"{len(ours[0].losses)}"]
     for place in ("last third", "validation"):
         means = [np.mean([_figure(curve, place) for curve in curves]) for curves in (ours, plain)]
-        cells += [*(f"{mean:.3f}" for mean in means), f"{apart[place][1]:+.1f}"]
+        cells += [*(f"{mean:.3f}" for mean in means), f"{apart[place][0] / apart[place][1]:+.1f}"]
     cells += [f"{100 * np.mean([curve.top1 for curve in curves]):.1f}%" for curves in (ours, plain)]
     return " | ".join(cells)
 

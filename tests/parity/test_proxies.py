@@ -14,7 +14,7 @@ from plain_images import Folder
 from plain_models import by_timm_name, load
 from plain_phases import VitPlateau
 from plain_sources import Source
-from proxies import CIFAR, IMAGENET, Proxy, distances, longer, prepare, shrink, source_of, train, train_plainly
+from proxies import CIFAR, IMAGENET, Curve, Proxy, distances, longer, prepare, shrink, source_of, train, train_plainly
 from recorded_run import Recorded, Step, record
 from sample_images import jpeg, sample_image
 from torch import nn
@@ -177,16 +177,20 @@ def _assert_same_evaluation(found: dict[str, Any], source: Source, recorded: Rec
     assert abs(found["correct"] - correct) <= 1
 
 
-@pytest.mark.parametrize("name", ["imagenet-rn50-torchvision-v1", "imagenet-rn50-imagenet18-1"])
-def test_loss_curves_agree_within_noise(name: str, tree: Path, prepared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "factor"), [("imagenet-rn50-torchvision-v1", 5), ("imagenet-rn50-imagenet18-1", 1)])
+def test_loss_curves_agree_within_noise(name: str, factor: int, tree: Path, prepared: Path, tmp_path: Path) -> None:
     """With their own initial weights, order, crops and flips; another learning rate is told apart."""
-    (proxy,) = [proxy for proxy in IMAGENET if proxy.recipe == name]
-    proxy = longer(proxy, 2)
+    (proxy,) = [longer(proxy, factor) for proxy in IMAGENET if proxy.recipe == name]
     folder, seeds = Folder(tree), range(5)
     ours = [train(shrink(proxy, {"data.path": str(prepared)}, seed), tmp_path) for seed in seeds]
     plain = [train_plainly(proxy, folder, seed) for seed in seeds]
-    assert all(abs(errors) < 4 for _, errors in distances(ours, plain).values())
     slower = replace(proxy, scale=replace(proxy.scale, rates=30.0))
     other = [train_plainly(slower, folder, seed) for seed in seeds]
     print("DIST", distances(ours, plain), distances(ours, other))
-    assert any(abs(errors) > 4 for _, errors in distances(ours, other).values())
+    assert not _differ(ours, plain)
+    assert _differ(ours, other)
+
+
+def _differ(ours: list[Curve], others: list[Curve]) -> bool:
+    """Return whether losses differ by more than chance; few seeds can be closer to each other than their noise is."""
+    return any(abs(difference) > 5 * error + 0.02 for difference, error in distances(ours, others).values())
