@@ -38,6 +38,8 @@ def resnet(kind: str, classes: int, zero_init: bool = False, blur: bool = False)
 class BlurPool(nn.Module):
     """A convolution with a blurred input."""
 
+    kernel: torch.Tensor
+
     def __init__(self, conv: nn.Conv2d):
         super().__init__()
         self.conv = conv

@@ -42,7 +42,8 @@ class Scale:
     """The average of weights is updated this many times as often, and forgets 100 times as fast."""
 
     def time(self, epoch: float) -> float:
-        return float(np.interp(epoch, *zip(*self.times, strict=True)))
+        ours, theirs = [small for _, small in self.times], [epoch for epoch, _ in self.times]
+        return float(np.interp(epoch, theirs, ours))
 
     def batch(self, images: int) -> int:
         return images // self.batches
@@ -237,7 +238,9 @@ class ResnetStrikesBack(Source):
         return made
 
     def mix(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mixing = Mixup(mixup_alpha=0.1, cutmix_alpha=1.0, label_smoothing=0.0, num_classes=self.classes)
+        mixing = Mixup(  # type: ignore[no-untyped-call]
+            mixup_alpha=0.1, cutmix_alpha=1.0, label_smoothing=0.0, num_classes=self.classes
+        )
         mixed: tuple[torch.Tensor, torch.Tensor] = mixing(images.clone(), labels)
         return mixed
 

@@ -110,7 +110,7 @@ def shrink(proxy: Proxy, data: dict[str, Any], seed: int = 0, **more: Any) -> Re
         "log.tensorboard": False,
     }
     if recipe.data.name == "imagenet":
-        narrow = {"layers": list(LAYERS), "channels": list(CHANNELS)}
+        narrow: dict[str, Any] = {"layers": list(LAYERS), "channels": list(CHANNELS)}
         changed |= {"data.size": scale.side(recipe.data.size), "data.variant": _variant(recipe.data.variant, scale)}
     else:
         narrow = VIT
