@@ -129,8 +129,11 @@ def _repeat(source: Source, recorded: Recorded, images: int, validate: Callable[
             number += 1
         found = next(evaluations)
         assert found["samples"] == CLASSES * VAL
-        _assert_same_evaluation(found, source, recorded)
+        shapes = _assert_same_evaluation(found, source, recorded)
         if validate:
+            how = source.validation(epoch)
+            assert {min(shape) for shape in shapes} == {how.size}
+            assert any(height != width for height, width in shapes) == bool(how.rectangular)
             assert found["loss"] == pytest.approx(validate(epoch), rel=0.02)
         source.after_epoch(found["loss"])
     assert number == len(recorded.steps) == len(recorded.losses)
@@ -165,17 +168,20 @@ def _assert_mixed(step: Step, source: Source) -> None:
             assert any(torch.allclose(row, found, rtol=0, atol=1e-4) for row in source.targets(rows))
 
 
-def _assert_same_evaluation(found: dict[str, Any], source: Source, recorded: Recorded) -> None:
-    """The figures of an evaluation are those of the plain loop's network on the same batches."""
+def _assert_same_evaluation(found: dict[str, Any], source: Source, recorded: Recorded) -> set[tuple[int, int]]:
+    """Compare the figures of an evaluation with those of the plain loop's network on its batches; return their sizes."""
     losses, correct, flip = 0.0, 0, recorded.recipe.evaluate.tta == "flip"
-    net = source.evaluated.eval()
+    net, shapes = source.evaluated.eval(), set()
     for batch in recorded.setup.evaluator(found["step"]):
+        images = batch.images
         with torch.no_grad():
-            logits = (net(batch.images) + net(batch.images.flip(-1))) / 2 if flip else net(batch.images)
+            logits = (net(images) + net(images.flip(-1))) / 2 if flip else net(images)
+        shapes.add((images.shape[2], images.shape[3]))
         losses += F.cross_entropy(logits, batch.labels, reduction="sum").item()
         correct += int((logits.argmax(1) == batch.labels).sum())
     assert found["loss"] == pytest.approx(losses / found["samples"], rel=1e-3)
     assert abs(found["correct"] - correct) <= 1
+    return shapes
 
 
 @pytest.mark.parametrize(("name", "factor"), [("imagenet-rn50-torchvision-v1", 5), ("imagenet-rn50-imagenet18-1", 1)])
