@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import HANG, environment
+from sample_images import jpeg, sample_image
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = ("--size", "32", "--batch", "2", "--steps", "1", "--rounds", "1")
@@ -26,3 +27,13 @@ def test_benchmark_runs(script: str, words: tuple[str, ...], row: str) -> None:
     answer = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG)
     assert answer.returncode == 0, answer.stderr
     assert any(line.strip().startswith(row) for line in answer.stdout.splitlines()), answer.stdout
+
+
+def test_recipes_are_compared_on_images(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02d}.jpg").write_bytes(jpeg(sample_image(90 + number, 120, number)))
+    words = ["--images", tmp_path, "--recipes", "imagenet-rn18-2ep-cosine", "--classes", "2", "--seeds", "2"]
+    command = [sys.executable, BENCHMARKS / "recipes.py", *words]
+    answer = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines()[-1].startswith("imagenet-rn18-2ep-cosine | 6 | ")
