@@ -211,25 +211,18 @@ class TorchvisionV2(Source):
 class ResnetStrikesBack(Source):
     """Procedure A3 with timm: LAMB, binary cross-entropy, mixup or cutmix, RandAugment."""
 
-    as_timm = True
-    """Thresholded targets, a schedule per epoch, and original files; otherwise as the recipe was without these."""
-
     def __init__(self, net: nn.Module, scale: Scale, classes: int):
         super().__init__(net, scale, classes)
         self.epochs, self.warmup = round(scale.time(100)), scale.time(5)
         groups = without_decay(net, 0.02, lambda name, parameter: parameter.ndim <= 1 or name.endswith(".bias"))
         self.optimizer = Lamb(groups, lr=8e-3, eps=1e-6)
 
-    @property
-    def _variant(self) -> str:
-        return "original" if self.as_timm else f"max-{self.scale.side(400)}"
-
     def reading(self, epoch: int) -> Reading:
-        return Reading(self.scale.batch(2048), self.scale.side(160), self._variant)
+        return Reading(self.scale.batch(2048), self.scale.side(160), "original")
 
     def validation(self, epoch: int) -> Validation:
         size = self.scale.side(224)
-        return Validation(size, int(size / 0.95), self._variant, bicubic=self.as_timm)
+        return Validation(size, int(size / 0.95), "original", bicubic=True)
 
     def transform(self, reading: Reading) -> Transform:
         made: Transform = create_transform(
@@ -245,17 +238,14 @@ class ResnetStrikesBack(Source):
         return mixed
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.binary_cross_entropy_with_logits(logits, (targets > 0.2).float() if self.as_timm else targets)
+        return F.binary_cross_entropy_with_logits(logits, (targets > 0.2).float())
 
     def before_step(self, epoch: int, index: int, steps: int) -> None:
-        low, high = (1e-4, 1e-6) if self.as_timm else (1e-6, 0.0)
-        now = epoch if self.as_timm else epoch + index / steps
-        if now < self.warmup:
-            self.set_lr(low + (8e-3 - low) * now / self.warmup)
+        low, high = 1e-4, 1e-6
+        if epoch < self.warmup:
+            self.set_lr(low + (8e-3 - low) * epoch / self.warmup)
         else:
-            begin = 0.0 if self.as_timm else self.warmup
-            done = (now - begin) / (self.epochs - begin)
-            self.set_lr(high + (8e-3 - high) * 0.5 * (1 + math.cos(math.pi * done)))
+            self.set_lr(high + (8e-3 - high) * 0.5 * (1 + math.cos(math.pi * epoch / self.epochs)))
 
 
 class Ffcv(Source):

@@ -20,7 +20,7 @@ from paceline.config.duration import parse
 from paceline.config.io import load_recipe
 from paceline.config.overrides import words_of
 from paceline.config.phases import Phase
-from paceline.config.recipe import Recipe, Train
+from paceline.config.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -195,18 +195,10 @@ def train(recipe: Recipe, runs: Path) -> Curve:
     return Curve(losses, run.last["loss"], run.last["top1"])
 
 
-def source_of(proxy: Proxy, net: nn.Module, classes: int) -> Source:
-    """Return the source of a proxy for a network."""
-    source = proxy.source(net, proxy.scale, classes)
-    if isinstance(source, sources.ResnetStrikesBack):
-        source.as_timm = hasattr(Train, "bce_target_threshold")
-    return source
-
-
 def train_plainly(proxy: Proxy, folder: Folder, seed: int) -> Curve:
     """Train with the plain loop, from its own initial weights and with its own augmentation."""
     generator, losses = seeded(seed), []
-    source = source_of(proxy, proxy.net(folder.num_classes), folder.num_classes)
+    source = proxy.source(proxy.net(folder.num_classes), proxy.scale, folder.num_classes)
     for epoch in range(source.epochs):
         reading = source.reading(epoch)
         steps, transform = folder.steps_per_epoch(reading), source.transform(reading)

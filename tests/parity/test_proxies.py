@@ -14,7 +14,7 @@ from plain_images import Folder
 from plain_models import by_timm_name, load
 from plain_phases import VitPlateau
 from plain_sources import Source
-from proxies import CIFAR, IMAGENET, Curve, Proxy, distances, longer, prepare, shrink, source_of, train, train_plainly
+from proxies import CIFAR, IMAGENET, Curve, Proxy, distances, longer, prepare, shrink, train, train_plainly
 from recorded_run import Recorded, Step, record
 from sample_images import jpeg, sample_image
 from torch import nn
@@ -84,7 +84,7 @@ def test_the_network_is_that_of_the_source(proxy: Proxy) -> None:
 def test_an_imagenet_recipe_trains_as_its_source(proxy: Proxy, tree: Path, prepared: Path, tmp_path: Path) -> None:
     """Sizes of batches and images, schedule, optimizer, loss, mixing, averaged weights, and every evaluation."""
     recorded, folder = record(shrink(proxy, {"data.path": str(prepared)}), tmp_path), Folder(tree)
-    source = source_of(proxy, recorded.initial_net(), CLASSES)
+    source = proxy.source(recorded.initial_net(), proxy.scale, CLASSES)
 
     def validate(epoch: int) -> float:
         return folder.validate(source.evaluated, source.validation(epoch))[0]
@@ -100,7 +100,7 @@ def test_a_cifar10_recipe_trains_as_its_source(proxy: Proxy, tmp_path: Path) -> 
     if proxy.source is VitPlateau:
         changed |= {f"optim.schedule.{name}": value for name, value in PLATEAU.items()}
     recorded = record(shrink(proxy, changed), tmp_path)
-    source = source_of(proxy, recorded.initial_net(), CLASSES)
+    source = proxy.source(recorded.initial_net(), proxy.scale, CLASSES)
     for name, value in PLATEAU.items() if isinstance(source, VitPlateau) else ():
         assert getattr(source.scheduler, name) == getattr(load_recipe(proxy.recipe).optim.schedule, name)
         setattr(source.scheduler, name, value)
@@ -169,7 +169,7 @@ def _assert_mixed(step: Step, source: Source) -> None:
 
 
 def _assert_same_evaluation(found: dict[str, Any], source: Source, recorded: Recorded) -> set[tuple[int, int]]:
-    """Compare the figures of an evaluation with those of the plain loop's network on its batches; return their sizes."""
+    """Compare the figures of an evaluation with those of the plain loop's network on its batches; return sizes."""
     losses, correct, flip = 0.0, 0, recorded.recipe.evaluate.tta == "flip"
     net, shapes = source.evaluated.eval(), set()
     for batch in recorded.setup.evaluator(found["step"]):
