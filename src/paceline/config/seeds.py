@@ -1,0 +1,55 @@
+"""The seeds of several runs of one recipe, and the names of these runs."""
+
+from collections.abc import Mapping, Sequence
+
+from paceline.errors import UserError
+
+_MAX_RUNS = 1000
+
+
+def parse_seeds(given: "int | str | Sequence[int]") -> tuple[int, ...]:
+    """Return the seeds that a number of seeds ("5": 0 to 4) or a list ("0,3,7"; a single one: "3,") means."""
+    text = given if isinstance(given, str) else str(given) if isinstance(given, int) else None
+    if text is None:
+        parts = [str(seed) for seed in given if isinstance(seed, int)] if isinstance(given, list | tuple) else []
+        is_list = bool(parts) and len(parts) == len(given)  # type: ignore[arg-type]
+    else:
+        parts = [part.strip() for part in text.split(",")]
+        is_list = len(parts) > 1
+        parts = parts[:-1] if is_list and not parts[-1] else parts
+    if not all(part.isdecimal() and part.isascii() and len(part) < 11 and int(part) < 2**31 for part in parts):
+        raise _invalid(given)
+    numbers = tuple(map(int, parts))
+    if text is not None and not is_list:
+        numbers = tuple(range(min(numbers[0], _MAX_RUNS + 1)))
+    if not 0 < len(numbers) <= _MAX_RUNS or len(set(numbers)) < len(numbers):
+        raise _invalid(given)
+    return numbers
+
+
+def _invalid(given: object) -> UserError:
+    message = (
+        f"--seeds {given!s:.80} is neither a number of seeds nor a list of different ones. Write e.g. 5, for seeds 0 "
+        f"to 4, or 0,3,7. Seeds are whole numbers below 2,147,483,648, and at most {_MAX_RUNS:,}."
+    )
+    return UserError("invalid-seeds", message, seeds=str(given)[:80])
+
+
+def run_name(name: str, seed: int) -> str:
+    """Return the name of the run with this seed, if there are several."""
+    return f"{name}-seed{seed}"
+
+
+def run_names(name: str, seeds: Sequence[int]) -> list[str]:
+    """Return the names of all runs: one per seed, or without seeds the name itself."""
+    return [run_name(name, seed) for seed in seeds] or [name]
+
+
+def failed_seeds(failures: Mapping[int, str], total: int) -> UserError:
+    """Return the error for seeds that failed while others of the same command were trained; `failures`: the reasons."""
+    listed = "".join(f"\n  seed {seed}: {reason}" for seed, reason in sorted(failures.items()))
+    message = (
+        f"{len(failures)} of {total} seeds failed:{listed}\nRun the same command again to resume them; finished seeds "
+        "are skipped."
+    )
+    return UserError("seeds-failed", message, seeds=sorted(failures))
