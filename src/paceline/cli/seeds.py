@@ -17,7 +17,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from paceline.cli.options import count
-from paceline.config.seeds import failed_seeds, parse_seeds, run_name
+from paceline.config.seeds import failed_seeds, parse_seeds, run_name, seed_conflict
 from paceline.errors import UserError
 from paceline.system.files import say
 from paceline.system.gpus import Gpu, only_visible, visible_gpus
@@ -57,8 +57,7 @@ def seeds_of(options: argparse.Namespace, overridden: Sequence[str]) -> tuple[in
         message = "--resume continues one run. Leave --seeds out, or run the first command again to resume all seeds."
         raise UserError("conflicting-options", message, option="--seeds")
     if "seed" in overridden:
-        message = "--seed and --seeds are both given. Leave one of them out."
-        raise UserError("conflicting-options", message, option="--seed")
+        raise seed_conflict()
     return parse_seeds(options.seeds)
 
 

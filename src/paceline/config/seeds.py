@@ -35,6 +35,12 @@ def _invalid(given: object) -> UserError:
     return UserError("invalid-seeds", message, seeds=str(given)[:80])
 
 
+def seed_conflict() -> UserError:
+    """Return the error for a seed that is given in addition to several."""
+    message = "--seed and --seeds are both given. Leave one of them out."
+    return UserError("conflicting-options", message, option="--seed")
+
+
 def run_name(name: str, seed: int) -> str:
     """Return the name of the run with this seed, if there are several."""
     return f"{name}-seed{seed}"
@@ -43,6 +49,11 @@ def run_name(name: str, seed: int) -> str:
 def run_names(name: str, seeds: Sequence[int]) -> list[str]:
     """Return the names of all runs: one per seed, or without seeds the name itself."""
     return [run_name(name, seed) for seed in seeds] or [name]
+
+
+def seed_words(seeds: Sequence[int]) -> list[str]:
+    """Return the option of `paceline train` for these seeds; none without seeds."""
+    return ["--seeds", "".join(f"{seed}," for seed in seeds)] if seeds else []
 
 
 def failed_seeds(failures: Mapping[int, str], total: int) -> UserError:
