@@ -1,5 +1,6 @@
 """The seeds of several runs of one recipe, and the names of these runs."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from paceline.errors import UserError
@@ -9,22 +10,18 @@ _MAX_RUNS = 1000
 
 def parse_seeds(given: "int | str | Sequence[int]") -> tuple[int, ...]:
     """Return the seeds that a number of seeds ("5": 0 to 4) or a list ("0,3,7"; a single one: "3,") means."""
-    text = given if isinstance(given, str) else str(given) if isinstance(given, int) else None
-    if text is None:
-        parts = [str(seed) for seed in given if isinstance(seed, int)] if isinstance(given, list | tuple) else []
-        is_list = bool(parts) and len(parts) == len(given)  # type: ignore[arg-type]
+    if isinstance(given, list | tuple):
+        is_list, parts = True, list(map(repr, given))
     else:
-        parts = [part.strip() for part in text.split(",")]
+        parts = [part.strip() for part in str(given).split(",")]
         is_list = len(parts) > 1
         parts = parts[:-1] if is_list and not parts[-1] else parts
-    if not all(part.isdecimal() and part.isascii() and len(part) < 11 and int(part) < 2**31 for part in parts):
+    if not all(re.fullmatch("[0-9]{1,10}", part) and int(part) < 2**31 for part in parts):
         raise _invalid(given)
-    numbers = tuple(map(int, parts))
-    if text is not None and not is_list:
-        numbers = tuple(range(min(numbers[0], _MAX_RUNS + 1)))
-    if not 0 < len(numbers) <= _MAX_RUNS or len(set(numbers)) < len(numbers):
+    seeds = tuple(map(int, parts)) if is_list else tuple(range(min(int(parts[0]), _MAX_RUNS + 1)))
+    if not 0 < len(seeds) <= _MAX_RUNS or len(set(seeds)) < len(seeds):
         raise _invalid(given)
-    return numbers
+    return seeds
 
 
 def _invalid(given: object) -> UserError:
