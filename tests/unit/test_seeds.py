@@ -129,7 +129,8 @@ def fake_training(tmp_path: Path, monkeypatch) -> Path:
     script = tmp_path / "train.sh"
     script.write_text(
         f"""echo "$*" >> {tmp_path}/log
-case "$*" in *--seeds=1,*) echo '{{"error": {{"code": "c", "message": "m", "fields": {{}}}}}}' > "$PACELINE_OUTCOME"; exit 1 ;; esac
+error='{{"error": {{"code": "c", "message": "m", "fields": {{}}}}}}'
+case "$*" in *--seeds=1,*) echo "$error" > "$PACELINE_OUTCOME"; exit 1 ;; esac
 case "$*" in *--seeds=9,*) touch {tmp_path}/waits; trap 'exit 130' INT; while :; do sleep 0.1; done ;; esac
 """
     )
@@ -202,5 +203,5 @@ def test_slurm_says_which_seed_a_task_trains() -> None:
 
 def test_manifests_pass_the_seeds_on() -> None:
     manifest = pl.launch.manifest("digits", "kubernetes", nodes=1, seeds=2, image="i", name="many")
-    job = [one for one in yaml.safe_load_all(manifest) if one["kind"] == "Job"][0]
+    job = next(one for one in yaml.safe_load_all(manifest) if one["kind"] == "Job")
     assert "--name many --seeds 0,1," in job["spec"]["template"]["spec"]["containers"][0]["command"][2]
