@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from made_runs import make_run
 from scipy import stats
 
@@ -16,7 +18,7 @@ from paceline.analysis.groups import METRICS
 from paceline.analysis.groups_text import sentences
 from paceline.analysis.read import read
 from paceline.analysis.run import LoggedRun
-from paceline.analysis.statistics import LEVEL, POWER, measurements_needed, spread, welch, welch_power
+from paceline.analysis.statistics import LEVEL, MAX_NEEDED, POWER, measurements_needed, spread, welch, welch_power
 
 
 def test_welch_and_intervals_equal_scipy() -> None:
@@ -70,6 +72,27 @@ def test_values_that_do_not_vary() -> None:
     assert measurements_needed(1e-6, (1.0, 1.0)) is None
     assert welch([0.5], other) is None
     assert (spread([0.5]).n, spread([0.5]).std, spread([0.5]).low) == (1, None, None)
+
+
+@given(*[st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=4)] * 2)
+def test_any_values_have_statistics(first: list[float], second: list[float]) -> None:
+    assert spread(first).mean <= 1e30
+    if not (test := welch(first, second)):
+        assert min(len(first), len(second)) == 1
+        return
+    assert test.p is None or 0 <= test.p <= 1
+    stds = spread(first).std or 0.0, spread(second).std or 0.0
+    needed = measurements_needed(test.difference, stds)
+    assert needed is None or 2 <= needed <= MAX_NEEDED
+
+
+def test_implausible_settings_and_values_are_left_out(tmp_path: Path) -> None:
+    runs = _runs(tmp_path, "base", BASE)
+    runs[0].facts["seed"], runs[1].facts["seed"] = [1], "two"
+    runs[2].records[-2]["loss"] = 1e308
+    groups = compare(runs).grouped.groups
+    assert sorted(len(group.runs) for group in groups) == [1, 1, 2]
+    assert [group.spreads["loss"].n for group in groups if group.seeds == (2, 3)] == [1]
 
 
 def _runs(root: Path, name: str, accuracies: list[float], *words: str, first_seed: int = 0) -> list[LoggedRun]:

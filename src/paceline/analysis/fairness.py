@@ -141,5 +141,5 @@ def fairness(runs: Sequence[LoggedRun], across_seeds: bool = False) -> Fairness:
                 unknown.append(DECIDING.get(name) or name)
     unknown_everywhere = [label for name, label in DECIDING.items() if all(each.get(name) is None for each in facts)]
     ordered = sorted(differences, key=lambda difference: not difference.matters)
-    num_seeds = len({each.get(SEED) for each in facts}) if across_seeds else 0
+    num_seeds = len({repr(each.get(SEED)) for each in facts}) if across_seeds else 0
     return Fairness(tuple(ordered), tuple(unknown + unknown_everywhere), num_seeds)

@@ -13,6 +13,7 @@ from paceline.analysis.fairness import DECIDING, SEED, fairness
 from paceline.analysis.run import LoggedRun
 from paceline.analysis.statistics import LEVEL, Spread, WelchTest, holm, measurements_needed, spread, welch
 
+_IMPLAUSIBLE = 1e30
 _ANY_IN_A_GROUP = (SEED, "commit", "seconds")
 """Facts that may differ within a group: the commit of the working directory is not that of the training code."""
 
@@ -55,12 +56,15 @@ class SeedGroup:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        return tuple(run.facts[SEED] for run in self.runs)
+        return tuple(seed for run in self.runs if (seed := _seed(run)) is not None)
 
     @cached_property
     def values(self) -> dict[str, list[float]]:
-        """The values of each metric, by its name; metrics that no run has are missing."""
-        found = {each.name: [value for run in self.runs if (value := each.of(run)) is not None] for each in METRICS}
+        """The plausible values of each metric, by its name; metrics that no run has are missing."""
+        found = {
+            each.name: [value for run in self.runs if (value := each.of(run)) is not None and abs(value) < _IMPLAUSIBLE]
+            for each in METRICS
+        }
         return {name: values for name, values in found.items() if values}
 
     @cached_property
@@ -126,9 +130,9 @@ def grouped_runs(runs: Sequence[LoggedRun]) -> GroupedRuns:
     found: dict[object, list[LoggedRun]] = {}
     for run in runs:
         found.setdefault(_key(run), []).append(run)
-    if all(len({run.facts.get(SEED) for run in members}) < 2 for members in found.values()):
+    if all(len(set(map(_seed, members))) < 2 for members in found.values()):
         several = len(runs) > 1 and not fairness(runs, across_seeds=True).same
-        return GroupedRuns(only_one_seed=several and all(SEED in run.facts for run in runs))
+        return GroupedRuns(only_one_seed=several and all(_seed(run) is not None for run in runs))
     named = zip(_names(list(found.values())), found.values(), strict=True)
     groups = tuple(_group(name, members) for name, members in named)
     differences = [each for metric in METRICS for each in _differences(groups, metric)]
@@ -138,17 +142,22 @@ def grouped_runs(runs: Sequence[LoggedRun]) -> GroupedRuns:
 def _key(run: LoggedRun) -> object:
     """Return what the runs of a group have in common: everything but the seed."""
     facts = run.facts | {"global_batch": run.global_batch}
-    if any(facts.get(name) is None for name in DECIDING):
+    if _seed(run) is None or any(facts.get(name) is None for name in DECIDING):
         return id(run)  # whether it is the same experiment as another run is unknown
     common = {name: repr(value) for name, value in facts.items() if name not in _ANY_IN_A_GROUP}
     return frozenset(common.items()), run.ranks, len(run.hosts)
 
 
+def _seed(run: LoggedRun) -> int | None:
+    seed = run.facts.get(SEED)
+    return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
+
+
 def _group(name: str, members: Sequence[LoggedRun]) -> SeedGroup:
     counted: dict[Any, LoggedRun] = {}
     left_out = []
-    for run in sorted(members, key=lambda run: run.facts.get(SEED, 0)):
-        seed = run.facts.get(SEED)
+    for run in sorted(members, key=lambda run: _seed(run) or 0):
+        seed = _seed(run)
         if run.status not in ("finished", "imported") or run.final.get("top1") is None:
             status = run.status if run.status not in ("finished", "imported") else "without an evaluation"
             left_out.append(f"{run.name} (seed {seed}) is {status}")

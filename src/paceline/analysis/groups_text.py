@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from html import escape
 
 from paceline.analysis.groups import METRICS, GroupDifference, GroupedRuns, GroupMetric, SeedGroup
-from paceline.analysis.interval_chart import Interval, interval_svg
+from paceline.analysis.interval_chart import IntervalRow, interval_svg
 from paceline.analysis.statistics import MAX_NEEDED, equation, probability
 from paceline.system.wording import counted
 
@@ -153,7 +153,7 @@ def files(grouped: GroupedRuns) -> dict[str, str]:
 def _chart(grouped: GroupedRuns, metric: GroupMetric) -> str:
     """Return an SVG document with the values, mean and confidence interval of each group; empty without values."""
     rows = [
-        Interval(group.name, group.values[metric.name], spread.mean, spread.low, spread.high)
+        IntervalRow(group.name, group.values[metric.name], spread.mean, spread.low, spread.high)
         for group in grouped.groups
         if (spread := group.spreads.get(metric.name))
     ]

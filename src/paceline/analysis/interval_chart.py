@@ -13,7 +13,7 @@ _NAME_LENGTH = 20
 
 
 @dataclass(frozen=True)
-class Interval:
+class IntervalRow:
     """A row of the chart."""
 
     name: str
@@ -24,7 +24,7 @@ class Interval:
     high: float | None
 
 
-def interval_svg(title: str, rows: Sequence[Interval], percent: bool) -> str:
+def interval_svg(title: str, rows: Sequence[IntervalRow], percent: bool) -> str:
     """Return the chart as an SVG document."""
     height = _TOP + _ROW * len(rows) + _BOTTOM
     parts = [
@@ -40,7 +40,7 @@ def interval_svg(title: str, rows: Sequence[Interval], percent: bool) -> str:
     return "\n".join(parts)
 
 
-def _plot(rows: Sequence[Interval], percent: bool, height: int) -> Iterator[str]:
+def _plot(rows: Sequence[IntervalRow], percent: bool, height: int) -> Iterator[str]:
     ends = [end for row in rows for end in (*row.values, row.low, row.high) if end is not None]
     margin = 0.05 * (max(ends) - min(ends)) or abs(max(ends)) * 0.05 or 1.0
     low, high = min(ends) - margin, max(ends) + margin

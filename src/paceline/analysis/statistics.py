@@ -16,6 +16,7 @@ POWER = 0.8
 """Probability of seeing a true difference, for which the number of samples is computed."""
 MAX_NEEDED = 10_000
 _LEAST_P = 1e-4
+_SMALLEST_STD = 1e-60
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,9 @@ def equation(p: float) -> str:
 
 
 def _std(values: Sequence[float]) -> float:
-    """Return the sample standard deviation, exactly 0 for equal values."""
-    return 0.0 if min(values) == max(values) else statistics.stdev(values)
+    """Return the sample standard deviation, exactly 0 for equal values, and for those whose variance would be 0."""
+    std = 0.0 if min(values) == max(values) else statistics.stdev(values)
+    return std if std > _SMALLEST_STD else 0.0
 
 
 def _quantile(degrees: float) -> float:

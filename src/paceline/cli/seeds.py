@@ -61,9 +61,9 @@ def seeds_of(options: argparse.Namespace, overridden: Sequence[str]) -> tuple[in
     return parse_seeds(options.seeds)
 
 
-def refuse_parallel(options: argparse.Namespace) -> None:
+def refuse_parallel(options: argparse.Namespace, seeds: Sequence[int]) -> None:
     """Refuse --parallel where all ranks train one seed after the other."""
-    if (options.parallel or 1) > 1:
+    if (options.parallel or 1) > 1 and len(seeds) > 1:
         message = (
             "--parallel needs a single node without a launcher: ranks on several nodes, or of torchrun or srun, train "
             "one seed after the other. Leave it out."

@@ -46,7 +46,7 @@ def train(arguments: list[str]) -> int:
     """Run `paceline train`; returns the exit status."""
     from paceline.config.batch import layouts, procs_per_node
     from paceline.config.duration import check_steps
-    from paceline.config.imports import allow_given, load_imports
+    from paceline.config.imports import allow_given
     from paceline.config.io import load_recipe, split_overrides
     from paceline.config.scaling import scaled
 
@@ -80,7 +80,7 @@ def train(arguments: list[str]) -> int:
         layouts(recipe, world_size(options))
         if len(seeds) > 1 and options.nodes == (0, 1):
             return train_seeds(recipe, seeds, options, name)
-        refuse_parallel(options)
+        refuse_parallel(options, seeds)
         if needs_agent(options):
             if options.nodes[1] > 1 and is_remote(recipe.data.path or ""):
                 from paceline.data import kinds
@@ -89,6 +89,16 @@ def train(arguments: list[str]) -> int:
                 fetch(kinds.resolve(recipe))  # before the rendezvous, because download times differ between nodes
             return start_with_options(["train", *arguments], options)
     enter_rank(options)
+    _train_here(recipe, options, name, seeds, overridden)
+    return 0
+
+
+def _train_here(
+    recipe: "Recipe", options: argparse.Namespace, name: str, seeds: tuple[int, ...], overridden: list[str]
+) -> None:
+    """Train in this process, a rank."""
+    from paceline.config.imports import load_imports
+
     augment = recipe.data.augment
     with interrupts_end():
         # otherwise the threads of torch that augment, and the processes that compile, would be bound to one core
@@ -105,11 +115,10 @@ def train(arguments: list[str]) -> int:
 
     load_imports(recipe)
     if seeds:
-        refuse_parallel(options)
+        refuse_parallel(options, seeds)
         one_by_one.train_seeds(recipe, seeds, options.runs, name, options.results, options.profile)
-        return 0
-    train_recipe(recipe, options.runs, name, options.resume, options.results, overridden, options.profile)
-    return 0
+    else:
+        train_recipe(recipe, options.runs, name, options.resume, options.results, overridden, options.profile)
 
 
 def _train_parser() -> argparse.ArgumentParser:

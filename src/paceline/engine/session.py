@@ -44,7 +44,7 @@ _LOCK_GRACE = 5.0  # seconds that ranks of a killed launcher may need to exit an
 
 
 @dataclass(frozen=True)
-class Session:
+class TrainingSession:
     """Ranks that are connected, and what all runs that they train have in common."""
 
     world: World
@@ -82,7 +82,7 @@ def train_recipe(
 
 
 @contextmanager
-def session(recipe: Recipe, results: str = "", profile: str = "", resume: bool = False) -> Iterator[Session]:
+def session(recipe: Recipe, results: str = "", profile: str = "", resume: bool = False) -> Iterator[TrainingSession]:
     """Connect the ranks, which must have the same recipe, until the end of the block."""
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
@@ -95,11 +95,11 @@ def session(recipe: Recipe, results: str = "", profile: str = "", resume: bool =
     with ExitStack() as after_disconnect, world.connected():
         check_same_recipe(recipe, world)
         check_same_imports(recipe, world)
-        yield Session(world, recipe, notes, results, profile, after_disconnect)
+        yield TrainingSession(world, recipe, notes, results, profile, after_disconnect)
 
 
 def train_run(
-    now: Session,
+    now: TrainingSession,
     recipe: Recipe,
     choose: Callable[[], Path],
     skip_finished: bool,
