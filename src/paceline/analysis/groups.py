@@ -28,13 +28,25 @@ class GroupMetric:
 
     def text(self, value: float) -> str:
         """Return a value as text."""
-        return f"{value:.2%}" if self.name == "top1" else f"{value:.4f}" if self.name == "loss" else f"{value:.1f} s"
-
-    def text_of_difference(self, value: float, form: str = "+") -> str:
-        """Return the difference of two values, or with form="" a standard deviation, as text."""
         if self.name == "top1":
-            return f"{100 * value:{form}.2f} points"
-        return f"{value:{form}.4f}" if self.name == "loss" else f"{value:{form}.1f} s"
+            return f"{value:.2%}"
+        return f"{value:.4f}" if self.name == "loss" else f"{value:,.{_decimals(value)}f} s"
+
+    def text_of_difference(self, value: float, sign: str = "+") -> str:
+        """Return the difference of two values, or with sign="" a standard deviation, as text."""
+        if self.name == "top1":
+            return f"{_without_zero_sign(f'{100 * value:{sign}.2f}')} points"
+        if self.name == "loss":
+            return _without_zero_sign(f"{value:{sign}.4f}")
+        return f"{_without_zero_sign(f'{value:{sign},.{_decimals(value)}f}')} s"
+
+
+def _decimals(seconds: float) -> int:
+    return 1 if abs(seconds) >= 100 else 2
+
+
+def _without_zero_sign(number: str) -> str:
+    return number if number.strip("+-0.,") else number.lstrip("+-")
 
 
 METRICS = (

@@ -157,7 +157,8 @@ def _chart(grouped: GroupedRuns, metric: GroupMetric) -> str:
         for group in grouped.groups
         if (spread := group.spreads.get(metric.name))
     ]
-    return interval_svg(f"{metric.title} by seed", rows, metric.name == "top1") if rows else ""
+    unit = ", s" if metric.name == "train_seconds" else ""
+    return interval_svg(f"{metric.title}{unit}, by seed", rows, metric.name == "top1") if rows else ""
 
 
 def html_section(grouped: GroupedRuns) -> str:
