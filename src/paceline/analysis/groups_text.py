@@ -167,7 +167,7 @@ def html_section(grouped: GroupedRuns) -> str:
         return ""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences(grouped))
     tables = "".join(_html_table(head, rows) for head, rows in group_tables(grouped))
-    charts = "".join(f"<figure>{svg}</figure>" for metric in METRICS if (svg := _chart(grouped, metric)))
+    charts = "".join(f"<div>{svg}</div>" for metric in METRICS if (svg := _chart(grouped, metric)))
     return (
         f'<section id="groups"><h2>{escape(title(grouped))}</h2><ul>{items}</ul>{tables}'
         f'<div class="intervals">{charts}</div></section>'
