@@ -138,7 +138,8 @@ def _typed(command: str) -> list[str]:
 
 def _runs(text: str) -> set[str]:
     """Return the names of the runs that a text assumes, and two more for commands on all runs."""
-    return {"one", "two", *re.findall(r"\bruns/([\w-]+)", text)}
+    found = re.findall(r"\bruns/([\w-]+)(\*?)", text)
+    return {"one", "two", *(f"{name}{end}" for name, star in found for end in (("0", "1") if star else ("",)))}
 
 
 def _write_blocks(page: str) -> None:
