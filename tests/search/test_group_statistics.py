@@ -50,7 +50,10 @@ def test_false_alarms_are_about_five_percent() -> None:
 
 
 def test_a_known_effect_is_detected_as_often_as_computed() -> None:
-    power = welch_power(EFFECT, STDS, SEEDS)
+    numbers, shape = np.random.default_rng(7), (50_000, SEEDS)
+    groups = numbers.normal(0, STDS[0], shape), numbers.normal(EFFECT, STDS[1], shape)
+    power = float(np.mean(stats.ttest_ind(*groups, axis=1, equal_var=False).pvalue < LEVEL))
+    assert welch_power(EFFECT, STDS, SEEDS) == pytest.approx(power, abs=0.03)  # it is an approximation
     count = _number_seen(_draws(EFFECT, generator=2))
     assert _is_plausible(count, power), (count, power)
     assert not _is_plausible(count, power / 2)
