@@ -80,7 +80,7 @@ def welch(first: Sequence[float], second: Sequence[float]) -> WelchTest | None:
 def welch_power(difference: float, stds: tuple[float, float], n: int) -> float:
     """Return the probability that a two-sided Welch test with `n` measurements per group sees a true difference.
 
-    With the degrees of freedom of the true variances, as usual: with 5 per group the true value is about 2 points lower.
+    With the degrees of freedom of the true variances, as usual: with 5 per group the truth is about 2 points lower.
     """
     from scipy.special import chdtr, nctdtr
 
