@@ -84,10 +84,10 @@ class FakeBackend:
         self.calls.append("follow")
         return 0 if any(node.exit_status == 0 for node in self.parts) else 1
 
-    def fetch(self, job: Job) -> Path:
+    def fetch(self, job: Job) -> list[Path]:
         if self.folder is None:
             raise NoRunFolder("no-run-folder", f"no node of {job.id} has a run folder")
-        return self.folder
+        return [self.folder]
 
     def clean_up(self, job: Job) -> None:
         self.calls.append("clean_up")

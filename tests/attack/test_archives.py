@@ -150,6 +150,6 @@ def test_valid_archive_is_fetched_completely(tmp_path: Path, sender: Sender) -> 
     sender.archive.write_bytes(
         _entry(RUN, kind=tarfile.DIRTYPE) + _entry(f"{RUN}/summary.json", SUMMARY) + link + _entry(f"{RUN}/a/b", b"b")
     )
-    folder = fetching.fetch(_job(tmp_path / "runs"))
+    (folder,) = fetching.fetch(_job(tmp_path / "runs"))
     found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert found == {"summary.json": SUMMARY, "a/b": b"b", ".job": b"j"}

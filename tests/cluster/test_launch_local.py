@@ -122,3 +122,38 @@ def test_job_is_stopped_and_resumed_here_and_elsewhere(ask: Ask, bucket: ObjectS
     assert "[results-of-another-run]" in ask("b", "launch", "local", *words, *again, status=1).stdout
     everything = [path for path in tmp_path.rglob("*") if path.is_file() and "store" not in path.parts]
     assert not [path for path in everything if b"canary" in path.read_bytes()]
+
+
+def test_seeds_continue_after_the_loss_of_a_node(ask: Ask, tmp_path: Path) -> None:
+    fast = tmp_path / "fast"  # steps are slow until a node is lost, whatever the machine
+    words = (
+        "digits",
+        *TINY,
+        "--train.duration",
+        "30ba",
+        "--import",
+        "slow",
+        "--callbacks",
+        f"{{slow: {{until: {fast}}}}}",
+    )
+    ask("a", "launch", "local", "--nodes", 2, "--seeds", "3,5", "--name", "mine", *words, "--detach")
+    (job,) = (tmp_path / "a" / "home" / "jobs").iterdir()
+    deadline = time.monotonic() + HANG
+    while not any(job.glob("*/runs/mine-seed5/checkpoints/*/COMMIT")):
+        assert time.monotonic() < deadline, ask("a", "logs").stdout
+        time.sleep(0.1)
+    status = ask("a", "status").stdout
+    assert re.findall(r"run (mine-seed\d): step (?:30 of 30)?", status) == ["mine-seed3", "mine-seed5"]
+    nodes = [job / f"node-{number}" for number in range(2)]
+    (other,) = [node for node in nodes if not (node / "runs" / "mine-seed5" / "log.txt").exists()]  # not that of rank 0
+    for process in [process for process in _processes(job) if process.cwd() == str(other)]:
+        process.kill()
+    fast.touch()
+    followed = ask("a", "attach")
+    runs = [RunFolder(tmp_path / "a" / "runs" / f"mine-seed{seed}") for seed in (3, 5)]
+    for run in runs:
+        assert str(run.path) in followed.stderr
+        assert [record["step"] for record in run.records() if record["kind"] == "train"] == list(range(1, 31))
+    logs = ask("a", "logs").stdout
+    assert "runs/mine-seed3 is finished" in logs
+    assert re.search(r"resuming from step \d+ \(runs/mine-seed5/", logs)

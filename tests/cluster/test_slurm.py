@@ -176,7 +176,7 @@ def test_interrupted_job_checkpoints_requeues_and_ends_with_the_same_weights(
 
 def test_only_the_signaled_task_of_an_array_is_requeued(slurm: Slurm, tmp_path: Path) -> None:
     words = ("--nodes", 1, "--seeds", "7,8", "--train.duration", "20000ba", "--name", "many", "--detach")
-    runs = [RunFolder(tmp_path / "runs" / f"many-seed-{seed}") for seed in (7, 8)]
+    runs = [RunFolder(tmp_path / "runs" / f"many-seed{seed}") for seed in (7, 8)]
 
     def states() -> dict[str, str]:
         lines = slurm.output("squeue", "--noheader", "--array", "--format=%F_%K %T").splitlines()

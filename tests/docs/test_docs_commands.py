@@ -57,6 +57,7 @@ PLACEHOLDERS = {
     r"(?<!/)\bRUN\b": "runs/RUN",
     r"\bDIR\b": "data/images",
     r"--seed S\b": "--seed 1",
+    r"--seeds \d\b": "--seeds 2",  # fewer than a reader would train
     r"step-\d+": f"step-{STEPS:08}",
 }
 SHORT = ("--train.duration", f"{STEPS + 1}ba")
@@ -118,7 +119,11 @@ def run(tmp_path: Path, here: Run, paceline: Run, monkeypatch) -> Run:
 
 def _typed(command: str) -> list[str]:
     """Return the words of a command, with what makes it short and keeps it from contacting other hosts."""
-    words = shlex.split(command.replace("'runs/*'", shlex.join(map(str, sorted(Path().glob("runs/*"))))))
+    words = [
+        found
+        for word in shlex.split(command)
+        for found in (sorted(map(str, Path().glob(word))) if word.startswith("runs/") and "*" in word else [word])
+    ]
     if {"--help", "--dry-run"} & set(words):
         return words
     if words[0] == "launch" and words[1] in ("ssh", "slurm", "ec2"):
@@ -135,7 +140,8 @@ def _typed(command: str) -> list[str]:
 
 def _runs(text: str) -> set[str]:
     """Return the names of the runs that a text assumes, and two more for commands on all runs."""
-    return {"one", "two", *re.findall(r"\bruns/([\w-]+)", text)}
+    found = re.findall(r"\bruns/([\w-]+)(\*?)", text)
+    return {"one", "two", *(f"{name}{end}" for name, star in found for end in (("0", "1") if star else ("",)))}
 
 
 def _write_blocks(page: str) -> None:

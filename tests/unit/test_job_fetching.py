@@ -46,7 +46,7 @@ def test_run_folder_without_telemetry_is_fetched(tmp_path: Path) -> None:
         folder = jobs.folder_of(job.id) / name / "runs" / "j"
         folder.mkdir(parents=True)
         (folder / "summary.json").write_text(json.dumps({"status": "running", "step": number}, indent=1))
-    assert json.loads((local.fetch(job) / "summary.json").read_text())["step"] == 1
+    assert json.loads((local.fetch(job)[0] / "summary.json").read_text())["step"] == 1
 
 
 class _SlowHost(Host):

@@ -109,7 +109,7 @@ def test_slurm_array(tmp_path: Path, run: Run, monkeypatch) -> None:
     clear_final_state(job)
     backend = use_backend(monkeypatch, GONE)
     for seed in (0, 1):
-        finished_run(tmp_path / "runs" / f"j-seed-{seed}", job)
+        finished_run(tmp_path / "runs" / f"j-seed{seed}", job)
     assert "[job-finished]" in run("resume")[1]
     assert "j is already finished" in run("stop")[1]
     assert backend.calls == ["clean_up"]

@@ -21,6 +21,7 @@ _ALL = {
     "--name": ("mine", "--name mine"),
     "--results": ("s3://bucket/a", "--results s3://bucket/a"),
     "--data": ("/elsewhere", "path: /elsewhere"),
+    "--seeds": ("3,5", "--seeds 3,5,"),
 }
 _LAUNCHED = _ALL | {
     "--runs": ("/my/runs", "/my/runs"),

@@ -173,3 +173,12 @@ def test_captions_of_many_runs_are_short(many: Any) -> None:
     script = """return [...document.querySelectorAll("figure")].every(box =>
         box.querySelector("figcaption").scrollWidth <= box.clientWidth)"""
     assert many.execute_script(script)
+
+
+def test_groups_of_seeds_have_charts_that_fit(many: Any) -> None:
+    assert many.get_log("browser") == []
+    charts = _all(many, "#groups .intervals svg")
+    assert len(charts) == 3
+    assert len(_all(charts[0], "circle")) == 12
+    assert all(0 < chart.size["width"] <= 1000 for chart in charts)
+    assert many.execute_script("return document.documentElement.scrollWidth <= document.documentElement.clientWidth")

@@ -134,9 +134,9 @@ def svg(chart: Chart) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {whole_height}" role="img" '
         f'aria-label="{escape(printable(chart.title))}" font-family="system-ui, sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{whole_height}" fill="#ffffff"/>',
-        _text(_LEFT, 18, chart.title, "start", "#212529", 600),
-        *(_text(_LEFT, 34 + 15 * number, note, "start", size=11) for number, note in enumerate(notes)),
-        _text((_LEFT + _WIDTH - _RIGHT) / 2, height - 6, chart.x_axis),
+        text_element(_LEFT, 18, chart.title, "start", "#212529", 600),
+        *(text_element(_LEFT, 34 + 15 * number, note, "start", size=11) for number, note in enumerate(notes)),
+        text_element((_LEFT + _WIDTH - _RIGHT) / 2, height - 6, chart.x_axis),
         *_plot(chart, lines, (low, high), top, height),
         *_legend(legend, height),
         "</svg>",
@@ -173,9 +173,9 @@ def _plot(chart: Chart, lines: Sequence[Line], bounds: tuple[float, float], top:
     for y in ticks(low_y, high_y):
         level = f'y1="{y_of(y):.1f}" y2="{y_of(y):.1f}"'
         yield f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" {level} stroke="#e9ecef"/>'
-        yield _text(_LEFT - 6, y_of(y) + 4, f"{100 * y:g}%" if chart.percent else _label(y), "end")
+        yield text_element(_LEFT - 6, y_of(y) + 4, f"{100 * y:g}%" if chart.percent else tick_label(y), "end")
     x_ticks = log_ticks(min(xs), max(xs)) if chart.log_x else ticks(low_x, high_x)
-    yield from (_text(x_of(x), height - 24, _label(x)) for x in x_ticks)
+    yield from (text_element(x_of(x), height - 24, tick_label(x)) for x in x_ticks)
     # the nested document clips curves below the axis; its margin leaves room for dots at the edges
     area = (_LEFT - 4, top - 4, inner_width + 8, inner_height + 8)
     box = " ".join(map(str, area))
@@ -189,7 +189,8 @@ def _plot(chart: Chart, lines: Sequence[Line], bounds: tuple[float, float], top:
     yield "</svg>"
 
 
-def _label(value: float) -> str:
+def tick_label(value: float) -> str:
+    """Return a number as an axis shows it."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
@@ -208,11 +209,11 @@ def _legend(entries: Sequence[Line], below: int) -> Iterator[str]:
         row, column = divmod(number, columns)
         x, y = _LEFT + column * width / columns, below + 8 + _LEGEND_LINE * row
         yield f'<line x1="{x:.1f}" x2="{x + 26:.1f}" y1="{y}" y2="{y}" {_stroke(entry)}/>'
-        yield _text(x + 32, y + 4, _shortened(entry.name, most), "start")
+        yield text_element(x + 32, y + 4, shortened(entry.name, most), "start")
 
 
-def _shortened(name: str, most: int) -> str:
-    """Cut the middle of a long name: names of runs often differ at the end."""
+def shortened(name: str, most: int) -> str:
+    """Return a name of at most `most` characters, cut in the middle: names of runs often differ at the end."""
     if len(name) <= most:
         return name
     kept = most - 1
@@ -225,8 +226,9 @@ def _stroke(line: Line) -> str:
     return f'stroke="{COLORS[line.run % len(COLORS)]}" {weight}{pattern}'
 
 
-def _text(
+def text_element(
     x: float, y: float, words: str, anchor: str = "middle", fill: str = "#495057", weight: int = 400, size: int = 12
 ) -> str:
+    """Return a text element of an SVG document."""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}" font-weight="{weight}" font-size="{size}"'
     return f"<text {place}>{escape(printable(words))}</text>"

@@ -6,123 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.analysis.details.paired import PairedModels, paired_runs
-from paceline.analysis.run import CODE_OF, LoggedRun
+from paceline.analysis.fairness import Fairness, fairness
+from paceline.analysis.groups import GroupedRuns, grouped_runs
+from paceline.analysis.run import LoggedRun
 from paceline.errors import UserError
-
-_CONDITIONS = {
-    "hardware": "hardware",
-    "torch": "torch",
-    "commit": "git commit of the working directory",
-    "threads per rank": "threads per rank",
-    "strategy": "strategy",
-    "data.decode_threads": "decode threads",
-    "train.grad_accumulation": "gradient accumulation",
-    "evaluate.every": "evaluate.every",
-    "evaluate.per_rank_batch": "evaluate.per_rank_batch",
-    "grad_sync.transport": "grad_sync.transport",
-    "grad_sync.bucket_mb": "grad_sync.bucket_mb",
-    "fsdp.reshard_after_forward": "fsdp.reshard_after_forward",
-    "fsdp.cpu_offload": "fsdp.cpu_offload",
-    "model.activation_checkpointing": "activation checkpointing",
-    "compile": "compile",
-}
-"""Facts that affect only the speed, not the result."""
-_NOT_COMPARED = (
-    "train.global_batch",
-    "seconds",
-    "ranks",
-    "nodes",
-    "scaled.by",
-    "scaled.rule",
-    "scaled.from_batch",
-    "scaled.from_lr",
-)
-"""Facts that are results, or that another fact already covers."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    fact: str
-    values: tuple[Any, ...]
-    """One value per run; None: unknown."""
-    matters: bool
-    """Whether the difference makes it another experiment; conditions and unknown values do not."""
-
-    def __str__(self) -> str:
-        return f"{self.fact}: " + " / ".join("unknown" if value is None else _short(value) for value in self.values)
-
-
-def _short(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-_MAX_NAMED = 5
-"""Differences that a summary names; of more, it gives the number, because they are listed below it."""
-
-
-@dataclass(frozen=True)
-class Fairness:
-    """Whether runs are the same experiment, and how they differ."""
-
-    differences: tuple[Difference, ...]
-    unknown: tuple[str, ...]
-    """Deciding facts that are unknown for at least one run."""
-
-    @property
-    def same(self) -> bool:
-        return not any(difference.matters for difference in self.differences)
-
-    @property
-    def summary(self) -> str:
-        """Whether the runs are the same experiment, and why not."""
-        if not self.same:
-            changed = [difference.fact for difference in self.differences if difference.matters]
-            named = ", ".join(changed) if len(changed) <= _MAX_NAMED else f"{len(changed)} settings"
-            verb = "differs" if len(changed) == 1 else "differ"
-            return f"not the same experiment: {named} {verb}, so the ratio of their times is not a speed-up"
-        if self.unknown:
-            facts = ", ".join(self.unknown[:8]) + (" ..." if self.unknown[8:] else "")
-            return f"cannot confirm that this is the same experiment: unknown for at least one run: {facts}"
-        conditions = [difference.fact for difference in self.differences]
-        if len(conditions) > _MAX_NAMED:
-            return f"the same experiment under {len(conditions)} different conditions"
-        return "the same experiment" + (f" under different conditions: {', '.join(conditions)}" if conditions else "")
-
-
-_DECIDING = {
-    "global_batch": "global batch",
-    "data": "data",
-    "precision": "precision",
-    "code": "code",
-    "seed": "seed",
-    "model.name": "model",
-    "optim.lr": "learning rate",
-    "train.duration": "duration",
-}
-
-
-def fairness(runs: Sequence[LoggedRun]) -> Fairness:
-    """Return what differs between the runs, and which deciding facts are unknown."""
-    facts = [run.facts | {"global_batch": run.global_batch} for run in runs]
-    differences, unknown = [], []
-    for name in dict.fromkeys(name for each in facts for name in each if name not in _NOT_COMPARED):
-        values = tuple(each.get(name) for each in facts)
-        known = [value for value in values if value is not None]
-        if any(value != known[0] for value in known):
-            label = _DECIDING.get(name) or _CONDITIONS.get(name) or name
-            differences.append(Difference(label, values, matters=name not in _CONDITIONS))
-        elif known and len(known) < len(values) and name not in _CONDITIONS:
-            without = [run for run, value in zip(runs, values, strict=True) if value is None]
-            if name.startswith(CODE_OF):
-                continue  # not every run imports it, so that the imports in their recipes differ
-            if all(run.recipe for run in without) and name not in _DECIDING:
-                differences.append(Difference(name, values, matters=True))  # a recipe holds every field that it uses
-            elif name in _DECIDING or any(run.kind != "paceline" for run in runs if run not in without):
-                unknown.append(_DECIDING.get(name) or name)
-    unknown_everywhere = [label for name, label in _DECIDING.items() if all(each.get(name) is None for each in facts)]
-    ordered = sorted(differences, key=lambda difference: not difference.matters)
-    return Fairness(tuple(ordered), tuple(unknown + unknown_everywhere))
 
 
 @dataclass(frozen=True)
@@ -134,6 +21,8 @@ class ComparedRuns:
     rows: list[dict[str, Any]]
     paired: list[PairedModels] = field(default_factory=list)
     """What `evaluate --details` of the same data says about each run and the first one."""
+    grouped: GroupedRuns = field(default_factory=GroupedRuns)
+    """Runs that differ only in the seed, and the statistics of these groups."""
 
     @property
     def is_comparable(self) -> bool:
@@ -151,7 +40,7 @@ class ComparedRuns:
         disturbed = [f"{run.name} was {run.disturbance}" for run in self.runs if run.disturbance]
         if not self.is_comparable:
             return disturbed
-        conditions = [difference.fact for difference in self.fairness.differences]
+        conditions = self.fairness.conditions
         return disturbed + [
             warning
             for run, row in zip(self.runs[1:], self.rows[1:], strict=True)
@@ -225,7 +114,8 @@ def compare(runs: Sequence[LoggedRun], target: float | None = None, price: float
     base = rows[0]
     for row in rows:
         row |= _relation(row, base)
-    return ComparedRuns(list(runs), fairness(runs), target, rows, paired_runs(runs))
+    grouped = grouped_runs(runs)
+    return ComparedRuns(list(runs), fairness(runs, bool(grouped.groups)), target, rows, paired_runs(runs), grouped)
 
 
 def _row(run: LoggedRun, target: float | None, price: float | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from paceline.analysis.charts import COLORS, COLORS_ON_DARK
 from paceline.analysis.compare import ComparedRuns
 from paceline.analysis.details.paired_text import paired_html
 from paceline.analysis.details.section import details_html
+from paceline.analysis.groups_text import html_section
 from paceline.analysis.origin import origins_html
 from paceline.analysis.page_data import page_data
 from paceline.analysis.run import LoggedRun
@@ -38,6 +39,7 @@ def report(comparison: ComparedRuns, title: str) -> str:
         kind="" if comparison.is_reliable or len(runs) == 1 else "unfair",
         table=table_html(comparison),
         differences=_differences(comparison),
+        groups=html_section(comparison.grouped),
         settings=settings_html(runs),
         origins=origins_html(runs),
         verdicts="".join(_verdict(run) for run in runs),

@@ -7,9 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.analysis.compare import ComparedRuns, Fairness
+from paceline.analysis.compare import ComparedRuns
 from paceline.analysis.curves import CURVES, common_name
 from paceline.analysis.details.paired_text import paired_markdown, sentences
+from paceline.analysis.fairness import Fairness
+from paceline.analysis.groups_text import group_tables, markdown_lines
+from paceline.analysis.groups_text import sentences as group_sentences
 from paceline.analysis.run import LoggedRun
 from paceline.system.files import printable
 from paceline.system.tables import lines_of, new_table
@@ -138,14 +141,17 @@ def markdown(comparison: ComparedRuns) -> str:
     head, *rows = page_table(comparison)
     lines = [_cells(head), _cells(["---"] * len(head)), *map(_cells, rows)]
     differences = map(plain, listing(comparison.fairness))
-    classes = paired_markdown(comparison.paired, plain)
-    return "\n".join([_capital(plain(comparison.summary)) + ".", "", *lines, "", *differences, *classes, ""])
+    groups, classes = markdown_lines(comparison.grouped, plain), paired_markdown(comparison.paired, plain)
+    return "\n".join([_capital(plain(comparison.summary)) + ".", "", *lines, "", *differences, *groups, *classes, ""])
 
 
 def as_text(comparison: ComparedRuns) -> str:
     """Return the summary, the differences and the table as plain text."""
     head, *rows = page_table(comparison)
     lines = [_capital(comparison.summary) + ".", *listing(comparison.fairness), "", *lines_of(new_table(head, rows))]
+    for heads, cells in group_tables(comparison.grouped):
+        lines += ["", *lines_of(new_table(heads, cells))]
+    lines += group_sentences(comparison.grouped)
     lines += [line for pair in comparison.paired for line in ("", *sentences(pair))]
     return "\n".join(map(printable, lines))
 
@@ -153,7 +159,8 @@ def as_text(comparison: ComparedRuns) -> str:
 def listing(fairness: Fairness) -> list[str]:
     """Return the differences as list items."""
     return [
-        f"- {difference}{'' if difference.matters else ' (affects speed only)'}" for difference in fairness.differences
+        f"- {difference}" + (f" ({effect})" if (effect := fairness.effect(difference)) else "")
+        for difference in fairness.differences
     ]
 
 
@@ -185,6 +192,7 @@ def as_json(comparison: ComparedRuns) -> str:
         "is_reliable": comparison.is_reliable,
         "target_top1": comparison.target,
         "runs": comparison.rows,
+        "seeds": comparison.grouped.to_json(),
         "paired": [pair.to_json() for pair in comparison.paired],
         "notes": {run.name: run.notes for run in comparison.runs if run.notes},
     }

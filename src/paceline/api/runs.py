@@ -5,10 +5,11 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis import book, charts, page
+from paceline.analysis import book, charts, groups_text, page
 from paceline.analysis import compare as _comparing
 from paceline.analysis.curves import charts_of
 from paceline.analysis.details.read import Details, details_of
+from paceline.analysis.groups import GroupDifference, SeedGroup
 from paceline.analysis.overview import RunRow, overview
 from paceline.analysis.read import read
 from paceline.analysis.run import LoggedRun, named_apart
@@ -96,10 +97,21 @@ class Run(LoggedRun):
 class Comparison(_comparing.ComparedRuns):
     """Runs side by side; displayed as a table."""
 
+    @property
+    def groups(self) -> tuple[SeedGroup, ...]:
+        """Runs that differ only in the seed: `spreads` has mean, standard deviation and confidence interval."""
+        return self.grouped.groups
+
+    @property
+    def differences(self) -> tuple[GroupDifference, ...]:
+        """How groups differ from the first one: Welch's t-test, and the seeds that a difference of that size needs."""
+        return self.grouped.differences
+
     def write(self, folder: str | Path) -> list[Path]:
         """Write the comparison as Markdown, JSON and CSV with its charts; return the files written."""
         make_folder(Path(folder))
         texts = {"comparison.md": markdown(self), "comparison.json": as_json(self), "comparison.csv": as_csv(self)}
+        texts |= groups_text.files(self.grouped)
         texts |= {name: drawn for name, chart in charts_of(self.runs) if (drawn := charts.svg(chart))}
         for name, text in texts.items():
             write_text(Path(folder) / name, text)
@@ -117,7 +129,8 @@ def _html(comparison: _comparing.ComparedRuns, head: str) -> str:
     figures = "".join(f'<div style="width:420px">{svg}</div>' for svg in drawn)
     notes = "".join(f"<li>{escape(run.name)}: {escape(note)}</li>" for run in comparison.runs for note in run.notes)
     side_by_side = f'<div style="display:flex;flex-wrap:wrap;gap:8px">{figures}</div>'
-    return f"{head}{page.table_html(comparison)}<ul>{notes}</ul>{side_by_side}"
+    groups = groups_text.html_section(comparison.grouped)
+    return f"{head}{page.table_html(comparison)}{groups}<ul>{notes}</ul>{side_by_side}"
 
 
 def compare(

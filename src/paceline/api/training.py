@@ -1,10 +1,11 @@
 """Train, resume and evaluate."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from paceline.analysis.details.slices import DetailsSpec
-from paceline.api.arguments import Procs, check_name, check_path, check_procs, invalid
+from paceline.api.arguments import Procs, check_count, check_name, check_path, check_procs, invalid
 from paceline.api.in_process import in_this_process
 from paceline.api.processes import run_in_processes
 from paceline.api.runs import Run, check_best_or_last, path_of
@@ -13,6 +14,7 @@ from paceline.config.io import load_recipe as _load_recipe
 from paceline.config.io import recipe_from_tree, shipped, to_tree
 from paceline.config.overrides import Overrides, words_of
 from paceline.config.recipe import Recipe
+from paceline.config.seeds import parse_seeds, seed_conflict, seed_words
 from paceline.errors import UserError
 
 
@@ -33,6 +35,7 @@ def loaded(recipe: str | Path | Recipe, overrides: Overrides | None) -> Recipe:
     return load_recipe(recipe, overrides)
 
 
+@overload
 def train(
     recipe: str | Path | Recipe,
     overrides: Overrides | None = None,
@@ -41,9 +44,43 @@ def train(
     name: str = "",
     runs: str | Path = "runs",
     results: str = "",
+    seeds: None = None,
+    parallel: int | None = None,
     in_process: bool = False,
-) -> Run:
+) -> Run: ...
+
+
+@overload
+def train(
+    recipe: str | Path | Recipe,
+    overrides: Overrides | None = None,
+    *,
+    procs: Procs = "auto",
+    name: str = "",
+    runs: str | Path = "runs",
+    results: str = "",
+    seeds: int | Sequence[int],
+    parallel: int | None = None,
+    in_process: bool = False,
+) -> list[Run]: ...
+
+
+def train(
+    recipe: str | Path | Recipe,
+    overrides: Overrides | None = None,
+    *,
+    procs: Procs = "auto",
+    name: str = "",
+    runs: str | Path = "runs",
+    results: str = "",
+    seeds: int | Sequence[int] | None = None,
+    parallel: int | None = None,
+    in_process: bool = False,
+) -> Run | list[Run]:
     """Train a recipe in `procs` new processes and return the run. An unfinished run of that name is resumed.
+
+    `seeds`: train one run per seed, and return them all: a number of seeds, or a list such as [0, 3, 7]. Finished ones
+    are skipped. `parallel`: how many of them to train side by side, by default as many as there are GPUs for.
 
     By default there is one process per visible GPU, and one on CPUs.
     Notebooks show progress and curves. `in_process` trains in this process, on one rank, so that a debugger works.
@@ -53,12 +90,48 @@ def train(
     if not isinstance(results, str):
         raise invalid("results", results, "a URL")
     trained = loaded(recipe, overrides)
+    if seeds is not None:
+        return _train_seeds(trained, parse_seeds(seeds), parallel, procs, folder, name, results, overrides, in_process)
+    if parallel is not None:
+        raise UserError("missing-option", "parallel needs seeds, e.g. seeds=5.", option="seeds")
     if in_process:
         return _train_here(trained, procs, folder, name, None, results, overrides)
     options = {"--runs": str(folder), "--name": name, "--results": results}
     words = [f"{option}={value}" for option, value in options.items() if value]
-    given = {key: value for key, value in (overrides or {}).items() if key == "import"}  # also in the current folder
-    return Run(run_in_processes(["train"], trained, [*words, *words_of(given)], procs)["run"])
+    words += words_of(_imports_in(overrides))
+    return Run(run_in_processes(["train"], trained, words, procs)["run"])
+
+
+def _train_seeds(
+    recipe: Recipe,
+    seeds: Sequence[int],
+    parallel: int | None,
+    procs: Procs,
+    runs: Path,
+    name: str,
+    results: str,
+    overrides: Overrides | None,
+    in_process: bool,
+) -> list[Run]:
+    if "seed" in (overrides or {}):
+        raise seed_conflict()
+    if in_process:
+        from paceline.engine.seeds import train_seeds
+
+        _check_one_rank(procs)
+        with in_this_process():
+            load_imports(recipe)
+            return list(map(Run, train_seeds(recipe, seeds, runs, check_name(name or recipe.name), results)))
+    given = {"--runs": str(runs), "--name": name, "--results": results}
+    given |= {"--parallel": str(check_count("parallel", parallel))} if parallel is not None else {}
+    words = [f"{option}={value}" for option, value in given.items() if value]
+    words += [*seed_words(seeds), *words_of(_imports_in(overrides))]
+    return list(map(Run, run_in_processes(["train"], recipe, words, procs)["runs"]))
+
+
+def _imports_in(overrides: Overrides | None) -> Overrides:
+    """Return the modules to import, which may also be in the current folder."""
+    return {key: value for key, value in (overrides or {}).items() if key == "import"}
 
 
 def resume(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from paceline.api.runs import Comparison, Run
+    from paceline.system.logs import Screen
 
 _READS = """A RUN is a run folder or a log of another program: PyTorch's ImageNet example and programs derived from it,
 DAWNBench's TSV, Lightning's metrics.csv or TensorBoard's event files."""
@@ -132,6 +133,7 @@ def _show(comparison: "Comparison") -> None:
             if note == run.disturbance and len(comparison.runs) > 1:
                 continue  # the summary has it
             screen.print(f"{run.name}: {note}", soft_wrap=True)
+    _show_groups(comparison, screen)
     for number, pair in enumerate(comparison.paired):
         if number:
             print()
@@ -140,6 +142,18 @@ def _show(comparison: "Comparison") -> None:
         if rows := changed_classes(pair):
             print()
             show(_table([*zip(head(pair), *rows, strict=True)]), screen)
+
+
+def _show_groups(comparison: "Comparison", screen: "Screen") -> None:
+    """Print the statistics of groups of seeds."""
+    from paceline.analysis.groups_text import group_tables, sentences
+    from paceline.system.tables import new_table, show
+
+    for head, rows in group_tables(comparison.grouped):
+        show(new_table(head, rows), screen)
+        print()
+    for line in sentences(comparison.grouped):
+        screen.print(line, soft_wrap=True)
 
 
 def _table(columns: Sequence[Sequence[str]], folded: bool = False) -> "Table":

@@ -164,7 +164,7 @@ def stop(arguments: list[str]) -> int:
 
 def fetch(arguments: list[str]) -> int:
     """Copy the run folder of a job to this machine."""
-    description = "Copy the run folder of a job to this machine, also while it is running."
+    description = "Copy the run folder of a job, or that of each seed, to this machine, also while it is running."
     options = _job_parser("fetch", description).parse_args(arguments)
     from paceline.launch.backends import backend_of
     from paceline.launch.job import load
@@ -173,7 +173,8 @@ def fetch(arguments: list[str]) -> int:
 
     job = load(options.job)
     try:
-        print(backend_of(job.spec).fetch(job))
+        for folder in backend_of(job.spec).fetch(job):
+            print(folder)
     except NoRunFolder as error:
         if (state := state_of(job)) in ACTIVE:
             message = f"{job.id} is {state}, but has no run folder yet. Fetch again later."

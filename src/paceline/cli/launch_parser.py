@@ -120,6 +120,8 @@ def _add_node_options(parser: argparse.ArgumentParser, backend: str) -> None:
 def _add_run_options(parser: argparse.ArgumentParser, backend: str) -> None:
     add = parser.add_argument
     add("--name", default="", help="name of the run (default: recipe and time)")
+    how = "in an array with a task per seed" if backend == "slurm" else "one after the other"
+    add("--seeds", default="", metavar="N|0,3,7", help=f"train N seeds, or these, {how}; runs NAME-seed0, ...")
     add("--results", default="", metavar="s3://BUCKET/PREFIX", help="copy the run folder there during training")
     if backend in ("local", "ssh", "ec2"):
         add(
@@ -152,7 +154,6 @@ def _add_slurm_options(parser: argparse.ArgumentParser) -> None:
         add(f"--{name}", metavar="X", help="passed to sbatch")
     add("--sbatch", default="", metavar="'a=b c'", help="additional sbatch options: 'mem=64G exclusive'")
     add("--container-runtime", choices=["apptainer", "pyxis"], default="apptainer")
-    add("--seeds", default="", metavar="0,1,2", help="submit an array with one task per seed")
     add(
         "--notice",
         type=count,

@@ -12,8 +12,9 @@ from paceline.cli.hosts import hosts_from
 from paceline.cli.launch_ec2 import ec2_fields
 from paceline.cli.options import check_results_url, option_name, plain_name
 from paceline.config.imports import allow_given, load_imports
-from paceline.config.io import load_recipe
+from paceline.config.io import load_recipe, split_overrides
 from paceline.config.recipe import Recipe
+from paceline.config.seeds import parse_seeds, seed_conflict
 from paceline.errors import UserError
 from paceline.launch.checks import new_spec, with_reachable_data
 from paceline.launch.specs import Ec2Spec, LocalSpec, ManifestSpec, SlurmSpec, Spec, SshSpec
@@ -32,6 +33,7 @@ def spec_of(options: argparse.Namespace, source: str, overrides: Sequence[str]) 
     given = _backend_fields(options) | resumed
     if options.backend != "manifest":
         given |= _launch_fields(options)
+    given["seeds"] = _seeds(options, overrides)
     check_results_url(given.get("results", options.results))
     if options.name:
         plain_name(options.name)
@@ -40,6 +42,17 @@ def spec_of(options: argparse.Namespace, source: str, overrides: Sequence[str]) 
     spec: Spec | ManifestSpec = new_spec(kind, recipe, same | given)
     _check_names(recipe, bool(resumed))
     return spec
+
+
+def _seeds(options: argparse.Namespace, overrides: Sequence[str]) -> tuple[int, ...]:
+    if not options.seeds:
+        return ()
+    if getattr(options, "resume", ""):
+        message = "--resume continues one run. Omit --seeds."
+        raise UserError("conflicting-options", message, option="--seeds")
+    if any(key == "seed" for key, _ in split_overrides(overrides)):
+        raise seed_conflict()
+    return parse_seeds(options.seeds)
 
 
 def _check_names(recipe: Recipe, resume: bool) -> None:
@@ -137,11 +150,7 @@ def _backend_fields(options: argparse.Namespace) -> dict[str, Any]:
 def _slurm_fields(options: argparse.Namespace) -> dict[str, Any]:
     names = ("partition", "account", "time", "gpus_per_node", "cpus_per_task")
     given = {name.replace("_", "-"): str(value) for name in names if (value := getattr(options, name))}
-    seeds = [seed for seed in options.seeds.split(",") if seed]
-    if not all(seed.strip().isdecimal() for seed in seeds):
-        message = f"--seeds {options.seeds} is not a list of whole numbers. Write e.g. 0,1,2."
-        raise UserError("invalid-seeds", message, seeds=options.seeds)
-    return {"sbatch_options": given | _sbatch_options(options.sbatch), "seeds": tuple(map(int, seeds))}
+    return {"sbatch_options": given | _sbatch_options(options.sbatch)}
 
 
 def _sbatch_options(text: str) -> dict[str, str | None]:

@@ -23,6 +23,7 @@ from paceline.cli.ranks import (
     start_with_options,
     world_size,
 )
+from paceline.cli.seeds import add_seed_options, refuse_parallel, seeds_of, train_seeds
 from paceline.distributed.env import under_launcher
 from paceline.errors import ConfigError, UserError
 from paceline.system.files import say
@@ -37,6 +38,7 @@ _TRAIN = """Train a recipe.
 
 RECIPE is a shipped recipe (see `paceline recipes`) or a YAML file. Any field can be overridden:
 `--optim.lr 0.5 --train.duration 20ep`. An interrupted run with the same name and recipe is resumed.
+`--seeds 5` trains five runs with different seeds, which `paceline compare` groups.
 `--import my_package.module` loads your own models, datasets, losses, ... (see docs/guides/extend.md)."""
 
 
@@ -44,7 +46,7 @@ def train(arguments: list[str]) -> int:
     """Run `paceline train`; returns the exit status."""
     from paceline.config.batch import layouts, procs_per_node
     from paceline.config.duration import check_steps
-    from paceline.config.imports import allow_given, load_imports
+    from paceline.config.imports import allow_given
     from paceline.config.io import load_recipe, split_overrides
     from paceline.config.scaling import scaled
 
@@ -65,7 +67,9 @@ def train(arguments: list[str]) -> int:
         )
     allow_given(overrides)
     recipe = _recipe_of(options.resume, overrides) if options.resume else load_recipe(source, overrides)
-    choose_procs(options, lambda: procs_per_node(recipe))
+    overridden = [key.replace("-", "_") for key, _ in split_overrides(overrides)]
+    seeds = seeds_of(options, overridden)
+    choose_procs(options, lambda: max(1, procs_per_node(recipe) // (options.parallel or 1)))
     if options.scale_batch:
         recipe = scaled(recipe, world_size(options), options.scale_batch)
     name = plain_name(options.name or recipe.name)
@@ -74,6 +78,9 @@ def train(arguments: list[str]) -> int:
         check_steps("--profile", options.profile)
     if not under_launcher(os.environ):
         layouts(recipe, world_size(options))
+        if len(seeds) > 1 and options.nodes == (0, 1):
+            return train_seeds(recipe, seeds, options, name)
+        refuse_parallel(options, seeds)
         if needs_agent(options):
             if options.nodes[1] > 1 and is_remote(recipe.data.path or ""):
                 from paceline.data import kinds
@@ -82,6 +89,16 @@ def train(arguments: list[str]) -> int:
                 fetch(kinds.resolve(recipe))  # before the rendezvous, because download times differ between nodes
             return start_with_options(["train", *arguments], options)
     enter_rank(options)
+    _train_here(recipe, options, name, seeds, overridden)
+    return 0
+
+
+def _train_here(
+    recipe: "Recipe", options: argparse.Namespace, name: str, seeds: tuple[int, ...], overridden: list[str]
+) -> None:
+    """Train in this process, a rank."""
+    from paceline.config.imports import load_imports
+
     augment = recipe.data.augment
     with interrupts_end():
         # otherwise the threads of torch that augment, and the processes that compile, would be bound to one core
@@ -93,12 +110,15 @@ def train(arguments: list[str]) -> int:
             and not recipe.compile
         ):
             bind_openmp()
+        from paceline.engine import seeds as one_by_one
         from paceline.engine.session import train_recipe
 
     load_imports(recipe)
-    overridden = [key.replace("-", "_") for key, _ in split_overrides(overrides)]
-    train_recipe(recipe, options.runs, name, options.resume, options.results, overridden, options.profile)
-    return 0
+    if seeds:
+        refuse_parallel(options, seeds)
+        one_by_one.train_seeds(recipe, seeds, options.runs, name, options.results, options.profile)
+    else:
+        train_recipe(recipe, options.runs, name, options.resume, options.results, overridden, options.profile)
 
 
 def _train_parser() -> argparse.ArgumentParser:
@@ -117,6 +137,7 @@ def _train_parser() -> argparse.ArgumentParser:
         "--profile", default="", metavar="10ba", help="profile this many steps (torch.profiler) into RUN/profile"
     )
     add_scaling(parser)
+    add_seed_options(parser)
     add_process_options(parser)
     complete_source(parser, "RECIPE")
     return parser

@@ -12,6 +12,7 @@ from paceline.system.files import write_json
 LOST_RANK = "rank-lost"
 """Code of the error of a rank that cannot communicate with another one, so that the other's failure is the cause."""
 RUN_FILE, STOP_FILE, _PROGRESS_FILE = "run", "stopped", "progress"
+_first_progress = 0
 
 
 def report_run(path: Path) -> None:
@@ -20,11 +21,17 @@ def report_run(path: Path) -> None:
         (Path(os.environ[AGENT]) / RUN_FILE).write_text(str(path), encoding="utf-8")
 
 
+def begin_run(number: int) -> None:
+    """Called in a rank that trains several runs: let the progress in a run count as more than that in earlier ones."""
+    global _first_progress
+    _first_progress = number << 32
+
+
 def report_progress(step: int) -> None:
     """Called in a rank: let the agent know which step is done, so that it can tell a crash that repeats itself."""
     if AGENT in os.environ and os.environ["LOCAL_RANK"] == "0":
         with suppress(OSError):
-            (Path(os.environ[AGENT]) / _PROGRESS_FILE).write_text(str(step))
+            (Path(os.environ[AGENT]) / _PROGRESS_FILE).write_text(str(_first_progress + step))
 
 
 def reported_progress(folder: Path) -> int:

@@ -34,6 +34,18 @@ def choose_folder(recipe: Recipe, root: Path, name: str, again: bool) -> Path:
     return numbered[free]
 
 
+def folder_of_seed(recipe: Recipe, path: Path) -> Path:
+    """Return the folder of one of several seeds; UserError if it has a run of another recipe."""
+    folder = RunFolder(path)
+    if folder.contains_run and fingerprint(recipe) not in _fingerprints_of(folder):
+        message = (
+            f"{path} has a run of another recipe than that of these seeds. Choose another --name, or move the folder "
+            "away."
+        )
+        raise UserError("run-of-another-recipe", message, path=path, seed=recipe.seed)
+    return path
+
+
 def _fingerprints_of(folder: RunFolder) -> Iterator[str]:
     """Yield the fingerprint of recipe.yaml and, unless that is known to be unchanged, of the other copies."""
     as_written = folder.recipe_is_unchanged

@@ -2,8 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,25 @@ from paceline.track.telemetry import HostSampler
 _LOCK_GRACE = 5.0  # seconds that ranks of a killed launcher may need to exit and free their memory
 
 
+@dataclass(frozen=True)
+class TrainingSession:
+    """Ranks that are connected, and what all runs that they train have in common."""
+
+    world: World
+    recipe: Recipe
+    """With the preprocessing of pretrained weights."""
+    notes: list[str]
+    results: str
+    """URL that run folders are copied to."""
+    profile: str
+    after_disconnect: ExitStack
+
+    @property
+    def is_restart(self) -> bool:
+        """Whether the elastic agent restarted a rank after a failure: a finished run is not trained again."""
+        return any(self.world.all_gather_object(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"))
+
+
 def train_recipe(
     recipe: Recipe,
     root: Path,
@@ -55,43 +75,66 @@ def train_recipe(
 
     `overrides`: fields of a resumed run that the user set, which may differ from its recipe.yaml. `profile`: e.g. 10ba.
     """
+    with session(recipe, results, profile, resume=resume is not None) as now:
+        again, recipe = now.is_restart, now.recipe
+        resumed = overrides if resume else None
+        return train_run(now, recipe, lambda: resume or choose_folder(recipe, root, name, again), again, resumed)
+
+
+@contextmanager
+def session(recipe: Recipe, results: str = "", profile: str = "", resume: bool = False) -> Iterator[TrainingSession]:
+    """Connect the ranks, which must have the same recipe, until the end of the block."""
     world = World.from_env(recipe.device)
     logs.set_up(world.rank, world.size)
-    check_parts(recipe, resume=resume is not None)  # before a folder is created or data is fetched
+    check_parts(recipe, resume)  # before a folder is created or data is fetched
     recipe = kinds.resolve(recipe)
     # the recipe of a run has the preprocessing of its weights, whose file may be gone
     recipe, notes = (recipe, []) if resume else preprocessing.resolve(recipe)
     fetch(recipe)  # may take longer than the timeout of connected ranks
     # uploads end after the ranks have disconnected, because a slow upload would exceed their timeout
-    with ExitStack() as after_disconnect, world.connected(), ExitStack() as cleanup:
+    with ExitStack() as after_disconnect, world.connected():
         check_same_recipe(recipe, world)
         check_same_imports(recipe, world)
-        again = any(world.all_gather_object(_is_restart()))
-        path = Path(
-            world.on_rank_zero(lambda: str(_claim_folder(resume or choose_folder(recipe, root, name, again), cleanup)))
-        )
+        yield TrainingSession(world, recipe, notes, results, profile, after_disconnect)
+
+
+def train_run(
+    now: TrainingSession,
+    recipe: Recipe,
+    choose: Callable[[], Path],
+    skip_finished: bool,
+    overrides: Sequence[str] | None = None,
+) -> Path:
+    """Train a recipe in the folder that rank 0 chooses, or resume it, and return the folder.
+
+    `overrides`: None, unless it is the user who resumes this run.
+    """
+    world, results = now.world, now.results
+    with ExitStack() as cleanup:
+        path = Path(world.on_rank_zero(lambda: str(_claim_folder(choose(), cleanup))))
         folder = RunFolder(path)
         flight_recorder.set_folder(folder.flight_recorder)
         replicas = Replicas(world, folder)
         cleanup.callback(replicas.wait)
         replicas.copy_newest()
-        if again and world.broadcast_object(folder.finished):
+        if skip_finished and world.broadcast_object(folder.finished):
+            log.info("%s is finished", path)
             if results and world.is_rank_zero:
-                after_disconnect.callback(Results(path, results, recipe.checkpoint.best).close)
+                now.after_disconnect.callback(Results(path, results, recipe.checkpoint.best).close)
             return path
-        if folder.contains_run and not resume:
+        if folder.contains_run and overrides is None:
             log.info("%s is not finished; resuming it", path)
         with world.long_timeout():
-            saved = agree_on_checkpoint(world, replicas, folder, recipe, overrides if resume else None)
+            saved = agree_on_checkpoint(world, replicas, folder, recipe, overrides)
         with memory_of_training(recipe, world, folder):
             setup = build(recipe, world, resume=saved is not None)
             check_same_data(setup.source, world)
-            announce(setup, path, saved, notes)
-            profiled = profiled_steps(profile, setup.timeline, store.step_of(saved) if saved else 0)
+            announce(setup, path, saved, now.notes)
+            profiled = profiled_steps(now.profile, setup.timeline, store.step_of(saved) if saved else 0)
             run = open_run(folder, setup, saved, replicas, profiled)
         if results and world.local_rank == 0:
             only = "" if world.is_rank_zero else "telemetry"
-            after_disconnect.callback(Results(path, results, recipe.checkpoint.best, only).close)
+            now.after_disconnect.callback(Results(path, results, recipe.checkpoint.best, only).close)
         _sample_host(folder, world, cleanup)
         cleanup.callback(run.display.close)
         summary = _train(setup, run)
@@ -146,11 +189,6 @@ def _log_verdict(path: Path) -> None:
             log.warning("%s", run.disturbance)
     except Exception as error:  # the run is complete, so a bug in the analysis must not fail it
         log.warning("the bottlenecks of the run could not be determined: %s", error)
-
-
-def _is_restart() -> bool:
-    """Return whether the elastic agent restarted this rank after a failure: a finished run is not trained again."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def _claim_folder(path: Path, cleanup: ExitStack) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.config.io import load_recipe, recipe_from_tree, to_tree
 from paceline.config.overrides import Overrides, words_of
 from paceline.config.recipe import Recipe
+from paceline.config.seeds import parse_seeds, seed_conflict
 from paceline.errors import UserError
 from paceline.launch.backends import backend_of
 from paceline.launch.backends.manifest import plan as planned_manifest
@@ -41,8 +42,13 @@ class LaunchedJob:
 
     @property
     def path(self) -> Path:
-        """The run folder on this machine, after wait() or fetch()."""
-        return Path(self._job.spec.runs) / self._job.spec.name
+        """The run folder on this machine, after wait() or fetch(); with seeds that of the first one."""
+        return self.paths[0]
+
+    @property
+    def paths(self) -> list[Path]:
+        """The run folders on this machine, one per seed, after wait() or fetch()."""
+        return [Path(self._job.spec.runs) / name for name in self._job.spec.run_names]
 
     @property
     def nodes(self) -> list[NodeStatus]:
@@ -68,8 +74,8 @@ class LaunchedJob:
         return self.path
 
     def fetch(self) -> Path:
-        """Copy the run folder to this machine, also while the job runs; return its path."""
-        return backend_of(self._job.spec).fetch(self._job)
+        """Copy the run folder, or that of each seed, to this machine, also while the job runs; return `path`."""
+        return backend_of(self._job.spec).fetch(self._job)[0]
 
     def stop(self, grace: float = _GRACE) -> str:
         """Stop the job after a checkpoint; return its state and how to resume it."""
@@ -162,6 +168,10 @@ def _spec(kind: type[SpecT], recipe: str | Path | Recipe, overrides: Overrides |
     else:
         loaded = load_recipe(str(recipe), words)
     options["hosts"] = _hosts(options, kind.backend)
+    if options.get("seeds"):
+        options["seeds"] = parse_seeds(options["seeds"])
+        if "seed" in (overrides or {}):
+            raise seed_conflict()
     known = [field.name for field in fields(kind)]
     if unknown := [name for name in options if name not in known]:
         message = f"launch.{kind.backend} has no option {unknown[0]!r}. Use {', '.join(known)}."

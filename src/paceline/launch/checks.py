@@ -58,7 +58,7 @@ def check_spec(spec: Spec | ManifestSpec) -> None:
     if not spec.name or not isinstance(spec, LaunchSpec):
         return
     run_name("--name", spec.name)
-    if (folder := Path(spec.runs) / spec.name).exists():
+    if folder := next(filter(Path.exists, (Path(spec.runs) / name for name in spec.run_names)), None):
         fix = "Move it away." if isinstance(spec, ElasticSpec) and spec.resume else "Choose another --name."
         raise UserError("run-exists", f"{folder} already exists. {fix}", path=folder)
     for job in map(load, all_ids()):

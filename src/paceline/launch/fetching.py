@@ -1,4 +1,4 @@
-"""Fetch the run folder of a job from its most advanced node."""
+"""Fetch the run folders of a job from its most advanced nodes."""
 
 import json
 import shlex
@@ -17,14 +17,33 @@ _Progress = tuple[bool, int, bool]
 """Of a run folder: finished, step, has the log, which only rank 0 writes. The largest is fetched."""
 
 
-def fetch(job: Job) -> Path:
-    """Copy the most advanced run folder here, with the telemetry of all nodes; return its path."""
-    run, target = f"runs/{job.spec.name}", _target(job)
-    if target.exists() and not fetched_folder(job):
+def fetch(job: Job) -> list[Path]:
+    """Copy the run folders here, one per seed, from the node where each is most advanced; return their paths."""
+    hosts, unreachable = hosts_of(job), dict[str, str]()
+    fetched = []
+    for name in job.spec.run_names:
+        progress, with_telemetry = _progress_on_hosts(job, name, hosts, unreachable)
+        if progress:
+            fetched.append(_fetch_run(job, name, hosts, progress, with_telemetry))
+    if not fetched and unreachable:  # a run folder may exist there
+        message = f"{'; '.join(unreachable.values())}. Fetch again when the nodes are reachable."
+        raise HostError("nodes-unreachable", message, job=job.id)
+    for line in unreachable.values():
+        say(line)
+    if not fetched:
+        message = f"no node of {job.id} has a run folder. `paceline logs {job.id}` shows why."
+        raise NoRunFolder("no-run-folder", message, job=job.id)
+    return fetched
+
+
+def _fetch_run(
+    job: Job, name: str, hosts: dict[str, Host], progress: dict[str, _Progress], with_telemetry: list[str]
+) -> Path:
+    """Copy the most advanced folder of a run here, with the telemetry of all nodes; return its path."""
+    run, target = f"runs/{name}", Path(job.spec.runs) / name
+    if target.exists() and not _is_fetched(job, target):
         message = f"{target} is the folder of another run. Move it away, then run `paceline fetch {job.id}`."
         raise UserError("run-exists", message, path=target)
-    hosts = hosts_of(job)
-    progress, with_telemetry = _progress_on_hosts(job, hosts)
     newest = max(progress, key=lambda name: progress[name])
     if target.exists() and (here := _progress(_text(target / "summary.json"))) > progress[newest][:2]:
         message = (
@@ -34,9 +53,9 @@ def fetch(job: Job) -> Path:
         raise UserError("local-run-newer", message, path=target)
     make_folder(target.parent)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as scratch:
-        for name in with_telemetry:
-            if name != newest:
-                hosts[name].fetch([f"{run}/telemetry"], Path(scratch))
+        for host in with_telemetry:
+            if host != newest:
+                hosts[host].fetch([f"{run}/telemetry"], Path(scratch))
         hosts[newest].fetch([run], Path(scratch))
         fetched = Path(scratch) / run
         if not fetched.is_dir():
@@ -51,40 +70,40 @@ def fetch(job: Job) -> Path:
     return target
 
 
-def _progress_on_hosts(job: Job, hosts: dict[str, Host]) -> tuple[dict[str, _Progress], list[str]]:
-    """Return the progress of the run per host that has its folder, and the hosts that have telemetry."""
-    folder = shlex.quote(f"runs/{job.spec.name}")
+def _progress_on_hosts(
+    job: Job, run: str, hosts: dict[str, Host], unreachable: dict[str, str]
+) -> tuple[dict[str, _Progress], list[str]]:
+    """Return the progress of a run per host that has its folder, and the hosts that have telemetry.
+
+    Hosts that do not answer are added to `unreachable`, and not asked again.
+    """
+    folder = shlex.quote(f"runs/{run}")
     script = f"cat {folder}/summary.json || exit 1; echo; cd {folder}; ls -d log.txt telemetry 2> /dev/null; true"
     progress: dict[str, _Progress] = {}
-    unreachable, with_telemetry = [], []
+    with_telemetry = []
     for name in job.spec.hosts:
+        if name in unreachable:
+            continue
         try:
             result = hosts[name].run(script)
-            if result.status == 0:
-                text, _, files = result.text.rpartition("}")
-                progress[name] = (*_progress(text + "}"), "log.txt" in files)
-                with_telemetry += [name] if "telemetry" in files else []
         except HostError as error:
-            unreachable.append(str(error))
-    if not progress and unreachable:  # the run folder may exist there
-        message = f"{'; '.join(unreachable)}. Fetch again when the nodes are reachable."
-        raise HostError("nodes-unreachable", message, job=job.id)
-    for line in unreachable:
-        say(line)
-    if not progress:
-        message = f"no node of {job.id} has a run folder. `paceline logs {job.id}` shows why."
-        raise NoRunFolder("no-run-folder", message, job=job.id)
+            unreachable[name] = str(error)
+            continue
+        if result.status == 0:
+            text, _, files = result.text.rpartition("}")
+            progress[name] = (*_progress(text + "}"), "log.txt" in files)
+            with_telemetry += [name] if "telemetry" in files else []
     return progress, with_telemetry
 
 
-def fetched_folder(job: Job) -> Path | None:
-    """Return the run folder on this machine, if it was fetched."""
-    target = _target(job)
-    return target if _text(target / _JOB_ID) == job.id else None
+def fetched_folders(job: Job) -> list[Path]:
+    """Return the run folders on this machine that were fetched."""
+    folders = [Path(job.spec.runs) / name for name in job.spec.run_names]
+    return [folder for folder in folders if _is_fetched(job, folder)]
 
 
-def _target(job: Job) -> Path:
-    return Path(job.spec.runs) / job.spec.name
+def _is_fetched(job: Job, folder: Path) -> bool:
+    return _text(folder / _JOB_ID) == job.id
 
 
 def _text(path: Path) -> str:

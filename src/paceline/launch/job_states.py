@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline.analysis.live import Snapshot, of_records, snapshot
 from paceline.errors import UserError
 from paceline.launch.backends import slurm
-from paceline.launch.fetching import fetched_folder
+from paceline.launch.fetching import fetched_folders
 from paceline.launch.final_state import final_state, is_stopped
 from paceline.launch.hosts import Host, HostError
 from paceline.launch.job import Job
@@ -48,17 +49,15 @@ def known_here(job: Job) -> NodeState:
     """Return how the job ended if that is known without asking its nodes, else UNKNOWN."""
     if state := final_state(job):
         return state
-    wanted = len(slurm.folders(job)) if isinstance(job.spec, SlurmSpec) else 1
     finished = [folder for folder in _folders_here(job) if RunFolder(folder).finished]
-    return NodeState.FINISHED if len(finished) == wanted else NodeState.UNKNOWN
+    return NodeState.FINISHED if len(finished) == len(job.spec.run_names) else NodeState.UNKNOWN
 
 
 def _folders_here(job: Job) -> list[Path]:
     """Return the run folders of the job on this machine; with SLURM they are on a shared file system."""
     if isinstance(job.spec, SlurmSpec):
         return [folder for folder in slurm.folders(job) if RunFolder(folder).exists]
-    fetched = fetched_folder(job)
-    return [fetched] if fetched else []
+    return fetched_folders(job)
 
 
 def states_of(
@@ -90,18 +89,18 @@ def states_of(
 
 
 def runs_of(job: Job, names: Sequence[str]) -> list[Snapshot]:
-    """Return the progress of the run according to these nodes; for a SLURM array, one per task."""
+    """Return the progress of the runs, one per seed, according to these nodes."""
     if isinstance(job.spec, SlurmSpec):
         return list(map(snapshot, _folders_here(job)))
     hosts = [host for name, host in hosts_of(job).items() if name in names]
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:
-        snapshots = [one for one in pool.map(lambda host: _run_on(job, host), hosts) if one]
-    snapshots = snapshots or list(map(snapshot, _folders_here(job)))
-    return [max(snapshots, key=lambda one: one.step)] if snapshots else []  # other nodes have older copies
+        found = [list(filter(None, pool.map(partial(_run_on, name), hosts))) for name in job.spec.run_names]
+    newest = [max(copies, key=lambda one: one.step) for copies in found if copies]  # other nodes have older copies
+    return newest or list(map(snapshot, _folders_here(job)))
 
 
-def _run_on(job: Job, host: Host) -> Snapshot | None:
-    folder = shlex.quote(f"runs/{job.spec.name}")
+def _run_on(name: str, host: Host) -> Snapshot | None:
+    folder = shlex.quote(f"runs/{name}")
     script = f"cat {folder}/summary.json 2> /dev/null && printf '\\000' && tail -c {_TAIL} {folder}/metrics.jsonl"
     try:
         result = host.run(script, timeout=30)
@@ -111,7 +110,7 @@ def _run_on(job: Job, host: Host) -> Snapshot | None:
     if not separator:
         return None
     summary = _parsed(text)
-    return of_records(job.spec.name, str(summary.get("status", "")), summary, records.splitlines())
+    return of_records(name, str(summary.get("status", "")), summary, records.splitlines())
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
@@ -129,7 +128,12 @@ def advice(job: Job, state: NodeState, resume: str) -> str:
     keeps_folder = isinstance(job.spec, Ec2Spec | SlurmSpec)
     is_final = folders and (keeps_folder or all(RunFolder(folder).finished for folder in folders))
     names = ", ".join(map(str, folders))
-    folder = f"its run folder is {names}" if is_final else f"`paceline fetch {job.id}` fetches its run folder"
+    several = "s" * (len(job.spec.run_names) > 1)
+    folder = (
+        f"its run folder{several} {'are' if several else 'is'} {names}"
+        if is_final
+        else f"`paceline fetch {job.id}` fetches its run folder{several}"
+    )
     follow = f"`paceline attach {job.id}` follows it, `paceline stop {job.id}` stops it"
     return {
         NodeState.FINISHED: folder,

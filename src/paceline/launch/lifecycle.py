@@ -25,7 +25,8 @@ def follow_to_end(job: Job) -> int:
     state = NodeState.FINISHED if status == 0 else state_of(job)
     state = state if state in FINAL else NodeState.FAILED
     try:
-        print(f"run folder: {backend.fetch(job)}", file=sys.stderr)
+        for folder in backend.fetch(job):
+            print(f"run folder: {folder}", file=sys.stderr)
     except NoRunFolder as error:
         print(f"paceline: error: {error.report}", file=sys.stderr)
         status = status or 1
@@ -129,7 +130,8 @@ def _clean_up(job: Job, state: NodeState) -> str:
     """Release what a job that has ended still holds; on EC2, fetch its run folder first."""
     if isinstance(job.spec, Ec2Spec):
         try:
-            print(f"run folder: {backend_of(job.spec).fetch(job)}")
+            for folder in backend_of(job.spec).fetch(job):
+                print(f"run folder: {folder}")
         except NoRunFolder as error:
             print(f"paceline: {error.report}", file=sys.stderr)
     _end(job, state)

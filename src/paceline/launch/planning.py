@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 import paceline
+from paceline.config.seeds import seed_words
 from paceline.errors import UserError
 from paceline.launch import procs
 from paceline.launch.hosts import tracked_files
@@ -223,7 +224,7 @@ fi"""
 def _node_script(job: Job, host: str) -> str:
     spec = job.spec
     assert isinstance(spec, ElasticSpec)
-    what = ["--resume", spec.resume] if spec.resume else ["recipe.yaml", "--name", spec.name]
+    what = ["--resume", spec.resume] if spec.resume else ["recipe.yaml", "--name", spec.name, *seed_words(spec.seeds)]
     words = ["train", *what, *procs.words_for(spec, host), "--job", job.id]
     words += ["--nodes", f"{spec.min_nodes}:{len(spec.hosts)}", "--rendezvous", job.rendezvous]
     words += ["--join-timeout", str(job.join_timeout)]

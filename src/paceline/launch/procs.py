@@ -11,7 +11,7 @@ from paceline.errors import UserError
 from paceline.launch.host_output import shown
 from paceline.launch.hosts import Host, HostError, SshHost
 from paceline.launch.specs import Ec2Spec, JobSpec, LocalSpec, ManifestSpec, RemoteSpec, SlurmSpec
-from paceline.system.gpus import Gpu, no_gpu, visible_gpus
+from paceline.system.gpus import no_gpu, only_visible, visible_gpus
 
 AnySpec = TypeVar("AnySpec", bound=JobSpec)
 _Fields = dict[str, Any]
@@ -104,17 +104,8 @@ def _on_this_machine(spec: LocalSpec, recipe: Recipe) -> _Fields:
         )
         raise UserError("too-few-gpus", message, gpus=len(gpus), needed=nodes * (each or 1))
     source = (one or f"{len(gpus)} visible GPUs on this machine") if spec.procs == "auto" else "--procs"
-    variables = {host: _visible(gpus[number * each :][:each]) for number, host in enumerate(spec.hosts)}
+    variables = {host: only_visible(gpus[number * each :][:each]) for number, host in enumerate(spec.hosts)}
     return _same(spec, each, source) | {"node_variables": variables if nodes > 1 else {}}
-
-
-def _visible(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Return the variables that leave only these GPUs visible."""
-    names = ",".join(gpu.uuid for gpu in gpus)
-    if gpus[0].vendor == "nvidia":
-        return {"CUDA_VISIBLE_DEVICES": names}
-    # HIP counts from 0 among those that ROCr leaves
-    return {"ROCR_VISIBLE_DEVICES": names, "HIP_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus))))}
 
 
 def _asked(hosts: Sequence[Host]) -> _Fields:

@@ -30,12 +30,11 @@ def sbatch_file(spec: SlurmSpec) -> str:
     lines += ["", f"# {plain('--procs', procs.described(spec))}"]
     words = [*_program(spec), "train", f"{spec.runs}/{name}.yaml", "--runs", spec.runs]
     words += ["--results", spec.results] if spec.results else []
-    train = list(map(shlex.quote, words))
+    train = [*map(shlex.quote, words), "--name", shlex.quote(name)]
     if seeds:
         lines += ["", f"seeds=({' '.join(map(str, seeds))})", "seed=${seeds[$SLURM_ARRAY_TASK_ID]}"]
-        train += ["--seed", '"$seed"', "--name", f'"{name}-seed-$seed"']
-    else:
-        train += ["--name", shlex.quote(name)]
+        lines += ['echo "seed $seed"']
+        train += ["--seeds", '"$seed,"']
     if spec.extensions:
         found = shlex.quote(f"{spec.runs}/{extensions_folder(spec)}")
         lines += ["", *(f"# copied to {plain('--runs', found)}: {plain('imports', path)}" for path in spec.extensions)]

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict
 
+from paceline.config.seeds import run_names
 from paceline.errors import UserError
 from paceline.launch.values import host_name, run_name, variable
 
@@ -39,8 +40,15 @@ class JobSpec:
     """Source tree that is copied to the hosts."""
     results: str = ""
     """URL in an object store that the run folder is copied to during training."""
+    seeds: tuple[int, ...] = ()
+    """Seeds to train, each in a run of its own; empty: one run, with the seed of the recipe."""
     extensions: dict[str, str] = field(default_factory=dict)
     """Files of the packages that the recipe imports, by path; nodes find them in PYTHONPATH."""
+
+    @property
+    def run_names(self) -> list[str]:
+        """The names of the run folders."""
+        return run_names(self.name, self.seeds)
 
     def __post_init__(self) -> None:
         """Check again what becomes a folder name or stands unquoted in a script."""
@@ -116,13 +124,11 @@ class SshSpec(RemoteSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSpec(LaunchSpec):
-    """An allocation of a SLURM cluster; with seeds, an array of them."""
+    """An allocation of a SLURM cluster; with seeds, an array with a task per seed."""
 
     backend: Literal["slurm"] = "slurm"
     sbatch_options: dict[str, str | None] = field(default_factory=dict)
     """Further options of sbatch; None: an option without a value."""
-    seeds: tuple[int, ...] = ()
-    """One task of an array per seed; empty: no array."""
     notice: int = 120
     """Seconds before the time limit at which the job checkpoints."""
     container_runtime: Literal["apptainer", "pyxis"] = "apptainer"

@@ -4,6 +4,7 @@ CUDA and ROCm GPUs, both of type "cuda" in torch, have streams and copy from pin
 one stream and events. CPUs compute synchronously, so the clock measures them.
 """
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,6 +57,14 @@ def peak_memory(device: torch.device) -> int:
         return int(status["VmHWM"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):  # not Linux
         return 0
+
+
+def release_memory(device: torch.device) -> None:
+    """Free the memory of what is no longer used, and let the peak begin anew."""
+    gc.collect()
+    if device.type in ("cuda", "xpu"):
+        torch.accelerator.empty_cache()
+        torch.accelerator.reset_peak_memory_stats(device)
 
 
 def pci_address(device: torch.device) -> str:

@@ -4,7 +4,7 @@ Nothing here initializes CUDA, so a process that calls it can still fork.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,15 @@ def no_gpu() -> UserError:
     """Return the error of device=cuda on a machine without a visible GPU."""
     message = "device=cuda: this machine has no visible GPU. Check CUDA_VISIBLE_DEVICES, or use --device cpu."
     return UserError("no-gpu", message)
+
+
+def only_visible(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """Return the variables that leave only these GPUs to a process."""
+    names = ",".join(gpu.uuid for gpu in gpus)
+    if gpus[0].vendor == "nvidia":
+        return {"CUDA_VISIBLE_DEVICES": names}
+    # HIP counts from 0 among those that ROCr leaves
+    return {"ROCR_VISIBLE_DEVICES": names, "HIP_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus))))}
 
 
 def default_procs(device: str, environ: Mapping[str, str] = os.environ) -> int:

@@ -8,10 +8,9 @@ import numpy as np
 
 from paceline.analysis.details.read import Details
 from paceline.analysis.run import LoggedRun
+from paceline.analysis.statistics import LEVEL, holm
 from paceline.errors import UserError
 from paceline.system.wording import counted
-
-LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -86,15 +85,6 @@ def mcnemar(only_first: np.ndarray, only_second: np.ndarray) -> np.ndarray:
 
     less = np.minimum(only_first, only_second)
     return np.minimum(1.0, 2 * binom.cdf(less, only_first + only_second, 0.5))
-
-
-def holm(p: np.ndarray) -> np.ndarray:
-    """Return p-values corrected after Holm (1979), which bounds the probability of any false positive."""
-    order = np.argsort(p, kind="stable")
-    scaled = p[order] * np.arange(len(p), 0, -1)
-    corrected = np.empty(len(p))
-    corrected[order] = np.minimum(1.0, np.maximum.accumulate(scaled))
-    return corrected
 
 
 def paired_runs(runs: Sequence[LoggedRun]) -> list[PairedModels]:

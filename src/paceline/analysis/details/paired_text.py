@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from html import escape
 
-from paceline.analysis.details.paired import LEVEL, PairedClass, PairedModels
+from paceline.analysis.details.paired import PairedClass, PairedModels
 from paceline.analysis.details.text import percent
+from paceline.analysis.statistics import LEVEL, equation, probability
 from paceline.system.wording import counted
 
 _SHOWN = 10
-_LEAST_P = 1e-4
 
 
 def head(pair: PairedModels) -> list[str]:
@@ -28,7 +28,7 @@ def sentences(pair: PairedModels) -> list[str]:
     lines = [
         f"{first} and {second}{where}: top-1 {percent(whole.accuracies[0])} and {percent(whole.accuracies[1])}, "
         f"{result} (McNemar's exact test on {whole.samples:,} paired predictions: only {first} is right on "
-        f"{whole.only_first:,}, only {second} on {whole.only_second:,}; p {_equal(whole.p)})."
+        f"{whole.only_first:,}, only {second} on {whole.only_second:,}; {equation(whole.p)})."
     ]
     if pair.settings:
         lines.append(f"They were evaluated differently: {pair.settings}.")
@@ -50,15 +50,6 @@ def _count(found: Sequence[PairedClass]) -> str:
 
 def _change(each: PairedClass) -> str:
     return f"{each.name} ({percent(each.accuracies[0])} to {percent(each.accuracies[1])})"
-
-
-def _equal(p: float) -> str:
-    return probability(p) if p < _LEAST_P else f"= {probability(p)}"
-
-
-def probability(p: float) -> str:
-    """Return a p-value with two significant digits."""
-    return f"{p:.2g}" if p >= _LEAST_P else f"< {_LEAST_P:.4f}"
 
 
 def table(pair: PairedModels) -> list[list[str]]:

@@ -34,8 +34,8 @@ class Backend(Protocol):
     def clean_up(self, job: Job) -> None:
         """Release what the job still holds after its end."""
 
-    def fetch(self, job: Job) -> Path:
-        """Copy the run folder to this machine; return its path."""
+    def fetch(self, job: Job) -> list[Path]:
+        """Copy the run folders to this machine, one per seed; return their paths."""
 
 
 _BACKENDS: dict[str, Backend] = {"local": local, "ssh": ssh, "slurm": slurm, "ec2": ec2}

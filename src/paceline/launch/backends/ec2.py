@@ -11,7 +11,7 @@ from paceline.launch import job as jobs
 from paceline.launch.backends import ssh
 from paceline.launch.ec2_client import Ec2Client
 from paceline.launch.execution import exit_on_signals, ignore_signals
-from paceline.launch.fetching import fetched_folder
+from paceline.launch.fetching import fetched_folders
 from paceline.launch.final_state import is_stopped
 from paceline.launch.hosts import HostError
 from paceline.launch.job import Job
@@ -20,6 +20,7 @@ from paceline.launch.sessions import NodeMonitor
 from paceline.launch.specs import Ec2Spec
 from paceline.launch.states import PREEMPTED, NodeState, NodeStatus
 from paceline.system.files import say
+from paceline.track.records import RunFolder
 
 
 def plan(spec: Ec2Spec) -> list[object]:
@@ -99,10 +100,12 @@ def _gone(job: Job) -> UserError:
 def resume_hint(job: Job) -> str:
     """Return how to resume a job whose instances are terminated."""
     spec = job.spec
-    if not spec.results and (here := fetched_folder(job)):
-        return f"`paceline train --resume {here}` resumes it on this machine"
-    url = f"{spec.results.rstrip('/')}/{spec.name}" if spec.results else "s3://BUCKET/PREFIX/RUN"
-    return f"`paceline launch ec2 --resume {url}` resumes it from copied results (--results)"
+    if not spec.results and (here := fetched_folders(job)):
+        unfinished = [folder for folder in here if not RunFolder(folder).finished] or here
+        return f"`paceline train --resume {unfinished[0]}` resumes it on this machine"
+    url = f"{spec.results.rstrip('/')}/{spec.run_names[0]}" if spec.results else "s3://BUCKET/PREFIX/RUN"
+    each = ", each seed by itself" if spec.seeds else ""
+    return f"`paceline launch ec2 --resume {url}` resumes it from copied results (--results){each}"
 
 
 def follow(job: Job, *, until: Callable[[], bool] = lambda: False, restart_lost: bool = True) -> int:
@@ -128,7 +131,7 @@ def _restart(job: Job, node: NodeMonitor) -> Job | None:
     return restarting.restart_node(job, host)
 
 
-def fetch(job: Job) -> Path:
+def fetch(job: Job) -> list[Path]:
     """Fetch as over ssh; if the instances are terminated, return what was fetched before."""
     try:
         return fetching.fetch(job)
@@ -137,7 +140,7 @@ def fetch(job: Job) -> Path:
     except HostError as error:
         if any(node.state is not NodeState.GONE for node in status(job)):
             raise
-        if here := fetched_folder(job):
+        if here := fetched_folders(job):
             return here
         raise _gone(job) from error
 
@@ -155,7 +158,8 @@ def stop(job: Job, grace: float) -> list[str]:
     remaining = supervising.stop(job, grace)
     if any(node.state is not NodeState.GONE for node in status(job)):
         try:
-            say(f"run folder: {fetch(job)}")
+            for folder in fetch(job):
+                say(f"run folder: {folder}")
         except NoRunFolder:
             pass
         except UserError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from paceline.config.seeds import seed_words
 from paceline.distributed.channel import TOKEN, new_token
 from paceline.errors import UserError
 from paceline.launch.job import new_id
@@ -46,7 +47,7 @@ def plan(spec: ManifestSpec) -> list[str]:
 
 def _train_command(spec: ManifestSpec, join: str) -> str:
     """Return the command of one node; `join` holds variables that its shell expands."""
-    words = ["--name", spec.name, *(["--results", spec.results] if spec.results else [])]
+    words = ["--name", spec.name, *seed_words(spec.seeds), *(["--results", spec.results] if spec.results else [])]
     shape = f"{shlex.join(words_for(spec, spec.hosts[0]))} --nodes {len(spec.hosts)}"
     return f'paceline train "$folder/recipe.yaml" {shlex.join(words)} {shape} {join}'
 

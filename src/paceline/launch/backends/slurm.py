@@ -6,7 +6,7 @@ The current folder must be shared by all nodes: it holds recipe, log and run fol
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -86,8 +86,17 @@ def status(job: Job) -> list[NodeStatus]:
         reason = (done.stderr.strip() or "squeue failed").splitlines()[-1]
         message = f"SLURM does not answer: {printable(reason)}. Try again later."
         raise UserError("slurm-unreachable", message)
-    tasks = [parse_squeue(line) for line in done.stdout.splitlines() if len(line.split()) > 1]
+    lines = [line for line in done.stdout.splitlines() if len(line.split()) > 1]
+    tasks = [_with_seed(parse_squeue(line), _spec(job).seeds) for line in lines]
     return tasks or [NodeStatus(job.slurm_id, NodeState.GONE, text="gone: SLURM no longer lists it")]
+
+
+def _with_seed(task: NodeStatus, seeds: Sequence[int]) -> NodeStatus:
+    """Return the status of a task of an array with the seed that it trains."""
+    number = task.name.rpartition("_")[2]
+    if not seeds or not number.isdecimal() or int(number) >= len(seeds):  # tasks that wait are listed as 7_[0-2]
+        return task
+    return replace(task, text=f"seed {seeds[int(number)]}: {task}")
 
 
 def _have_ended(tasks: Iterable[NodeStatus]) -> bool:
@@ -121,8 +130,7 @@ def follow(job: Job, *, until: Callable[[], bool] = lambda: False, restart_lost:
 def folders(job: Job) -> list[Path]:
     """Return the run folders of the job, one per seed."""
     spec = _spec(job)
-    names = [f"{spec.name}-seed-{seed}" for seed in spec.seeds] or [spec.name]
-    return [Path(spec.runs) / name for name in names]
+    return [Path(spec.runs) / name for name in spec.run_names]
 
 
 def _logs(job: Job) -> list[Path]:
@@ -141,13 +149,13 @@ def stop(job: Job, grace: float) -> list[str]:
     return [f"{task.name}: {task}" for task in status(job) if not _have_ended([task])]
 
 
-def fetch(job: Job) -> Path:
-    """Return the run folder, which is on a shared file system."""
+def fetch(job: Job) -> list[Path]:
+    """Return the run folders, which are on a shared file system."""
+    if found := [folder for folder in folders(job) if folder.exists()]:
+        return found
     folder = folders(job)[0]
-    if not folder.exists():
-        message = f"{folder} does not exist yet. `paceline logs {job.id}` shows why."
-        raise NoRunFolder("no-run-folder", message, path=folder)
-    return folder
+    message = f"{folder} does not exist yet. `paceline logs {job.id}` shows why."
+    raise NoRunFolder("no-run-folder", message, path=folder)
 
 
 def clean_up(job: Job) -> None:
