@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.compare import fairness
+from paceline.analysis.fairness import fairness
 from paceline.analysis.folder import experiment_fields
 from paceline.analysis.run import LoggedRun
 from paceline.config.data import IMAGENET_IMAGES
