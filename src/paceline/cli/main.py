@@ -165,6 +165,7 @@ _COMMANDS = {
     "serve": ("serve a page and an HTTP API that classify images", "predict"),
     "plan": ("show phases, steps, time and cost of a recipe without training", "plan"),
     "find-batch": ("find the largest batch that fits in memory, and the fastest one", "find_batch"),
+    "sweep": ("search for the best hyperparameters of a recipe", "sweep"),
     "launch": ("train on several nodes, and follow the logs", "launch"),
     "jobs": ("list launched jobs", "jobs"),
     "status": ("show the status of a job's nodes", "jobs"),
