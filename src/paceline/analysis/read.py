@@ -5,6 +5,7 @@ from pathlib import Path
 from paceline.analysis.folder import read_folder
 from paceline.analysis.importers import read_foreign
 from paceline.analysis.run import LoggedRun, NotARun
+from paceline.analysis.sweeps.record import is_sweep
 from paceline.errors import UserError
 from paceline.system.files import printable
 from paceline.system.untrusted import read_regular
@@ -53,6 +54,8 @@ def _other_output(folder: RunFolder) -> tuple[str, str] | None:
     searched = path.name.startswith("find-batch-") or (path / "find-batch.json").is_file()
     if searched and path.is_dir() and not folder.environment.exists():
         return "is-a-batch-search", "a find-batch search, not a run"
+    if is_sweep(path):
+        return "is-a-sweep", "a sweep, not a run"
     if any(_contains(path / page, LOGBOOK_MARK) for page in ("index.md", "README.md")):
         return "is-a-logbook", "a logbook, not a run"
     if path.suffix == ".html" and path.is_file():

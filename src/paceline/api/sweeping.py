@@ -9,7 +9,7 @@ from typing import Any
 from paceline.analysis.sweeps.page import sweep_page
 from paceline.analysis.sweeps.record import SweepRecord, SweepTrial, read_sweep
 from paceline.analysis.sweeps.text import trial_table
-from paceline.api.arguments import Procs, check_choice, check_count, check_name, check_path, check_procs
+from paceline.api.arguments import Procs, check_choice, check_count, check_name, check_page, check_path, check_procs
 from paceline.api.processes import python_path, words_of_imports
 from paceline.api.training import loaded
 from paceline.config.overrides import Overrides
@@ -18,7 +18,7 @@ from paceline.config.space import space_words
 from paceline.search.results import BEST_RECIPE
 from paceline.search.spec import METRICS, PRUNERS, SAMPLERS, SweepSpec, make_spec
 from paceline.search.worker import OnTrial, Worker
-from paceline.system.files import write_text
+from paceline.system.files import make_folder, write_text
 
 REPORT = "report.html"
 
@@ -53,7 +53,8 @@ class Sweep:
 
     def report(self, out: str | Path = "") -> Path:
         """Write the page of the sweep, by default report.html in its folder; return its path."""
-        path = check_path("out", out) if out else self.path / REPORT
+        path = check_page("out", out) if out else self.path / REPORT
+        make_folder(path.parent)
         write_text(path, sweep_page(self.record))
         return path
 

@@ -115,7 +115,8 @@ class _Lines:
         from paceline.analysis.sweeps.text import result_text, values_text
 
         if end is None:
-            say(f"trial {number} starts: {values_text(words)}")
+            begun = (self._folder / f"trial-{number:04}").exists()
+            say(f"trial {number} {'resumes' if begun else 'starts'}: {values_text(words)}")
             return
         record = read_sweep(self._folder)
         trial = next(trial for trial in record.trials if trial.number == number)

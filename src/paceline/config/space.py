@@ -1,9 +1,9 @@
 """The search space of a sweep: which values each field of a recipe may take.
 
-    optim.lr=0.1,0.2,0.5           a choice of values
-    optim.lr=0.1..0.5              any number of a range; of integers, if the field is one
-    train.global_batch=64..512:64  a range in steps
-    optim.lr=log:0.01..1           a range, uniform in the logarithm
+optim.lr=0.1,0.2,0.5           a choice of values
+optim.lr=0.1..0.5              any number of a range; of integers, if the field is one
+train.global_batch=64..512:64  a range in steps
+optim.lr=log:0.01..1           a range, uniform in the logarithm
 """
 
 import math

@@ -62,12 +62,9 @@ def suggest(trial: Any, space: Sequence[Dimension]) -> None:
             limits = int(dimension.low), int(dimension.high)
             trial.suggest_int(dimension.field, *limits, log=dimension.log, step=int(dimension.step or 1))
         else:
-            trial.suggest_float(
-                dimension.field, dimension.low, dimension.high, log=dimension.log, step=dimension.step
-            )
+            trial.suggest_float(dimension.field, dimension.low, dimension.high, log=dimension.log, step=dimension.step)
 
 
 def next_grid_point(spec: SweepSpec, visited: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
     """Return the first point of the grid that no trial has."""
     return next(point for point in points(grid_of(spec.space)) if point not in visited)
-

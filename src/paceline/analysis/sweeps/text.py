@@ -52,10 +52,12 @@ def ranked(record: SweepRecord) -> list[SweepTrial]:
 
 def summary_line(record: SweepRecord) -> str:
     """Return how many trials ended in which way, and the best one."""
-    counts = {state: 0 for state in ("complete", "pruned", "diverged", "failed", "running")}
+    counts = dict.fromkeys(("complete", "pruned", "diverged", "failed", "running"), 0)
     for trial in record.trials:
         counts[trial.state] += 1
     ended = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     best = record.best
-    found = f"best: trial {best.number}, {result_text(record, best)}, {values_text(best.values)}" if best else "no result"
+    found = (
+        f"best: trial {best.number}, {result_text(record, best)}, {values_text(best.values)}" if best else "no result"
+    )
     return f"{record.name}: {len(record.trials)} of {record.planned} trials ({ended or 'none started'}); {found}"
