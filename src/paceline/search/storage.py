@@ -60,7 +60,7 @@ def open_storage(place: str, folder: Path) -> Any:
         try:
             return optuna.storages.RDBStorage(url, engine_kwargs={**waits, "pool_pre_ping": True})
         except ImportError as error:
-            message = f"--storage {shown} needs a driver that is not installed: {error}. Install it with pip."
+            message = f"--storage {shown} needs the driver of its database, which is not installed. Install it with pip."
             raise UserError("missing-package", message, package=getattr(error, "name", None)) from None
 
 
@@ -81,6 +81,7 @@ def _explained(error: Exception, shown: str) -> UserError:
     while (cause := chain[-1].__cause__ or chain[-1].__context__) and len(chain) < 10:
         chain.append(cause)  # type: ignore[arg-type]
     text = " ".join(" ".join(str(part).split()) for part in chain)
+    reason = " ".join(str(getattr(chain[-1], "orig", None) or chain[-1]).split())[:300].rstrip(".")
     if "locked" in text:
         message = f"{shown} is locked by another process. Wait until that process ends, and run the same command again."
         return UserError("storage-locked", message, path=shown)
@@ -88,8 +89,8 @@ def _explained(error: Exception, shown: str) -> UserError:
         message = f"{shown}: the disk is full. Free some space, and run the same command again; no trial is lost."
         return UserError("disk-full", message, path=shown)
     if "is not a database" in text or "malformed" in text or isinstance(error, json.JSONDecodeError):
-        return _damaged(shown, text[:200])
-    message = f"the storage {shown} cannot be used: {text[:300]}. Check that it exists and that you may write to it."
+        return _damaged(shown, reason)
+    message = f"the storage {shown} cannot be used: {reason}. Check that it exists and that you may write to it."
     return UserError("storage-failed", message, path=shown)
 
 
@@ -104,24 +105,26 @@ def _damaged(shown: str, reason: str) -> UserError:
 def _open_journal(optuna: Any, path: Path) -> Any:
     if path.exists() and not path.is_file():
         raise _damaged(str(path), "it is not a file")
+    if path.exists():
+        _check_journal(path)
     backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_JournalLock(path))
     try:
         return optuna.storages.JournalStorage(backend)
     except OSError:
         raise
-    except Exception as error:  # whatever else is in the file, replaying it fails in many ways
-        line = _first_damaged_line(path)
-        raise _damaged(str(path), f"line {line} is not a record of a study" if line else str(error)) from None
+    except Exception as error:  # records that contradict each other fail in many ways
+        raise _damaged(str(path), f"{type(error).__name__}: {error}") from None
 
 
-def _first_damaged_line(path: Path) -> int:
+def _check_journal(path: Path) -> None:
+    """Refuse a journal with a damaged line, before anything is appended to it. The last line may be incomplete."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 json.loads(line)["op_code"]
             except (ValueError, KeyError, TypeError):
-                return number
-    return 0
+                if line.endswith(b"\n"):
+                    raise _damaged(str(path), f"line {number} is not a record of a study") from None
 
 
 class _JournalLock:

@@ -6,10 +6,11 @@ is running but not locked belonged to a worker that was killed: the next worker 
 
 import json
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,9 @@ class Claim:
 
     trial: Any
     """Optuna's trial."""
-    resumed: bool
-    """Whether another worker began it."""
     lock: FolderLock
+    reported: dict[int, float] = field(default_factory=dict)
+    """Values by epoch that a worker that was killed has reported."""
 
     @property
     def number(self) -> int:
@@ -55,13 +56,24 @@ class SharedStudy:
         self.shown = describe_storage(spec.storage, spec.folder)
         self.started = datetime.now()
         _check_folder(spec.folder)
+        is_new = not spec.folder.exists()
         make_folder(spec.folder / "locks")
         with self._locked():
-            identity = _read_identity(spec)
-            self._storage = open_storage(spec.storage, spec.folder)
-            with storage_errors(self.shown):
-                self._study = self._create(identity)
-            self._write_results()
+            try:
+                self._study = self._open()
+            except BaseException:
+                if is_new:  # leave nothing behind
+                    shutil.rmtree(spec.folder, ignore_errors=True)
+                raise
+
+    def _open(self) -> Any:
+        """Return the study after checking whose it is, and write its results so far."""
+        identity = _read_identity(self.spec)
+        self._storage = open_storage(self.spec.storage, self.spec.folder)
+        with storage_errors(self.shown):
+            study = self._create(identity)
+            write_results(self.spec, study, final=False)
+        return study
 
     def _create(self, identity: dict[str, Any]) -> Any:
         direction = "minimize" if self.spec.minimizes else "maximize"
@@ -130,7 +142,8 @@ class SharedStudy:
             if RunFolder(self.spec.trial_folder(trial.number)).in_use:  # e.g. on another host without common locks
                 lock.release()
                 continue
-            return Claim(self._optuna.Trial(self._study, trial._trial_id), True, lock)
+            reported = dict(trial.intermediate_values)
+            return Claim(self._optuna.Trial(self._study, trial._trial_id), lock, reported)
         return None
 
     def _lock_of(self, number: int) -> FolderLock | None:
@@ -147,7 +160,7 @@ class SharedStudy:
         trial = self._study.ask()
         lock = self._lock_of(trial.number)
         assert lock, "the trial is new, and the study is locked"
-        return Claim(trial, False, lock)
+        return Claim(trial, lock)
 
     def report(self, claim: Claim, epoch: int, value: float) -> bool:
         """Report an evaluation; return whether the trial should be pruned."""

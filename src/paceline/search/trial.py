@@ -62,8 +62,9 @@ class TrialRun:
     environment: dict[str, str]
     """Variables of its processes, such as the GPUs that it may use."""
     report: Report
+    reported: dict[int, float]
+    """Values by epoch that were reported before."""
     _signals: "queue.SimpleQueue[int]" = field(default_factory=queue.SimpleQueue)
-    _seen: dict[int, float] = field(default_factory=dict)
     _offset: int = 0
 
     @property
@@ -154,8 +155,8 @@ class TrialRun:
             except subprocess.TimeoutExpired:
                 status = None
             if self._report_new() and status is None:
-                value = next(reversed(self._seen.values()))
-                epoch = next(reversed(self._seen))
+                value = next(reversed(self.reported.values()))
+                epoch = next(reversed(self.reported))
                 reason = f"pruned: {self.spec.metric} {value:.4g} at epoch {epoch} is worse than in other trials"
                 self.folder.request_stop(PRUNED_BY, reason)
             if status is not None:
@@ -168,8 +169,8 @@ class TrialRun:
         prune = False
         for record in self._new_records():
             epoch, value = int(record.get("epoch", 0) + 1e-9), record[self.spec.metric]
-            if value is not None and epoch > 0 and epoch not in self._seen:
-                self._seen[epoch] = value
+            if value is not None and epoch > 0 and epoch not in self.reported:
+                self.reported[epoch] = value
                 prune |= self.report(epoch, value)
         return prune
 

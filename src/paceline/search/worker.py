@@ -104,7 +104,7 @@ class Worker:
 
     def _train(self, claim: Claim, environment: dict[str, str]) -> None:
         number, words = claim.number, self.spec.words_of(claim.trial.params)
-        run = TrialRun(self.spec, number, words, environment, lambda *found: self.study.report(claim, *found))
+        run = TrialRun(self.spec, number, words, environment, lambda *found: self.study.report(claim, *found), dict(claim.reported))
         self._running[number] = run
         self._on_trial(number, words, None)
         try:
