@@ -1,4 +1,4 @@
-"""Storages that are damaged, locked, or belong to another sweep: clear errors, and nothing is changed."""
+"""Storages that are corrupt, locked, or belong to another sweep: clear errors, and nothing is changed."""
 
 import shutil
 import sqlite3
@@ -35,12 +35,12 @@ def _finish(shared: SharedStudy, value: float = 0.5) -> int:
 
 
 @pytest.mark.parametrize(("place", "file"), [("journal", "study.journal"), ("sqlite", "study.db")])
-def test_a_damaged_storage_is_refused_and_left_alone(tmp_path: Path, place: str, file: str) -> None:
+def test_a_corrupt_storage_is_refused_and_left_alone(tmp_path: Path, place: str, file: str) -> None:
     _finish(SharedStudy(_spec(tmp_path, place)))
     path = tmp_path / "runs" / "sweep" / file
     for content in (b"garbage\n", b"garbage " * 1000 + b"\n", b'{"op_code": 99}\n{}\n', path.read_bytes()[100:]):
         path.write_bytes(content)
-        with raises("storage-damaged"):
+        with raises("storage-corrupt"):
             SharedStudy(_spec(tmp_path, place))
         assert path.read_bytes() == content
 

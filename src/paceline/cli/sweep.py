@@ -60,7 +60,7 @@ def sweep(arguments: list[str]) -> int:
         words=tuple(word for module in trusted() for word in ("--import", module)),
         **{key: getattr(options, key) for key in _PASSED},
     )
-    signum = run_sweep(spec, _Lines(spec.folder)).signal
+    signum = run_sweep(spec, _TrialLines(spec.folder)).signal
     status = _show(spec.folder)
     if signum:
         say("paceline: stopped; run the same command again to continue", error=True)
@@ -104,7 +104,7 @@ def _folder(name: str, runs: Path) -> Path:
     return path if is_sweep(path) or not is_sweep(runs / name) else runs / name
 
 
-class _Lines:
+class _TrialLines:
     """Prints a line when a trial starts, and one when it ends."""
 
     def __init__(self, folder: Path) -> None:

@@ -89,22 +89,22 @@ def _explained(error: Exception, shown: str) -> UserError:
         message = f"{shown}: the disk is full. Free some space, and run the same command again; no trial is lost."
         return UserError("disk-full", message, path=shown)
     if "is not a database" in text or "malformed" in text or isinstance(error, json.JSONDecodeError):
-        return _damaged(shown, reason)
+        return _corrupt(shown, reason)
     message = f"the storage {shown} cannot be used: {reason}. Check that it exists and that you may write to it."
     return UserError("storage-failed", message, path=shown)
 
 
-def _damaged(shown: str, reason: str) -> UserError:
+def _corrupt(shown: str, reason: str) -> UserError:
     message = (
-        f"{shown} is damaged ({reason}). Restore it from a backup, or start another sweep with --name. "
+        f"{shown} is corrupt ({reason}). Restore it from a backup, or start another sweep with --name. "
         "The run folders of the trials are intact."
     )
-    return UserError("storage-damaged", message, path=shown)
+    return UserError("storage-corrupt", message, path=shown)
 
 
 def _open_journal(optuna: Any, path: Path) -> Any:
     if path.exists() and not path.is_file():
-        raise _damaged(str(path), "it is not a file")
+        raise _corrupt(str(path), "it is not a file")
     if path.exists():
         _check_journal(path)
     backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_JournalLock(path))
@@ -113,18 +113,18 @@ def _open_journal(optuna: Any, path: Path) -> Any:
     except OSError:
         raise
     except Exception as error:  # records that contradict each other fail in many ways
-        raise _damaged(str(path), f"{type(error).__name__}: {error}") from None
+        raise _corrupt(str(path), f"{type(error).__name__}: {error}") from None
 
 
 def _check_journal(path: Path) -> None:
-    """Refuse a journal with a damaged line, before anything is appended to it. The last line may be incomplete."""
+    """Refuse a journal with a corrupt line, before anything is appended to it. The last line may be incomplete."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 json.loads(line)["op_code"]
             except (ValueError, KeyError, TypeError):
                 if line.endswith(b"\n"):
-                    raise _damaged(str(path), f"line {number} is not a record of a study") from None
+                    raise _corrupt(str(path), f"line {number} is not a record of a study") from None
 
 
 class _JournalLock:

@@ -230,8 +230,8 @@ def _read_identity(spec: SweepSpec) -> dict[str, Any]:
         known = json.loads(path.read_text(encoding="utf-8"))
         differing = [name for name, value in spec.identity.items() if known[name] != value]
     except (ValueError, KeyError, TypeError):
-        message = f"{path} is damaged. Restore it from a backup, or start another sweep with --name."
-        raise UserError("storage-damaged", message, path=path) from None
+        message = f"{path} is corrupt. Restore it from a backup, or start another sweep with --name."
+        raise UserError("storage-corrupt", message, path=path) from None
     if differing:
         message = (
             f"{spec.folder} is the sweep of {_described(known)}, but this command is one of {_described(spec.identity)}"
