@@ -151,7 +151,9 @@ def test_samplers_stay_within_the_space_and_repeat_with_their_seed(tmp_path: Pat
 
     found = values("one")
     assert len(found) == 13
-    assert all(0.1 <= point["optim.lr"] <= 0.5 and point["train.global_batch"] in ("64", "128", "256") for point in found)
+    assert all(
+        0.1 <= point["optim.lr"] <= 0.5 and point["train.global_batch"] in ("64", "128", "256") for point in found
+    )
     if sampler != "gp":  # fits a model with torch, whose results need not repeat to the last bit
         assert values("two") == found
     if sampler == "grid":

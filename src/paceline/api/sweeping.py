@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from paceline.api.training import loaded
 from paceline.config.overrides import Overrides
 from paceline.config.recipe import Recipe
 from paceline.config.space import space_words
+from paceline.errors import UserError
 from paceline.search.results import BEST_RECIPE
 from paceline.search.spec import METRICS, PRUNERS, SAMPLERS, SweepSpec, make_spec
 from paceline.search.worker import OnTrial, Worker
@@ -130,6 +132,14 @@ def run_sweep(spec: SweepSpec, on_trial: OnTrial | None = None) -> Worker:
     worker = Worker(spec, on_trial or (lambda *_: None))
     try:
         worker.run()
-    finally:
-        Sweep(spec.folder).report()
+    except BaseException:
+        with suppress(UserError, OSError):  # the first error is more important
+            _conclude(worker)
+        raise
+    _conclude(worker)
     return worker
+
+
+def _conclude(worker: Worker) -> None:
+    worker.study.summarize()
+    Sweep(worker.spec.folder).report()

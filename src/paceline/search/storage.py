@@ -60,7 +60,9 @@ def open_storage(place: str, folder: Path) -> Any:
         try:
             return optuna.storages.RDBStorage(url, engine_kwargs={**waits, "pool_pre_ping": True})
         except ImportError as error:
-            message = f"--storage {shown} needs the driver of its database, which is not installed. Install it with pip."
+            message = (
+                f"--storage {shown} needs the driver of its database, which is not installed. Install it with pip."
+            )
             raise UserError("missing-package", message, package=getattr(error, "name", None)) from None
 
 

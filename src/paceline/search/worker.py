@@ -71,7 +71,6 @@ class Worker:
             for thread in threads:
                 while thread.is_alive():
                     thread.join(0.5)
-        self.study.summarize()
         if self._errors:
             raise self._errors[0]
 
@@ -104,7 +103,9 @@ class Worker:
 
     def _train(self, claim: Claim, environment: dict[str, str]) -> None:
         number, words = claim.number, self.spec.words_of(claim.trial.params)
-        run = TrialRun(self.spec, number, words, environment, lambda *found: self.study.report(claim, *found), dict(claim.reported))
+        run = TrialRun(
+            self.spec, number, words, environment, lambda *found: self.study.report(claim, *found), dict(claim.reported)
+        )
         self._running[number] = run
         self._on_trial(number, words, None)
         try:
