@@ -40,19 +40,7 @@ NOT_RUN = {
     r"find-batch cifar10-vit-b32-fsdp .*": "trains a ViT-B",
     r"train .*--profile .*": "profiles more steps than are trained here; tests/unit/test_profiling.py runs it",
     **dict.fromkeys(
-        (
-            "train",
-            "evaluate",
-            "plan",
-            "launch",
-            "export",
-            "compare",
-            "prepare",
-            "find-batch",
-            "predict",
-            "serve",
-            "sweep",
-        ),
+        ("train", "evaluate", "plan", "launch", "export", "compare", "prepare", "find-batch", "predict", "serve"),
         "names a command in a sentence",
     ),
 }

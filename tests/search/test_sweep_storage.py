@@ -158,3 +158,21 @@ def test_samplers_stay_within_the_space_and_repeat_with_their_seed(tmp_path: Pat
         assert values("two") == found
     if sampler == "grid":
         assert len({tuple(point.values()) for point in found}) == 13
+
+
+@pytest.mark.parametrize("pruner", ["none", "median", "hyperband"])
+def test_pruners_stop_bad_trials_only(tmp_path: Path, pruner: str) -> None:
+    """Digits trains for 20 epochs; the quality of a trial shows from the first one."""
+    shared = SharedStudy(_spec(tmp_path, pruner=pruner, sampler="random", seed=0, trials=30))
+    kept, pruned = [], []
+    while claim := shared.next():
+        quality = claim.trial.params["optim.lr"]
+        if any(shared.report(claim, epoch, quality + 0.001 * epoch) for epoch in range(1, 21)):
+            pruned.append(quality)
+            shared.finish(claim, TrialEnd("pruned", quality, 1.0, 1.0))
+        else:
+            kept.append(quality)
+            shared.finish(claim, TrialEnd("complete", quality, 20.0, 1.0))
+    assert len(kept) + len(pruned) == 30
+    assert bool(pruned) == (pruner != "none")
+    assert max(kept) > max(pruned, default=0.0)

@@ -77,13 +77,15 @@ def _importance(record: SweepRecord) -> str:
 
 def _table(record: SweepRecord) -> str:
     head, *rows = trial_table(record)
-    lines = [_row(trial, cells) for trial, cells in zip(ranked(record), rows, strict=True)]
-    return html_table("runs", [escape(name) for name in [*head[1:], "reason"]], lines)
+    with_reasons = any(trial.reason for trial in record.trials)
+    lines = [_row(trial, cells, with_reasons) for trial, cells in zip(ranked(record), rows, strict=True)]
+    heads = [*head[1:], *(["reason"] if with_reasons else [])]
+    return html_table("runs", list(map(escape, heads)), lines)
 
 
-def _row(trial: SweepTrial, cells: list[str]) -> str:
+def _row(trial: SweepTrial, cells: list[str], with_reason: bool) -> str:
     rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells[1:])
-    reason = f'<td class="reason">{escape(trial.reason)}</td>'
+    reason = f'<td class="reason">{escape(trial.reason)}</td>' if with_reason else ""
     return f'<tr data-trial="{trial.number}"><th scope="row">{escape(trial.run)}</th>{rest}{reason}</tr>'
 
 
