@@ -1,5 +1,7 @@
 """The search space of a sweep: ranges and choices, and what is refused before anything is trained."""
 
+import sys
+
 import pytest
 from conftest import raises
 
@@ -7,6 +9,7 @@ from paceline.config.io import load_recipe
 from paceline.config.space import Choice, Range, check_space, grid_of, override_words, parse_space, points, space_words
 from paceline.errors import ConfigError
 from paceline.search.spec import make_spec, parse_budget
+from paceline.search.study import SharedStudy
 
 
 @pytest.mark.parametrize(
@@ -113,6 +116,14 @@ def test_words_of_values_load(tmp_path) -> None:
     words = spec.words_of({"optim.lr": 2e-5, "train.global_batch": 128})
     recipe = load_recipe("digits", override_words(words))
     assert (recipe.optim.lr, recipe.train.global_batch) == (2e-5, 128)
+
+
+def test_optuna_is_an_extra(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with raises("missing-package") as caught:
+        SharedStudy(make_spec(load_recipe("digits"), ["optim.lr=1,2"], tmp_path / "sweep"))
+    assert caught.value.fields["package"] == "optuna"
+    assert not (tmp_path / "sweep").exists()
 
 
 def test_budgets() -> None:

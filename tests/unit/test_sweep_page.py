@@ -16,6 +16,7 @@ from paceline.config.io import load_recipe
 from paceline.search.spec import make_spec
 from paceline.search.worker import devices_of
 from paceline.system.gpus import Gpu
+from paceline.track.records import RunFolder
 
 
 def _trial(number: int, state: str, value: float | None, **more: Any) -> SweepTrial:
@@ -77,6 +78,17 @@ def test_the_best_trial_is_complete_and_first_in_the_table() -> None:
     assert by_loss.best == min(TRIALS[:8], key=lambda trial: trial.value or 0)
     assert trial_table(by_loss)[1][0] == str(by_loss.best.number)
     assert "8 complete, 1 pruned, 1 failed, 1 running" in summary_line(RECORD)
+
+
+def test_a_request_to_stop_a_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.requested_stop() is None
+    folder.request_stop("sweep", "it is worse than others")
+    assert folder.requested_stop() == ("sweep", "it is worse than others")
+    text = folder.stop_request.read_text()
+    for content in ("", "[]", "{}", '{"by": 1, "reason": "x"}', text[:20], text.replace("worse", "wurse")):
+        folder.stop_request.write_text(content)
+        assert folder.requested_stop() is None
 
 
 def test_trials_side_by_side_have_their_own_gpus_or_cores(tmp_path: Path, monkeypatch) -> None:

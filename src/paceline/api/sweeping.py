@@ -94,6 +94,9 @@ def sweep(
     that of the recipe's best checkpoint. `sampler`: tpe, random, grid, qmc or gp. `pruner`: none, median or
     hyperband. `parallel`: trials side by side. `budget`: time after which no trial starts, e.g. "2h".
 
+    `on_trial` is called with the number and values of a trial, and with None when it starts or a TrialEnd when it ends;
+    with `parallel`, in several threads.
+
     An unfinished sweep of that name is continued. Ctrl-C stops after checkpoints of the running trials.
     """
     for argument, value, choices in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
