@@ -154,7 +154,7 @@ class SharedStudy:
 
     def _start(self, trials: list[Any]) -> Claim:
         if self.spec.sampler == "grid" and self._started(trials) == len(trials):
-            visited = [trial.params for trial in trials]
+            visited = [trial.system_attrs.get("fixed_params", {}) | trial.params for trial in trials]
             self._study.enqueue_trial(next_grid_point(self.spec, visited))
         self._study.sampler = sampler_of(self.spec, len(trials))
         trial = self._study.ask()

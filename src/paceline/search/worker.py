@@ -107,8 +107,8 @@ class Worker:
             self.spec, number, words, environment, lambda *found: self.study.report(claim, *found), dict(claim.reported)
         )
         self._running[number] = run
-        self._on_trial(number, words, None)
         try:
+            self._on_trial(number, words, None)
             end = run.train(lambda: bool(self.signal))
             if end.state:
                 self.study.finish(claim, end)
