@@ -187,6 +187,7 @@ class TrialRun:
 
     def _end_of_finished(self) -> TrialEnd:
         self._report_new()
+        self.folder.stop_request.unlink(missing_ok=True)  # it may have been written when the run had just ended
         summary = self.folder.read_summary()
         if summary.get("stopped_by") == PRUNED_BY:
             return self._end("pruned", reason=str(summary.get("stop_reason", "")))
