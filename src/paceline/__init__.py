@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.api.recording import record_measured
     from paceline.api.runs import Comparison, Run, compare, list_runs, logbook, report
     from paceline.api.serving import serve
+    from paceline.api.sweeping import Sweep, sweep
     from paceline.api.training import evaluate, list_recipes, load_recipe, resume, train
     from paceline.data.prepare.raw import RawImage
     from paceline.engine.callbacks import Callback, RunInfo, StepInfo
@@ -40,6 +41,7 @@ __all__ = [
     "Run",
     "RunInfo",
     "StepInfo",
+    "Sweep",
     "TrainingPlan",
     "UserError",
     "check_machine",
@@ -72,11 +74,12 @@ __all__ = [
     "report",
     "resume",
     "serve",
+    "sweep",
     "train",
 ]
 _MODULES = (
     *("api.training", "api.exporting", "api.runs", "api.planning", "api.finding", "api.data", "api.predicting"),
-    *("api.serving", "api.recording", "engine.callbacks", "data.prepare.raw"),
+    *("api.serving", "api.recording", "api.sweeping", "engine.callbacks", "data.prepare.raw"),
 )
 
 

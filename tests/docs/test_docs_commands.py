@@ -36,6 +36,8 @@ NOT_RUN = {
     r"serve runs/.*": "serves until it is stopped; tests/unit/test_serve.py starts it",
     r"predict runs/flowers - .*": "reads names from another command; tests/unit/test_predict.py does",
     r"train .* --name demo-.*": "printed by `paceline demo`, which tests/docs/test_demo.py runs",
+    r"sweep --show .*": "shows a sweep; tests/search/test_sweep.py has one",
+    r"train runs/.*/best\.yaml": "trains the best recipe of a sweep; tests/search/test_sweep.py loads one",
     r"find-batch cifar10-vit-b32-fsdp .*": "trains a ViT-B",
     r"recipes (mine\.yaml )?--record .*": "needs finished runs of that recipe; tests/unit/test_recording.py has them",
     r"train .*--profile .*": "profiles more steps than are trained here; tests/unit/test_profiling.py runs it",
@@ -131,6 +133,8 @@ def _typed(command: str) -> list[str]:
     if words[0] == "train" or words[:2] == ["launch", "local"]:
         words += SHORT
         words += [] if {"--resume", "--train.global_batch"} & set(words) else ["--train.global_batch", "8"]
+    if words[0] == "sweep":
+        words += [*SHORT, "--trials", "1"]
     if words[0] == "plan":
         words += ["--train-images", "1281167"]  # data/imagenet is smaller here
     if words[0] == "find-batch":

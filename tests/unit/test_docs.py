@@ -16,7 +16,7 @@ from paceline.cli.options import split_source
 from paceline.config.io import fields, load_recipe, shipped, split_overrides
 
 DOCUMENTS = documents()
-_WITH_FIELDS = ("train", "evaluate", "plan", "find-batch", "find-lr", "selftest")
+_WITH_FIELDS = ("train", "evaluate", "plan", "find-batch", "find-lr", "selftest", "sweep")
 _COMMON = {"and", "are", "but", "does", "for", "from", "has", "have", "its", "not", "that", "the", "this", "with"}
 _GENERAL = {"aws-value-rejected", "conflicting-options", "host-command-failed"}
 """Codes of failures that only their message describes."""

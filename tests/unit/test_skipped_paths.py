@@ -23,6 +23,7 @@ SKIPPED = {
     "old": "not-a-run",
     "report.html": "is-a-web-page",
     "searched": "is-a-batch-search",
+    "swept": "is-a-sweep",
 }
 
 
@@ -34,6 +35,8 @@ def test_paths_beside_runs_are_skipped_and_listed(tmp_path: Path, capsys, monkey
         Path("runs", name).mkdir()
         Path("runs", name, "recipe.yaml").write_text((runs[0] / "recipe.yaml").read_text())
     Path("runs/searched/find-batch.json").write_text("{}")
+    Path("runs/swept").mkdir()
+    Path("runs/swept/sweep.json").write_text("{}")
     Path("runs/empty").mkdir()
     Path("runs/old/notes").mkdir(parents=True)
     Path("runs/old/notes/poem.txt").write_text("roses are red\n")

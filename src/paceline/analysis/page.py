@@ -32,8 +32,8 @@ def report(comparison: ComparedRuns, title: str) -> str:
     text = json.dumps(page_data(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Template((assets / "report.html").read_text(encoding="utf-8")).substitute(
         title=escape(title),
-        style=_palettes() + "".join((assets / name).read_text(encoding="utf-8") for name in _STYLES),
-        script=(assets / "report.js").read_text(encoding="utf-8"),
+        style=palettes() + "".join((assets / name).read_text(encoding="utf-8") for name in _STYLES),
+        script="".join((assets / name).read_text(encoding="utf-8") for name in ("common.js", "report.js")),
         data=text,
         fairness=fairness_html(comparison),
         kind="" if comparison.is_reliable or len(runs) == 1 else "unfair",
@@ -48,7 +48,9 @@ def report(comparison: ComparedRuns, title: str) -> str:
     )
 
 
-def _palettes() -> str:
+def palettes() -> str:
+    """Return the style rules of the colors of runs, on light and dark ground."""
+
     def rule(selector: str, colors: Sequence[str]) -> str:
         return f"{selector} {{ {' '.join(f'--run-{number}: {color};' for number, color in enumerate(colors))} }}\n"
 
@@ -72,8 +74,8 @@ def table_html(comparison: ComparedRuns) -> str:
         heads, labels = [escape(cell) for cell in head[1:]], marked
     else:
         heads, labels = marked, [escape(label) for label, *_ in rows]
-    lines = [_line(label, map(escape, cells)) for label, (_, *cells) in zip(labels, rows, strict=True)]
-    return _table("runs" if runs_are_rows(comparison) else "figures", heads, lines)
+    lines = [html_line(label, map(escape, cells)) for label, (_, *cells) in zip(labels, rows, strict=True)]
+    return html_table("runs" if runs_are_rows(comparison) else "figures", heads, lines)
 
 
 def _mark(run: int) -> str:
@@ -81,12 +83,14 @@ def _mark(run: int) -> str:
     return f'<i data-run="{run}"></i>'
 
 
-def _table(kind: str, heads: Sequence[str], lines: Sequence[str]) -> str:
+def html_table(kind: str, heads: Sequence[str], lines: Sequence[str]) -> str:
+    """Return a table of a kind that the style knows, from HTML."""
     cells = "".join(f'<th scope="col"{" class=long" if len(head) > 30 else ""}>{head}</th>' for head in ("", *heads))
     return f'<table class="{kind}"><thead><tr>{cells}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
 
 
-def _line(label: str, cells: Iterable[str]) -> str:
+def html_line(label: str, cells: Iterable[str]) -> str:
+    """Return a row of a table, from HTML."""
     return f'<tr><th scope="row">{label}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
@@ -100,13 +104,13 @@ def settings_html(runs: Sequence[LoggedRun]) -> str:
     if not differing:
         return same
     lines = [
-        _line(
+        html_line(
             f"{_mark(number)}{escape(run.name)}",
             (_setting(values[number], values[0]) for values in differing.values()),
         )
         for number, run in enumerate(runs)
     ]
-    table = _table("runs", [escape(name) for name in differing], lines)
+    table = html_table("runs", [escape(name) for name in differing], lines)
     return (
         f"<h3>Different between runs</h3><p>Highlighted: differs from the first run.</p>"
         f'<div class="scroll">{table}</div>{same}'
@@ -139,12 +143,12 @@ def _profile(run: LoggedRun) -> str:
         return ""
     last = profiles[-1]
     lines = [
-        _line(
+        html_line(
             escape(printable(top["name"])),
             (f"{top['fraction']:.1%}", f"{top['seconds'] / last['steps'] * 1e3:.3f}", f"{top['calls']:,}"),
         )
         for top in last["operators"]
     ]
     head = f"Profile of {last['steps']} steps up to step {last['step']}"
-    table = _table("figures", ["time", "ms per step", "calls"], lines)
+    table = html_table("figures", ["time", "ms per step", "calls"], lines)
     return f'<h4>{head}</h4><div class="scroll">{table}</div>'

@@ -5,6 +5,7 @@ from pathlib import Path
 from paceline.analysis.folder import read_folder
 from paceline.analysis.importers import read_foreign
 from paceline.analysis.run import LoggedRun, NotARun
+from paceline.analysis.sweeps.record import is_sweep
 from paceline.errors import UserError
 from paceline.system.files import printable
 from paceline.system.untrusted import read_regular
@@ -58,6 +59,8 @@ def _other_output(folder: RunFolder) -> tuple[str, str] | None:
         searched = path.name.startswith(result.replace(".json", "-")) or (path / result).is_file()
         if searched and path.is_dir() and not folder.environment.exists():
             return code, reason
+    if is_sweep(path):
+        return "is-a-sweep", "a sweep, not a run"
     if any(_contains(path / page, LOGBOOK_MARK) for page in ("index.md", "README.md")):
         return "is-a-logbook", "a logbook, not a run"
     if path.suffix == ".html" and path.is_file():

@@ -69,6 +69,18 @@ def check_path(name: str, value: Any) -> Path:
     return Path(value)
 
 
+def check_page(name: str, value: Any) -> Path:
+    """Return the path of a page that is to be written."""
+    path = check_path(name, value)
+    if path.is_dir():
+        message = f"{path} is a folder. Give a file, e.g. {path / 'report.html'}."
+        raise UserError("output-is-a-folder", message, path=path)
+    if path.suffix.lower() not in (".html", ".htm"):  # it may be a log, or a file of a run
+        message = f"{path}: reports are written as .html. Choose a name with that suffix."
+        raise UserError("wrong-suffix", message, path=path)
+    return path
+
+
 def check_name(value: Any) -> str:
     """Return the name of a run; empty: that of its recipe."""
     if not isinstance(value, str) or (value and not is_file_name(value)):

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from paceline.api.processes import NOT_INHERITED
 from paceline.errors import Stopped, UserError
 from paceline.system.host import affinity_restorer
+from paceline.system.lifetime import NOT_INHERITED
 from paceline.system.logs import log
 
 _trained_in = 0  # the process that trained first; threads of torch do not survive a fork of it

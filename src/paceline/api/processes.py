@@ -15,12 +15,10 @@ from paceline.config.import_files import source_of
 from paceline.config.io import dump_recipe
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
-from paceline.system.lifetime import child_env, own_command
+from paceline.system.lifetime import NOT_INHERITED, child_env, own_command
 from paceline.system.outcome import FILE, read_outcome
 from paceline.system.signals import STOPS
 
-# variables of a launcher, and colors that notebooks enable: progress bars would flood a cell
-NOT_INHERITED = ("RANK", "WORLD_SIZE", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 _STOPPED = {status for signum in STOPS for status in (128 + signum, -signum)}
 
 
@@ -32,7 +30,7 @@ def run_in_processes(command: list[str], recipe: Recipe | None, words: list[str]
     with _arguments(command, recipe, words, procs) as (arguments, outcome):
         # a notebook kernel may itself have been started by a launcher, whose variables must not apply here
         inherited = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
-        environment = child_env(inherited | {FILE: str(outcome)} | _python_path(inherited))
+        environment = child_env(inherited | {FILE: str(outcome)} | python_path(inherited))
         with subprocess.Popen(
             own_command(*arguments),
             stdin=subprocess.DEVNULL,
@@ -81,11 +79,11 @@ def _arguments(
         if recipe:
             path = Path(folder) / "recipe.yaml"
             path.write_text(dump_recipe(recipe), encoding="utf-8")
-            given = [str(path), *_imports(recipe)]
+            given = [str(path), *words_of_imports(recipe)]
         yield [*command, *given, "--procs", str(procs), *words], Path(folder) / "outcome.json"
 
 
-def _imports(recipe: Recipe) -> list[str]:
+def words_of_imports(recipe: Recipe) -> list[str]:
     """Return options that import the modules of this process which registered what the recipe uses."""
     names = {
         "model": [recipe.model.name],
@@ -107,7 +105,7 @@ def _imports(recipe: Recipe) -> list[str]:
     return [word for module in modules for word in ("--import", module)]
 
 
-def _python_path(inherited: Mapping[str, str]) -> dict[str, str]:
+def python_path(inherited: Mapping[str, str]) -> dict[str, str]:
     """Let the processes find the modules that registered extensions here.
 
     They find those of the current folder by name: in PYTHONPATH, the folder would be trusted with all that it contains.

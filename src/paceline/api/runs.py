@@ -15,7 +15,7 @@ from paceline.analysis.read import read
 from paceline.analysis.run import LoggedRun, named_apart
 from paceline.analysis.tables import as_csv, as_json, as_text, markdown
 from paceline.analysis.verdict import Bottleneck, verdict
-from paceline.api.arguments import check_choice, check_path, invalid
+from paceline.api.arguments import check_choice, check_page, check_path, invalid
 from paceline.errors import UserError
 from paceline.system.files import make_folder, write_text
 from paceline.system.packages import needs_package
@@ -172,13 +172,7 @@ def report(
     title: str = "",
 ) -> Path:
     """Write one self-contained HTML page about runs and return its path."""
-    comparison, path = _compared(runs, to, price), check_path("out", out)
-    if path.is_dir():
-        message = f"{path} is a folder. Give a file, e.g. {path / 'report.html'}."
-        raise UserError("output-is-a-folder", message, path=path)
-    if path.suffix.lower() not in (".html", ".htm"):  # it may be a log, or a file of a run
-        message = f"{path}: reports are written as .html. Choose a name with that suffix."
-        raise UserError("wrong-suffix", message, path=path)
+    comparison, path = _compared(runs, to, price), check_page("out", out)
     names = [run.name for run in comparison.runs]
     title = title or (" and " if len(names) == 2 else ", ").join(names[:3]) + (", ..." if len(names) > 3 else "")
     make_folder(path.parent)

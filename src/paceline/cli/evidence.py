@@ -29,7 +29,8 @@ Run it again after the next run: the index then lists all runs, and your notes b
 
 _REPORT = f"""Write one self-contained HTML page with curves, comparison and bottlenecks.
 
-{_READS}"""
+{_READS} One sweep is shown
+with its trials, the importance of parameters and parallel coordinates."""
 
 
 def _runs_parser(command: str, usage: str, description: str) -> argparse.ArgumentParser:
@@ -227,9 +228,26 @@ def report(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
     parser.add_argument("--title", default="", help="default: the names of the runs")
     options = parser.parse_args(arguments)
+    from paceline.analysis.sweeps.record import is_sweep
+
+    if len(options.runs) == 1 and is_sweep(options.runs[0]):
+        return _report_sweep(options)
     from paceline.api.runs import report as write
 
     runs, status = _read(options.runs)
     write(runs, options.out, to=options.to, price=options.price, title=options.title)
     say(f"{options.out} ({options.out.stat().st_size / 1e6:.2f} MB)")
     return status
+
+
+def _report_sweep(options: argparse.Namespace) -> int:
+    """Write the page of a sweep."""
+    from paceline.api.sweeping import Sweep
+
+    for name in ("to", "price", "title"):
+        if getattr(options, name):
+            message = f"--{name} applies to reports about runs, and {options.runs[0]} is a sweep. Leave it out."
+            raise UserError("option-not-applicable", message, option=f"--{name}")
+    path = Sweep(options.runs[0]).report(options.out)
+    say(f"{path} ({path.stat().st_size / 1e6:.2f} MB)")
+    return 0

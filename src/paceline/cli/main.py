@@ -166,6 +166,7 @@ _COMMANDS = {
     "plan": ("show phases, steps, time and cost of a recipe without training", "plan"),
     "find-batch": ("find the largest batch that fits in memory, and the fastest one", "find_batch"),
     "find-lr": ("suggest a learning rate, with a range test", "find_lr"),
+    "sweep": ("search for the best hyperparameters of a recipe", "sweep"),
     "launch": ("train on several nodes, and follow the logs", "launch"),
     "jobs": ("list launched jobs", "jobs"),
     "status": ("show the status of a job's nodes", "jobs"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.options import make_parser
+from paceline.errors import UserError
 from paceline.system.files import say
 from paceline.system.tables import print_list
 
@@ -42,7 +43,21 @@ def runs(arguments: list[str]) -> int:
     else:
         heads = ("name", "status", "progress", "best top-1", "time", "model", "data", "started")
         print_list(heads, [_cells(row) for row in found], _DROPPED_FIRST)
+    if not options.json and folder.is_dir():
+        _list_sweeps(folder)
     return 0
+
+
+def _list_sweeps(folder: Path) -> None:
+    """Print a line for each sweep in a folder."""
+    from paceline.analysis.sweeps.record import is_sweep, read_sweep
+    from paceline.analysis.sweeps.text import summary_line
+
+    for path in sorted(filter(is_sweep, folder.iterdir())):
+        try:
+            say(f"sweep {summary_line(read_sweep(path))}; its runs: paceline runs {path}")
+        except UserError as error:
+            say(f"sweep {path.name}: {error.report}")
 
 
 def _cells(row: "RunRow") -> list[str]:

@@ -6,7 +6,9 @@ as they do on signals, so a callback cannot make ranks diverge.
 
 import bdb
 import math
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from paceline.track.sinks import Sink
 STOP, FAILED = 1, 2
 """Votes of rank 0."""
 _MAX_TEXT = 1000  # characters of a logged string
+_REQUEST_SECONDS = 1.0  # between looks for a request to stop, which may be on a slow shared file system
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -117,6 +120,9 @@ class Callbacks:
     """The exception of the failure."""
     stopped_by: str = ""
     """The name of the callback that asked to stop."""
+    requests: RunFolder | None = None
+    """Where other processes ask the run to end; None on ranks other than 0."""
+    _looked: float = -math.inf
     _pending: Path | None = None
     """A checkpoint that is being written."""
 
@@ -124,7 +130,7 @@ class Callbacks:
     def create(cls, recipe: Recipe, world: World, folder: RunFolder, total_steps: int, first_step: int) -> "Callbacks":
         """Return the callbacks of a recipe. An error in a constructor is raised on all ranks."""
         run = RunInfo(folder.path, recipe, world.size, first_step, total_steps, first_step)
-        created = cls(run)
+        created = cls(run, requests=folder if world.is_rank_zero else None)
 
         def construct() -> None:
             created.active = [_construct(name, options) for name, options in recipe.callbacks.items()]
@@ -149,6 +155,16 @@ class Callbacks:
             self._call("on_step", self.run, info)
             if self._pending and not writing:
                 self.checkpoint_written()
+        if self.requests and time.monotonic() - self._looked >= _REQUEST_SECONDS:
+            self._look_for_request(self.requests)
+
+    def _look_for_request(self, folder: RunFolder) -> None:
+        """Vote to stop if another process asks for it."""
+        self._looked = time.monotonic()
+        if request := folder.requested_stop():
+            by, reason = request
+            self.run.stop(reason)
+            self.stopped_by = self.stopped_by or by
 
     def evaluation(self, record: dict[str, Any]) -> None:
         self._call("on_evaluation", self.run, dict(record))
@@ -172,6 +188,9 @@ class Callbacks:
 
     def end(self, summary: dict[str, Any]) -> None:
         self._call("on_end", self.run, dict(summary), final=True)
+        if (folder := self.requests) and summary["status"] == "finished":  # the run may be continued later
+            with suppress(OSError):
+                folder.stop_request.unlink(missing_ok=True)
 
     def failed(self, message: str) -> None:
         self._call("on_failure", self.run, message, final=True)

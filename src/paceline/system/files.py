@@ -240,10 +240,15 @@ def is_locked(folder: Path) -> bool:
 class FolderLock:
     """Allows one process at a time to write to a folder. The kernel releases the lock however its holder ends."""
 
-    def __init__(self, folder: Path, wait: Callable[[], object] | None = None, grace: float = 0.0):
-        """Wait for the lock: without limit if `wait` is given, which is called first, otherwise for `grace` seconds."""
+    def __init__(
+        self, folder: Path, wait: Callable[[], object] | None = None, grace: float = 0.0, name: str = LOCK_NAME
+    ):
+        """Wait for the lock: without limit if `wait` is given, which is called first, otherwise for `grace` seconds.
+
+        `name`: another lock in the folder.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.fdopen(os.open(folder / LOCK_NAME, flags, 0o666), "a+")
+        self._file = os.fdopen(os.open(folder / name, flags, 0o666), "a+")
         deadline = time.monotonic() + grace
         while not self._acquire():
             if wait:

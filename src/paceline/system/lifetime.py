@@ -14,6 +14,12 @@ from collections.abc import Mapping
 
 PARENT = "PACELINE_PARENT"
 """Set in the environment of a process that ends with its parent: the parent's process ID."""
+# variables of a launcher, and colors that notebooks enable: progress bars would flood a cell
+NOT_INHERITED = (
+    *("RANK", "WORLD_SIZE", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+    *("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+)
+"""What a training of its own does not inherit."""
 
 
 def own_command(*words: object) -> list[str]:

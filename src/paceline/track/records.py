@@ -11,6 +11,7 @@ profile/           trace and memory snapshot of --profile
 evaluations/       what the model gets wrong, of `paceline evaluate --details`
 flight-recorder/   recent collectives of each rank, if one timed out
 summary.json       status and results; rewritten during the run
+stop-request.json  why another process, such as `paceline sweep`, asks the run to end early
 """
 
 import hashlib
@@ -57,6 +58,7 @@ class RunFolder:
         self.evaluations = path / "evaluations"
         self.flight_recorder = path / "flight-recorder"
         self.summary = path / "summary.json"
+        self.stop_request = path / "stop-request.json"
         self.num_corrupt = 0
         """The number of corrupt lines found by the last call of `records`."""
         self.cut_off = False
@@ -134,6 +136,18 @@ class RunFolder:
         if summary.get("status") == "running" and not self.in_use:
             with suppress(OSError):  # the error itself is more important
                 write_sealed(self.summary, summary | {"status": "failed", "message": message})
+
+    def request_stop(self, by: str, reason: str) -> None:
+        """Ask the process that trains here to evaluate, checkpoint and finish the run after its next step."""
+        write_sealed(self.stop_request, {"by": by, "reason": reason})
+
+    def requested_stop(self) -> tuple[str, str] | None:
+        """Return who asked the run to end, and why; None if nobody did."""
+        if not self.stop_request.exists():
+            return None
+        request = _read_json(self.stop_request, self.path)
+        by, reason = request.get("by"), request.get("reason")
+        return (by, reason) if isinstance(by, str) and isinstance(reason, str) else None
 
     @property
     def finished(self) -> bool:
