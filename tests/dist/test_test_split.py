@@ -58,6 +58,6 @@ def test_the_best_checkpoint_is_tested_after_training(images, one_thread, tmp_pa
     assert tested["loss"] < 1
     for split, record in (("test", tested), ("val", best)):
         label, metrics = evaluate_path(path, "best", ["--device", "cpu"], split)
-        assert f"({split} split)" in label
+        assert f"({split} split" in label
         assert metrics["samples"] == record["samples"] == 16
         assert metrics["loss"] == pytest.approx(record["loss"], abs=1e-6)

@@ -104,8 +104,8 @@ def test_plan_names_the_variant(folder: Path, here) -> None:
     words = ("--data.name", "shards", "--data.path", folder / "both", "--data.variant", "max-32-q90", *SHORT)
     for more, shown in (((), "max-32-q90  original"), (("--evaluate.variant", "training"), "max-32-q90  max-32-q90")):
         assert shown in here("plan", "digits", *words, *more).stdout
-    without_data = here("plan", "imagenet-rn50-a3", "--evaluate.variant", "")
-    assert "max-400-q90  original, else max-400-q90" in without_data.stdout, without_data.stderr
+    without_data = here("plan", "imagenet-rn50-ffcv-16ep", "--evaluate.variant", "")
+    assert "max-500-q90  original, else max-500-q90" in without_data.stdout, without_data.stderr
 
 
 def test_only_what_is_evaluated_is_downloaded(folder: Path, tmp_path: Path, monkeypatch) -> None:

@@ -217,7 +217,7 @@ def test_wrong_options_are_refused(folder: Path, tmp_path: Path, here) -> None:
 
 
 def test_gray_models_use_luma(tmp_path: Path, one_thread) -> None:
-    fields = {"model.options": {"widths": [8, 16]}, "train.global_batch": 48, "train.duration": "20ba", "optim.lr": 0.5}
+    fields = {"model.options": {"widths": [8, 16]}, "train.global_batch": 48, "train.duration": "20ba"}
     fields |= {"log.tensorboard": False, "precision": "fp32", "device": "cpu", "evaluate.every": "20ba"}
     run = pl.train("digits", fields, runs=tmp_path / "runs", in_process=True)
     from PIL import Image

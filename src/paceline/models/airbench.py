@@ -57,9 +57,9 @@ class AirbenchNet(nn.Module):
     """Whitening layer, one pooling block per width, global max pool, linear head with scaled logits.
 
     `depths` is the number of convolutions per block, two by default. With `residual` the output of the first one is
-    added to that of the last one. `head_std` is the standard deviation of the initial head, 0 for that of PyTorch. If
-    the bias of the whitening layer is frozen (model.freeze, optim.groups), nothing before the first block needs a
-    gradient, which avoids the backward pass through the largest feature maps.
+    added to that of the last one. `head_std` is the standard deviation of the initial head, 0 for the initialization of
+    PyTorch. If the bias of the whitening layer is frozen (model.freeze, optim.groups), nothing before the first block
+    needs a gradient, which avoids the backward pass through the largest feature maps.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class AirbenchNet(nn.Module):
         norm: str = "batch",
         norm_momentum: float = 0.4,
         residual: bool = False,
-        head_std: float = 0.0,
+        head_std: float = 1.0,
         logit_scale: float = 1 / 9,
     ):
         super().__init__()
