@@ -75,7 +75,7 @@ def _details(recipe: "Recipe", source: str) -> Iterator[tuple[str, str]]:
     for number, file in enumerate(about.code):
         yield "" if number else "code", github_link(file)
     for number, deviation in enumerate(about.deviations):
-        yield "" if number else "differs", deviation
+        yield "" if number else "differences", deviation
     yield "published", about.published or "-"
     yield "measured", str(about.measured) or "not measured"
     yield "settings", f"paceline train {source} --help"

@@ -98,7 +98,7 @@ class About:
     published: str = ""
     """Result that the source reports; not inherited from a base recipe."""
     deviations: tuple[str, ...] = ()
-    """Differences to the procedure of the source."""
+    """Differences from the procedure of the source."""
     measured: Measured = field(default_factory=Measured)
     """Result of runs of the recipe; not inherited from a base recipe."""
 
