@@ -121,7 +121,7 @@ def find(
     words = ["--min-lr", lrs.low, "--max-lr", lrs.high, "--steps", lrs.steps, *(["--linear"] if lrs.linear else [])]
     with prepared_trials(recipe, folder, nodes, (JSON, SVG)) as started:
         ended = started.run("try-lr", words, add)
-    if ended.error and ended.error.code != "rank-failed":  # that one only says that there are lines above it
+    if ended.error and ended.error.code != "rank-failed":  # rank-failed only refers to the lines above it
         raise ended.error
     finite = [loss for loss in losses if loss is not None]
     if losses[:1] == [None]:
