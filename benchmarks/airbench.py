@@ -1,4 +1,4 @@
-"""The recipe cifar10-airbench94 against the code that it follows, on the CPU: training time per image.
+"""Compare the recipe cifar10-airbench94 with the code that it follows, on the CPU: training time per image.
 
     python benchmarks/airbench.py [--source airbench94.py] [--steps 24] [--rounds 5] [--precision bf16]
 
@@ -144,7 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     count = (options.steps - 1) * BATCH
     print(f"airbench94, {options.precision}, {torch.get_num_threads()} threads, {options.rounds} rounds; medians")
     for contestant, own in seconds.items():
-        ratios = [mine / theirs for mine, theirs in zip(own[1:], seconds[name][1:], strict=True)]  # the first warms up
+        ratios = [
+            mine / theirs for mine, theirs in zip(own[1:], seconds[name][1:], strict=True)
+        ]  # the first epoch is a warmup
         per_image = 1e6 * statistics.median(own[1:]) / count
         print(f"  {contestant:12}{per_image:9.1f} us per image   ratio to the {name} {statistics.median(ratios):.3f}")
 

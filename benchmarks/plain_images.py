@@ -1,4 +1,4 @@
-"""Images for plain loops: class folders read with Pillow and torchvision, in training and validation as sources do."""
+"""Images for plain loops: class folders are read with Pillow and torchvision, as in the sources of the recipes."""
 
 import io
 import random
@@ -25,7 +25,7 @@ Transform = Callable[[Image.Image], torch.Tensor]
 
 @dataclass(frozen=True)
 class Reading:
-    """What an epoch of training reads."""
+    """How the images of a training epoch are read."""
 
     batch: int
     size: int
@@ -33,7 +33,7 @@ class Reading:
     """`original`, or the limit of the shorter or longer side of re-encoded files: short-160, max-400."""
     min_crop: float = 0.08
     repeats: int = 1
-    """Times that an image appears in an epoch, which has 1/repeats of all images."""
+    """Number of copies of an image in an epoch, which has 1/repeats of all images."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Validation:
     rectangular: int = 0
     """Images per batch of similar aspect ratio; 0: square crops."""
     flip: bool = False
-    """Also flipped, with the mean of the logits."""
+    """Average the logits of the image and its mirror image."""
     bicubic: bool = False
 
 
@@ -131,7 +131,7 @@ def normalized(image: Image.Image) -> torch.Tensor:
 
 @lru_cache(maxsize=4096)
 def opened(path: Path, variant: str = "original") -> Image.Image:
-    """Return an image, as it is or as if it had been re-encoded with a limited side before."""
+    """Return an image, either unchanged or as if it had been re-encoded with a limited side."""
     image = Image.open(path).convert("RGB")
     kind, _, limit = variant.partition("-")
     if kind == "original":

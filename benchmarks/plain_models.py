@@ -1,4 +1,4 @@
-"""The networks of recipes' sources in plain torch and torchvision, made narrow; they have the weights of timm's."""
+"""Narrow versions of the networks of the recipes' sources, in plain torch and torchvision, with timm's weights."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads"
 
 
 def resnet(kind: str, classes: int, zero_init: bool = False, blur: bool = False) -> nn.Module:
-    """Return a narrow `resnet18` or `resnet50` of torchvision; `blur`: as ffcv-imagenet changes it."""
+    """Return a narrow `resnet18` or `resnet50` of torchvision; `blur`: with the BlurPool of ffcv-imagenet."""
     block: Any = BasicBlock if kind == "resnet18" else Bottleneck
     net = ResNet(block, list(LAYERS), classes)
     net.inplanes = 64
@@ -60,7 +60,7 @@ def _with_blur(module: nn.Module) -> nn.Module:
 
 
 class PlainVit(nn.Module):
-    """A ViT of torch's encoder layers with a class token."""
+    """A ViT with torch's encoder layers and a class token."""
 
     def __init__(self, classes: int):
         super().__init__()
@@ -94,7 +94,7 @@ _TIMM_NAMES = {
 
 
 def by_timm_name(net: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the state of a plain network with the names that timm's network has for it."""
+    """Return the state of a plain network with the names of timm's network."""
     return dict(_renamed(net.state_dict()))
 
 
@@ -106,7 +106,7 @@ def _renamed(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Ten
 
 
 def load(net: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Give a plain network the weights of timm's; return it."""
+    """Copy the weights of timm's network to a plain one, and return it."""
     own = by_timm_name(net)
     if own.keys() != state.keys() or any(own[name].shape != value.shape for name, value in state.items()):
         raise ValueError(f"the networks differ: {sorted(own.keys() ^ state.keys())}")

@@ -15,7 +15,7 @@ _ONE, _EIGHT = 1.0, 0.235 * 8
 
 @dataclass(frozen=True)
 class _Data:
-    """What imagenet18 reads from an epoch on."""
+    """The images and batches of imagenet18 from an epoch on."""
 
     epoch: int
     size: int
@@ -30,7 +30,7 @@ _Rates = list[tuple[tuple[int, ...], tuple[float, ...]]]
 
 
 def _middle(peak: float) -> tuple[list[_Data], _Rates]:
-    """The schedule for two and four nodes; they differ in the learning rate only."""
+    """The schedule for two and four nodes, which differ only in the learning rate."""
     data = [_Data(0, 128, 256, 160), _Data(6, 128, 512, 160), _Data(13, 224, 224, 352, 0.087)]
     at_224, at_288 = peak * 224 / 256, peak * 128 / 256
     rates: _Rates = [

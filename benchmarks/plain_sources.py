@@ -1,4 +1,4 @@
-"""Training procedures of ImageNet recipes as their sources have them, in plain torch: optimizer, schedule and loss.
+"""Training procedures of the sources of ImageNet recipes, in plain torch: optimizer, schedule and loss.
 
 Every number is that of the source; a `Scale` makes epochs, batches and images smaller, for the source as for the
 recipe. Written from cybertronai/imagenet18, libffcv/ffcv-imagenet, pytorch/vision (references/classification), timm,
@@ -36,10 +36,10 @@ class Scale:
     """Epochs of the recipe and of the proxy; linear in between."""
     batches: int
     rates: float = 4.0
-    """Learning rates of SGD are this much smaller than the batch asks for; a small network needs smaller ones."""
+    """Divisor of SGD's learning rates, in addition to the linear scaling; a small network needs smaller ones."""
     sides: int = 4
     updates: int = 8
-    """The average of weights is updated this many times as often, and forgets 100 times as fast."""
+    """The EMA is updated this many times as often, and forgets 100 times as fast."""
 
     def time(self, epoch: float) -> float:
         ours, theirs = [small for _, small in self.times], [epoch for epoch, _ in self.times]
@@ -85,7 +85,7 @@ class Source:
         return images, labels
 
     def targets(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """Return what the loss compares with, of labels or of the probabilities of mixed labels."""
+        """Return the targets of the loss, from labels or from the probabilities of mixed labels."""
         if probabilities.ndim == 1:
             probabilities = F.one_hot(probabilities, self.classes).float()
         return probabilities * (1 - self.smoothing) + self.smoothing / self.classes
@@ -156,7 +156,7 @@ class TorchvisionV1(Source):
 
 
 class TorchvisionV2(Source):
-    """The "new training recipe": warmup and cosine per epoch, an average of the weights, mixup or cutmix, augmentation.
+    """The "new training recipe": warmup and cosine per epoch, EMA of the weights, mixup or cutmix, augmentation.
 
     As the recipe says, the average is updated after every 32nd step of the run instead of each epoch.
     """

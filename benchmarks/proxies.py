@@ -1,4 +1,4 @@
-"""Small versions of shipped recipes, by overrides only, and the plain loops of their sources beside them."""
+"""Small versions of shipped recipes, made by overrides only, and the plain loops of their sources."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,12 +25,12 @@ from paceline.config.recipe import Recipe
 
 @dataclass(frozen=True)
 class Proxy:
-    """A recipe, how much smaller it gets, and its source as a plain loop."""
+    """A recipe, how much smaller its proxy is, and its source as a plain loop."""
 
     recipe: str
     source: Callable[[nn.Module, Scale, int], Source]
     net: Callable[[int], nn.Module]
-    """Of a number of classes, with the initial weights of the source."""
+    """Creates the network for a number of classes, with the initial weights of the source."""
     scale: Scale
 
 
@@ -43,7 +43,7 @@ def _dawnbench(classes: int) -> nn.Module:
 
 
 def _imagenet18(nodes: int, batches: int, *epochs: float) -> Proxy:
-    """`epochs`: those at which the source changes something, which take one epoch each in the proxy."""
+    """`epochs`: those at which the source changes settings; in the proxy, each interval takes one epoch."""
     times = tuple((epoch, float(number)) for number, epoch in enumerate((0.0, *epochs)))
     name = f"imagenet-rn50-imagenet18-{nodes}"
     return Proxy(name, phases.imagenet18(nodes), _dawnbench, Scale(times, batches))
@@ -88,7 +88,7 @@ CIFAR = (
 
 
 def longer(proxy: Proxy, factor: int) -> Proxy:
-    """Return a proxy with more epochs, and with the learning rate that its batch asks for."""
+    """Return a proxy with more epochs, and with the learning rate scaled to its batch."""
     times = tuple((epoch, factor * small) for epoch, small in proxy.scale.times)
     return replace(proxy, scale=replace(proxy.scale, times=times, rates=1.0))
 
@@ -212,7 +212,7 @@ def train_plainly(proxy: Proxy, folder: Folder, seed: int) -> Curve:
 
 
 def distances(ours: Sequence[Curve], plain: Sequence[Curve]) -> dict[str, tuple[float, float]]:
-    """Return by how much the means over seeds differ, and the standard error of that.
+    """Return the difference of the means over seeds, and its standard error.
 
     Of the training loss in every third of the run, and of the last validation.
     """

@@ -1,4 +1,4 @@
-"""Small versions of the ImageNet recipes on real photographs, trained by the engine and by plain loops.
+"""Small versions of the ImageNet recipes on ImageNet files, trained by the engine and by plain loops.
 
     python benchmarks/recipes.py --images DIR_OR_TAR [--recipes imagenet-rn50-a3 ...] [--seeds 3] [--longer 2]
 
@@ -43,7 +43,7 @@ def tree_of(source: Path, work: Path, classes: int) -> Path:
 
 
 def row(proxy: Proxy, ours: list[Curve], plain: list[Curve]) -> str:
-    """Return a row of the table: both figures, and how many standard errors they are apart."""
+    """Return a row of the table: both figures, and their difference in standard errors."""
     apart = distances(ours, plain)
     cells = [proxy.recipe, f"{len(ours[0].losses)}"]
     for place in ("last third", "validation"):

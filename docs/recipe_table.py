@@ -74,10 +74,10 @@ def _family(recipes: list[Recipe]) -> Iterator[str]:
             yield ""
         yield from (f"- code: {_link(file)}" for file in files)
         if deviations in described:
-            yield f"- differs as `{described[deviations]}` does"
+            yield f"- differences from the source: those of `{described[deviations]}`"
         elif deviations:
             described[deviations] = members[0].name
-            yield "- differs:"
+            yield "- differences from the source:"
             for deviation in deviations:
                 yield from _wrapped(f"    - {plain(deviation)}", " " * 6)
         for name, text in measured:

@@ -1,4 +1,4 @@
-"""A run of the engine with everything that a plain loop needs to repeat it: batches, mixing, and initial weights."""
+"""A recorded run of the engine, with what a plain loop needs to repeat it: batches, mixing and initial weights."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class Mixing:
     """How the images of a batch were mixed: each with a partner, blended or inside of a box."""
 
     partners: list[list[int]]
-    """The images that may be the partner of each one: several if they are equal there, e.g. black."""
+    """Possible partners of each image: several if they are equal in the box, e.g. black."""
     weight: float
-    """Of the image itself."""
+    """Weight of the image itself."""
     box: tuple[slice, slice] | None = None
     """Rows and columns."""
 
@@ -45,14 +45,14 @@ class Mixing:
 
 @dataclass(frozen=True)
 class Step:
-    """What the engine trained on in a step."""
+    """Inputs and targets of the engine in a step."""
 
     images: torch.Tensor
     labels: torch.Tensor
     mixed: torch.Tensor
-    """The images that the network saw."""
+    """The images that the network received."""
     targets: torch.Tensor
-    """What its outputs were compared with: labels or probabilities."""
+    """The targets of the loss: labels or probabilities."""
 
     def mixing(self) -> Mixing:
         """Find out how the images were mixed, from the images alone."""
@@ -112,7 +112,7 @@ class Recorded:
 
 
 def record(recipe: Recipe, runs: Path) -> Recorded:
-    """Train a recipe in this process and record what its network saw and became."""
+    """Train a recipe in this process, and record the inputs and weights of its network."""
     prepare, step, steps = objective.Objective.prepare, train.train_step, list[Step]()
     states, setups = list[dict[str, torch.Tensor]](), list[Setup]()
 

@@ -1,4 +1,4 @@
-"""The airbench recipes train as a plain loop does that follows their source operation by operation."""
+"""The airbench recipes train like a plain loop that follows their source operation by operation."""
 
 import math
 
@@ -77,7 +77,7 @@ class _Net(nn.Module):
 
 
 def _in_order(model: nn.Module) -> list[torch.Tensor]:
-    """The state of an AirbenchNet in the order of the plain network's."""
+    """The state of an AirbenchNet in the order of the plain network."""
     assert isinstance(model, AirbenchNet)
     convs = [conv.weight for block in model.blocks for conv in block.convs]
     names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -149,7 +149,7 @@ def test_training_is_that_of_the_source(name: str, lr: float, decay: float) -> N
 
 
 def test_muon_updates_are_those_of_the_source() -> None:
-    """Filters of constant norm with orthogonalized updates; SGD for the rest; gradients of the summed loss there."""
+    """Filters of constant norm with orthogonalized updates, SGD for the rest. The source uses the summed loss."""
     setup = _setup("cifar10-airbench94-muon", "--train.global_batch", "64")
     assert not setup.ema
     net = _Net(2, 0.4, 1 / 256).load(setup.replica.module)
@@ -208,7 +208,7 @@ def test_the_whitening_layer_is_that_of_the_source() -> None:
 
 
 def test_test_time_augmentation_is_that_of_the_source() -> None:
-    """Half of the weight for the image and its mirror image, half for both shifted by one pixel in two directions."""
+    """Half of the weight is for the image and its mirror image, half for both shifted by one pixel, two ways."""
     model = AirbenchNet(widths=(4, 4, 4)).eval()
     images = torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

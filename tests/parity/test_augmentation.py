@@ -82,7 +82,7 @@ POLICIES: dict[str, tuple[Augment, Callable[..., Any]]] = {
 
 
 class _Randint:
-    """Stands for torch.randint: returns the index of an operation (of 14), its level (of 31) and its sign (of 2)."""
+    """Replaces torch.randint: returns the index of an operation (of 14), its level (of 31) and its sign (of 2)."""
 
     def __init__(self, operations: list[list[float]], seen: set[tuple[int, int, int]]):
         """`operations`: choice, sign and, with TrivialAugment, level of each. `seen` collects what was returned."""
@@ -138,7 +138,7 @@ def test_identity_and_levels_are_drawn_equally_often(drawn: list[torch.Tensor]) 
 
 
 class _Numbers:
-    """Stands for Python's module `random` in timm: hands out given numbers."""
+    """Replaces Python's module `random` in timm: returns given numbers."""
 
     def __init__(self, uniforms: list[float], noise: float = 0.0, bicubic: bool = False):
         self._uniforms, self._noise, self._bicubic = iter(uniforms), noise, bicubic

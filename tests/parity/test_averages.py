@@ -1,4 +1,4 @@
-"""Moving averages, Lookahead and optimizers, step by step beside those of timm, torch and torchvision's scripts."""
+"""Moving averages, Lookahead and optimizers equal those of timm, torch and torchvision's scripts at every step."""
 
 from copy import deepcopy
 
@@ -67,11 +67,11 @@ class _OfScript(TorchAverage):
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("warmup", [0, 12])
 def test_the_average_is_that_of_torchvision(every: int, warmup: int) -> None:
-    """It is updated in every n-th step, and its count is set back during the warmup of the learning rate."""
+    """It is updated in every n-th step, and its count is reset during the warmup of the learning rate."""
     model = _model()
     config = Ema(0.9, every, "constant", start=f"{warmup}ba")
     ours, theirs = AveragedModel(model, config, STEPS, warmup), _OfScript(model, 0.9)
-    theirs.n_averaged.fill_(int(not warmup))  # without a warmup the script begins with a copy, here with an update
+    theirs.n_averaged.fill_(int(not warmup))  # without a warmup the script begins with a copy, Paceline with an update
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(1, STEPS + 1):
         _backward(model, step)
@@ -105,7 +105,7 @@ def test_the_warmup_of_the_decay_is_that_of_tensorflow() -> None:
 
 @pytest.mark.parametrize(("alpha", "every"), [(0.5, 6), (0.2, 5)])
 def test_lookahead_is_that_of_timm(alpha: float, every: int) -> None:
-    """Weights after every step. timm takes its slow weights at the first synchronization, here done before step 1."""
+    """Weights after every step. timm copies its slow weights at the first synchronization, done here before step 1."""
     model = _model(norm=False)
     other = deepcopy(model)
     config = Ema(1 - alpha, every, "constant", lookahead=True)

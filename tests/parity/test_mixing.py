@@ -97,7 +97,7 @@ def test_images_and_targets_are_mixed_as_by_timm(
 def test_images_and_targets_are_mixed_as_by_torchvision(
     recorders: list[_Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Except for a pasted rectangle with an odd side, which is one pixel shorter there."""
+    """Except for a pasted rectangle with an odd side, which is one pixel shorter in torchvision."""
     smoothing, equal = 0.1, 0
     ours = Objective(Train(mixup=0.2, cutmix=1.0, label_smoothing=smoothing), CLASSES, seed=4)
     batch, (height, width) = _batch(), SHAPE[1:]
@@ -106,7 +106,7 @@ def test_images_and_targets_are_mixed_as_by_torchvision(
         drawn = recorders[-1]
         theirs: Any = (v2.CutMix if drawn.places else v2.MixUp)(num_classes=CLASSES)
         theirs._dist = _Fixed(drawn.weight)
-        places = iter(drawn.places[::-1])  # the column comes first there
+        places = iter(drawn.places[::-1])  # torchvision draws the column first
         with monkeypatch.context() as patched:
             patched.setattr(torch, "randint", lambda *_, places=places, **__: torch.tensor([next(places)]))
             expected_images, expected_targets = theirs(batch.images, batch.labels)
@@ -171,7 +171,7 @@ def test_targets_are_hard_only_above_the_threshold() -> None:
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_cosine_with_warmup_is_that_of_timm(prefix: bool) -> None:
-    """timm's script steps it per epoch; its default is without prefix."""
+    """timm's script steps the schedule per epoch, by default without warmup prefix."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=8e-3)
     decay = 15 if prefix else 20
     reference = CosineLRScheduler(

@@ -1,4 +1,4 @@
-"""Small versions of the shipped recipes train end to end as plain loops do that are written from their sources."""
+"""Small versions of the shipped recipes train end to end like plain loops written from their sources."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ EACH = pytest.mark.parametrize("proxy", IMAGENET, ids=lambda proxy: proxy.recipe
 
 @pytest.fixture
 def one_engine_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the engine sum in the same order as the plain loop; rounding decides on which side of zero a ReLU is."""
+    """Let the engine sum in the same order as the plain loop; otherwise rounding changes the sign before a ReLU."""
     monkeypatch.setenv("PACELINE_THREADS", "1")
 
 
@@ -94,7 +94,7 @@ def test_an_imagenet_recipe_trains_as_its_source(proxy: Proxy, tree: Path, prepa
 
 @pytest.mark.parametrize("proxy", CIFAR, ids=lambda proxy: proxy.recipe)
 def test_a_cifar10_recipe_trains_as_its_source(proxy: Proxy, tmp_path: Path) -> None:
-    """Also the plateau, for which loss must improve more here, because a plateau needs longer training."""
+    """Also the plateau: its threshold is higher than in the recipe, because a plateau needs longer training."""
     images = {"train_samples": 64, "val_samples": CLASSES * VAL, "classes": CLASSES, "size": 32}
     changed: dict[str, Any] = {"data.name": "synthetic", "data.synthetic": images}
     if proxy.source is VitPlateau:
@@ -149,7 +149,7 @@ def _repeat(source: Source, recorded: Recorded, images: int, validate: Callable[
 def _differences(
     net: nn.Module, before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]
 ) -> Iterator[tuple[float, str]]:
-    """Yield by how much the update of every tensor differs, as a fraction of the update, apart from rounding."""
+    """Yield the difference between the updates of every tensor, as a fraction of the update, without rounding."""
     for name, value in net.state_dict().items():
         if value.is_floating_point():
             moved = (after[name] - before[name]).norm() + 1e-6 * before[name].norm() + 1e-9
@@ -169,7 +169,7 @@ def _assert_mixed(step: Step, source: Source) -> None:
 
 
 def _assert_same_evaluation(found: dict[str, Any], source: Source, recorded: Recorded) -> set[tuple[int, int]]:
-    """Compare the figures of an evaluation with those of the plain loop's network on its batches; return sizes."""
+    """Compare the metrics of an evaluation with those of the plain loop's network; return the sizes of its batches."""
     losses, correct, flip = 0.0, 0, recorded.recipe.evaluate.tta == "flip"
     net, shapes = source.evaluated.eval(), set()
     for batch in recorded.setup.evaluator(found["step"]):
@@ -186,7 +186,7 @@ def _assert_same_evaluation(found: dict[str, Any], source: Source, recorded: Rec
 
 @pytest.mark.parametrize(("name", "factor"), [("imagenet-rn50-torchvision-v1", 5), ("imagenet-rn50-imagenet18-1", 1)])
 def test_loss_curves_agree_within_noise(name: str, factor: int, tree: Path, prepared: Path, tmp_path: Path) -> None:
-    """With their own initial weights, order, crops and flips; another learning rate is told apart."""
+    """With their own initial weights, order, crops and flips. A different learning rate is detected."""
     (proxy,) = [longer(proxy, factor) for proxy in IMAGENET if proxy.recipe == name]
     folder, seeds = Folder(tree), range(5)
     ours = [train(shrink(proxy, {"data.path": str(prepared)}, seed), tmp_path) for seed in seeds]

@@ -1,4 +1,4 @@
-"""Crops, flips and erased rectangles are those of torchvision and timm, given the random numbers that ours drew."""
+"""Crops, flips and erased rectangles equal those of torchvision and timm for the same random numbers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 
 class _Attempts:
-    """Hands out the numbers of one image: for each attempt area, aspect ratio, column and row of a rectangle."""
+    """Returns the numbers of one image: for each attempt the area, aspect ratio, column and row of a rectangle."""
 
     def __init__(self, values: Sequence[Sequence[float]], chance: float = 0.0):
         self._values, self._chance = values, chance
@@ -56,7 +56,7 @@ class _Attempts:
         return low + int(self._values[(self.sizes - 1) // 2][4 - self._places] * (high - low + 1))
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Replace what torchvision uses."""
+        """Replace the random functions of torchvision."""
         monkeypatch.setattr(torch.Tensor, "uniform_", lambda tensor, *limits: tensor.fill_(self.uniform(*limits)))
         monkeypatch.setattr(torch, "randint", lambda low, high, **_: torch.tensor(self.randint(low, high - 1)))
 

@@ -1,4 +1,4 @@
-"""Which parameters of timm's models have weight decay: those that have it in timm, also after the model is changed."""
+"""The parameters of timm models with weight decay are the same as in timm, also after the model is changed."""
 
 import pytest
 import timm

@@ -1,4 +1,4 @@
-"""Sweeps for tests: tiny trials, and what must be true of every sweep that is done."""
+"""Sweeps for tests: tiny trials, and assertions that hold for every finished sweep."""
 
 import json
 import subprocess

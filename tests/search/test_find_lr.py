@@ -1,4 +1,4 @@
-"""`paceline find-lr` with real trainings: its losses on 1 and 2 processes, its end, its errors, and its suggestion."""
+"""`paceline find-lr` with real trainings: losses on 1 and 2 processes, early end, errors and suggestion."""
 
 import json
 import subprocess

@@ -93,7 +93,7 @@ def test_several_groups_raise_a_false_alarm_in_five_percent_of_comparisons() -> 
         ]
         found = [each for each in grouped_runs(runs).differences if each.metric.name == "top1"]
         assert len(found) == 3
-        alarms += any(each.is_seen for each in found)
+        alarms += any(each.is_significant for each in found)
         uncorrected += any(each.test.p < LEVEL for each in found)
     assert alarms <= stats.binom.ppf(0.999, TIMES, LEVEL)
     assert uncorrected > alarms
@@ -124,4 +124,4 @@ def test_run_folders_lead_to_the_same_verdict(tmp_path: Path, difference: float)
         found = next(each for each in grouped.differences if each.metric.name == "top1")
         expected = stats.ttest_ind(draw[1], draw[0], equal_var=False)
         assert found.test.p == pytest.approx(expected.pvalue)
-        assert found.is_seen == (expected.pvalue < LEVEL)
+        assert found.is_significant == (expected.pvalue < LEVEL)

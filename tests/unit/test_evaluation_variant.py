@@ -1,4 +1,4 @@
-"""evaluate.variant: which size of prepared images is validated on."""
+"""evaluate.variant: the variant of prepared images that is used for validation."""
 
 import logging
 from pathlib import Path

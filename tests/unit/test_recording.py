@@ -1,4 +1,4 @@
-"""`paceline recipes --record` writes the result of runs into a recipe's file, and nothing else."""
+"""`paceline recipes --record` writes the results of runs into the file of a recipe, and nothing else."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The search space of a sweep: ranges and choices, and what is refused before anything is trained."""
+"""The search space of a sweep: ranges, choices, and spaces that are refused before training."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Several seeds of a recipe: which ones, on which devices, their names, and what refuses to start."""
+"""Several seeds of a recipe: parsing, devices, names, and commands that are refused."""
 
 import json
 import subprocess
@@ -155,7 +155,7 @@ def test_all_seeds_train_the_recipe_as_it_was_at_the_start(tmp_path: Path, fake_
     assert command.train_seeds(load_recipe("digits", ["--device", "cpu"]), (0, 2), _options(tmp_path), "a") == 0
     paths = {line.split()[1] for line in fake_training.read_text().splitlines()}
     assert len(paths) == 1
-    assert not Path(paths.pop()).exists()  # a copy of that time
+    assert not Path(paths.pop()).exists()  # the copy of the recipe is removed
 
 
 def test_a_signal_ends_all_seeds(tmp_path: Path, fake_training: Path) -> None:
@@ -178,7 +178,7 @@ print(seeds.train_seeds(load_recipe("digits", ["--device", "cpu"]), (9, 3), opti
 
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert answer.stdout == "130\n", answer.stderr
-    assert "--seeds=3," not in fake_training.read_text()  # it was not started any more
+    assert "--seeds=3," not in fake_training.read_text()  # it was not started
 
 
 def test_jobs_with_seeds(tmp_path: Path, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""Statistics of groups of seeds: against scipy, and on made runs in tables, pages and files."""
+"""Statistics of groups of seeds: compared with scipy, and shown in tables, pages and files."""
 
 import csv
 import json
@@ -127,15 +127,15 @@ def test_groups_are_compared_with_the_first(tmp_path: Path) -> None:
     grouped = compare([*base, *fast, *other]).grouped
     assert [group.name for group in grouped.groups] == ["base", "fast", "other"]
     seen = {each.group: each for each in grouped.differences if each.metric.name == "top1"}
-    assert (seen["fast"].is_seen, seen["other"].is_seen) == (True, False)
+    assert (seen["fast"].is_significant, seen["other"].is_significant) == (True, False)
     known = stats.ttest_ind(BETTER, BASE, equal_var=False)
     assert seen["fast"].test.p == pytest.approx(known.pvalue)
     assert seen["fast"].corrected == pytest.approx(2 * known.pvalue)  # Holm, for two comparisons
     assert seen["fast"].seeds_needed == measurements_needed(
         np.mean(BETTER) - np.mean(BASE), (np.std(BASE, ddof=1), np.std(BETTER, ddof=1))
     )
-    assert "a difference is seen" in sentences(grouped)[0]
-    assert "no difference is seen" in sentences(grouped)[1]
+    assert "the difference is significant" in sentences(grouped)[0]
+    assert "the difference is not significant" in sentences(grouped)[1]
 
 
 def test_what_does_not_count(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_groups_reach_every_output(tmp_path: Path, here) -> None:
     folders = [str(run.origin) for run in runs]
     answer = here("compare", *folders, "--out", tmp_path / "out")
     assert answer.returncode == 0, answer.stderr
-    assert "a difference is seen" in answer.stdout
+    assert "the difference is significant" in answer.stdout
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())["seeds"]
     assert [group["name"] for group in found["groups"]] == ["base", "fast"]
     assert found["groups"][1]["figures"]["top1"]["values"] == pytest.approx(BETTER)
@@ -178,12 +178,12 @@ def test_groups_reach_every_output(tmp_path: Path, here) -> None:
     drawn = (tmp_path / "out" / "seeds-top1.svg").read_text()
     assert drawn.count("<circle") == len(runs)
     page = pl.report(folders, tmp_path / "report.html").read_text()
-    assert page.count("a difference is seen") == 1
+    assert page.count("the difference is significant") == 1
     assert page.count('<div class="intervals">') == 1
     write_logbook(runs, tmp_path / "logbook")
-    assert "a difference is seen" in (tmp_path / "logbook" / "comparison.md").read_text()
+    assert "the difference is significant" in (tmp_path / "logbook" / "comparison.md").read_text()
     comparison = pl.compare(folders)
     assert [group.name for group in comparison.groups] == ["base", "fast"]
-    assert comparison.differences[0].is_seen
-    assert "a difference is seen" in repr(comparison)
-    assert "a difference is seen" in comparison._repr_html_()
+    assert comparison.differences[0].is_significant
+    assert "the difference is significant" in repr(comparison)
+    assert "the difference is significant" in comparison._repr_html_()

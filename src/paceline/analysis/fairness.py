@@ -55,7 +55,7 @@ def _short(value: Any) -> str:
 
 
 _MAX_NAMED = 5
-"""Differences that a summary names; of more, it gives the number, because they are listed below it."""
+"""Number of differences that a summary names; it only counts more of them, because they are listed below it."""
 
 
 @dataclass(frozen=True)

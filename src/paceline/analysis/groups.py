@@ -20,7 +20,7 @@ _ANY_IN_A_GROUP = (SEED, "commit", "seconds")
 
 @dataclass(frozen=True)
 class GroupMetric:
-    """A figure of runs that groups are compared in."""
+    """A metric in which groups of runs are compared."""
 
     name: str
     title: str
@@ -62,9 +62,9 @@ class SeedGroup:
 
     name: str
     runs: tuple[LoggedRun, ...]
-    """Those that count, one per seed."""
+    """Runs that are part of the statistics, one per seed."""
     left_out: tuple[str, ...]
-    """Why other runs of the group do not count, one text each."""
+    """Why other runs of the group are left out, one text each."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -96,10 +96,10 @@ class GroupDifference:
     corrected: float | None
     """The p-value after Holm's correction for the number of groups; None if nothing can be tested."""
     seeds_needed: int | None
-    """Seeds per group with which a true difference of this size is seen with a probability of 80%; None: unknown."""
+    """Seeds per group that detect a true difference of this size with a power of 80%; None: unknown."""
 
     @property
-    def is_seen(self) -> bool | None:
+    def is_significant(self) -> bool | None:
         """Whether the difference is significant; None if nothing can be tested."""
         return None if self.corrected is None else self.corrected < LEVEL
 
@@ -131,14 +131,14 @@ class GroupedRuns:
             "differences": [
                 {"group": each.group, "first": each.first, "figure": each.metric.name}
                 | vars(each.test)
-                | {"p_holm": each.corrected, "is_seen": each.is_seen, "seeds_needed": each.seeds_needed}
+                | {"p_holm": each.corrected, "is_significant": each.is_significant, "seeds_needed": each.seeds_needed}
                 for each in self.differences
             ],
         }
 
 
 def grouped_runs(runs: Sequence[LoggedRun]) -> GroupedRuns:
-    """Return the groups in the order of their first runs, and how they differ from the first group."""
+    """Return the groups in the order of their first runs, and their differences to the first group."""
     found: dict[object, list[LoggedRun]] = {}
     for run in runs:
         found.setdefault(_key(run), []).append(run)
@@ -181,7 +181,7 @@ def _group(name: str, members: Sequence[LoggedRun]) -> SeedGroup:
 
 
 def _names(groups: Sequence[Sequence[LoggedRun]]) -> list[str]:
-    """Return a name per group: what the names of its runs have in common."""
+    """Return a name per group: the common part of the names of its runs."""
     names: list[str] = []
     for members in groups:
         stems = [re.sub(r"-seed-?\d+$", "", run.name) for run in members]

@@ -15,7 +15,7 @@ _ONE_SEED = "so nothing can be said about the noise between seeds. Train several
 
 
 def group_tables(grouped: GroupedRuns) -> list[tuple[list[str], list[list[str]]]]:
-    """Return head and rows of the tables to show: none, that of the groups, and that of their differences."""
+    """Return header and rows of the tables to show: that of the groups, and that of their differences, if any."""
     tables = [(_HEAD, _table(grouped))] if grouped.groups else []
     return tables + ([(_difference_head(grouped), _difference_table(grouped))] if grouped.differences else [])
 
@@ -61,7 +61,7 @@ def _difference_table(grouped: GroupedRuns) -> list[list[str]]:
 def _needed(each: GroupDifference) -> str:
     if each.seeds_needed is not None:
         return f"{each.seeds_needed:,}"
-    return f"more than {MAX_NEEDED:,}" if each.test.difference and each.is_seen is not None else ""
+    return f"more than {MAX_NEEDED:,}" if each.test.difference and each.is_significant is not None else ""
 
 
 def sentences(grouped: GroupedRuns) -> list[str]:
@@ -92,17 +92,17 @@ def _sentence(each: GroupDifference, comparisons: int) -> str:
             f"{metric.text_of_difference(test.difference)} cannot be tested."
         )
     if test.low == test.high == 0:
-        return f"{who}: no difference is seen. All runs have the same value."
-    seen = "a difference is seen" if each.is_seen else "no difference is seen"
+        return f"{who}: no difference. All runs have the same value."
+    found = "the difference is significant" if each.is_significant else "the difference is not significant"
     holm = f" after Holm's correction for {comparisons} comparisons" if comparisons > 1 else ""
     low, high = map(metric.text_of_difference, (test.low, test.high))
     text = (
-        f"{who}: {seen}. It is {metric.text_of_difference(test.difference)} (95% confidence interval {low} to {high}; "
+        f"{who}: {found}. It is {metric.text_of_difference(test.difference)} (95% confidence interval {low} to {high}; "
         f"Welch's t-test, {equation(each.corrected)}{holm})."
     )
     if needed := _needed(each):
         seeds = f"{needed} seed{'s' * (each.seeds_needed != 1)} per group"
-        text += f" Seeing a difference of this size with 80% power takes {seeds}."
+        text += f" Detecting a difference of this size with 80% power takes {seeds}."
     return text
 
 

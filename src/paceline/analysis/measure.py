@@ -1,4 +1,4 @@
-"""What runs of a recipe reached, for about.measured; runs that are not comparable are refused."""
+"""Results of the runs of a recipe, for about.measured; runs that are not comparable are refused."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,11 +40,13 @@ def _check_run(run: LoggedRun, recipe: Recipe) -> None:
         raise UserError("record-needs-run-folder", message, run=path)
     if run.status != "finished" or not (run.complete and run.starts and run.recipe and run.train_seconds):
         message = (
-            f"{path} is not a complete run ({notes}). Record runs that finished with the settings they began with."
+            f"{path} is not a complete run ({notes}). Record runs that finished with the settings they started with."
         )
         raise UserError("record-incomplete-run", message, run=path, status=run.status)
     if run.folder and run.folder.recipe_is_unchanged is False:
-        message = f"{path}/recipe.yaml was changed after the run started, so it is unknown what ran. Train again."
+        message = (
+            f"{path}/recipe.yaml was changed after the run started, so the run's settings are unknown. Train again."
+        )
         raise UserError("record-changed-recipe", message, run=path)
     if run.final.get("top1") is None or run.final["step"] != run.trained[-1]["step"]:
         raise UserError("record-not-evaluated", f"{path} was not evaluated after its last step. Train again.", run=path)
@@ -59,7 +61,7 @@ def _check_run(run: LoggedRun, recipe: Recipe) -> None:
 
 
 def _check_recipe(recipe: Recipe, source: str, runs: Sequence[LoggedRun]) -> None:
-    """Check that the runs trained what the recipe says now, apart from the seed and settings that affect speed."""
+    """Check that the runs have the settings of the recipe, apart from the seed and settings that affect speed."""
     tree = to_tree(recipe)
     fields = experiment_fields(tree)
     if recipe.precision == "auto":

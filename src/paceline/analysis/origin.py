@@ -21,7 +21,7 @@ def about(run: LoggedRun) -> About:
 
 
 def results(about: About) -> list[tuple[str, str]]:
-    """Return source and results by name, without those that are missing."""
+    """Return source and results by name; missing ones are left out."""
     rows = [("source", about.source), ("published", about.published), ("measured", str(about.measured))]
     return [(name, text) for name, text in rows if text]
 

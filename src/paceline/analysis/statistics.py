@@ -1,4 +1,4 @@
-"""Statistics of a few repeated measurements: mean and spread, Welch's t-test, and the samples that a test needs.
+"""Statistics of a few repeated measurements: mean and spread, Welch's t-test, and the required sample size.
 
 Pure functions of numbers. scipy.special is imported when it is needed, because reports of single runs do without it.
 """
@@ -13,7 +13,7 @@ import numpy as np
 LEVEL = 0.05
 """p-values below it count as significant; confidence intervals cover 1 - LEVEL."""
 POWER = 0.8
-"""Probability of seeing a true difference, for which the number of samples is computed."""
+"""Probability of detecting a true difference, for which the number of samples is computed."""
 MAX_NEEDED = 10_000
 _LEAST_P = 1e-4
 _SMALLEST_STD = 1e-60
@@ -78,7 +78,7 @@ def welch(first: Sequence[float], second: Sequence[float]) -> WelchTest | None:
 
 
 def welch_power(difference: float, stds: tuple[float, float], n: int) -> float:
-    """Return the probability that a two-sided Welch test with `n` measurements per group sees a true difference.
+    """Return the probability that a two-sided Welch test with `n` measurements per group detects a true difference.
 
     With the degrees of freedom of the true variances, as usual: with 5 per group the truth is about 2 points lower.
     """
@@ -95,7 +95,7 @@ def welch_power(difference: float, stds: tuple[float, float], n: int) -> float:
 
 
 def measurements_needed(difference: float, stds: tuple[float, float]) -> int | None:
-    """Return the measurements per group with which Welch's test sees a difference of this size with probability POWER.
+    """Return the measurements per group that Welch's test needs to detect a difference of this size with power POWER.
 
     None: there is no difference or no spread to compute it from, or it takes more than MAX_NEEDED.
     """

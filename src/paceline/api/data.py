@@ -189,7 +189,7 @@ class PreparedData:
 
     def _dataset(self, option: str) -> "Dataset":
         if self._shards is None:
-            message = f"--{option} needs shards, but {self.path} has the arrays of {self._arrays}. Leave it out."
+            message = f"--{option} needs shards, but {self.path} has the arrays of {self._arrays}. Omit it."
             raise UserError("option-not-applicable", message, option=f"--{option}")
         return self._shards
 

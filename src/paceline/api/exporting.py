@@ -40,7 +40,7 @@ def export(
         message = f"--to {to} uploads a timm-hub folder, not {format}. Leave --format out, or give a local path."
         raise UserError("conflicting-options", message, option="--format")
     if public and not is_hub:
-        message = f"--public applies to uploads (--to hf:USER/NAME), not to --to {to}. Leave it out."
+        message = f"--public applies to uploads (--to hf:USER/NAME), not to --to {to}. Omit it."
         raise UserError("conflicting-options", message, option="--public")
     target = Path() if is_hub else check_path("to", to)
     chosen = "timm-hub" if is_hub else choose_format(target, format)
@@ -57,5 +57,5 @@ def export(
 def _check_effect(option: str, value: object, format: str, formats: tuple[str, ...]) -> None:
     """Refuse an option that the format would ignore."""
     if value and format not in formats:
-        message = f"{option} {value} applies to {' and '.join(formats)}, not to {format}. Leave it out."
+        message = f"{option} {value} applies to {' and '.join(formats)}, not to {format}. Omit it."
         raise UserError("conflicting-options", message, option=option)

@@ -23,12 +23,12 @@ def in_this_process() -> Iterator[None]:
     """
     global _trained_in
     if threading.current_thread() is not threading.main_thread():
-        message = "in_process=True needs the main thread, which receives signals. Call it there, or leave it out."
+        message = "in_process=True needs the main thread, which receives signals. Call it there, or omit it."
         raise UserError("in-process-needs-main-thread", message)
     if _trained_in not in (0, os.getpid()):
         message = (
             f"in_process=True does not work in a process that was forked from one that trained ({_trained_in}). "
-            'Use multiprocessing.get_context("spawn"), or leave it out.'
+            'Use multiprocessing.get_context("spawn"), or omit it.'
         )
         raise UserError("in-process-after-fork", message)
     _trained_in = os.getpid()

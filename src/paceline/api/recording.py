@@ -1,4 +1,4 @@
-"""Write what was measured into the file of a recipe."""
+"""Write measured results into the file of a recipe."""
 
 from collections.abc import Sequence
 from pathlib import Path

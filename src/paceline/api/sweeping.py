@@ -50,7 +50,7 @@ class Sweep:
 
     @property
     def importance(self) -> dict[str, float] | None:
-        """Part of the variance of the metric that each field explains; None with too few complete trials."""
+        """Fraction of the variance of the metric that each field explains; None with too few complete trials."""
         return self.record.importance
 
     def report(self, out: str | Path = "") -> Path:
@@ -88,7 +88,7 @@ def sweep(
     storage: str = "journal",
     on_trial: OnTrial | None = None,
 ) -> Sweep:
-    """Search for the values of recipe fields that reach the best validation metric, and return the sweep.
+    """Search for the values of recipe fields with the best validation metric, and return the sweep.
 
     `space`: {"optim.lr": "log:0.01..1", "train.global_batch": [256, 512]}. `metric`: top1, top5 or loss; by default
     that of the recipe's best checkpoint. `sampler`: tpe, random, grid, qmc or gp. `pruner`: none, median or
@@ -126,12 +126,12 @@ def sweep(
 
 
 def default_name(recipe: Recipe) -> str:
-    """Return the name of a sweep that has none."""
+    """Return the default name of a sweep."""
     return f"{recipe.name}-sweep"
 
 
 def run_sweep(spec: SweepSpec, on_trial: OnTrial | None = None) -> Worker:
-    """Work on a sweep until nothing is left to do, write its page, and return the worker."""
+    """Work on a sweep until no trial is left, write its page, and return the worker."""
     worker = Worker(spec, on_trial or (lambda *_: None))
     try:
         worker.run()

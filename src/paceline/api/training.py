@@ -80,7 +80,7 @@ def train(
     """Train a recipe in `procs` new processes and return the run. An unfinished run of that name is resumed.
 
     `seeds`: train one run per seed, and return them all: a number of seeds, or a list such as [0, 3, 7]. Finished ones
-    are skipped. `parallel`: how many of them to train side by side, by default as many as there are GPUs for.
+    are skipped. `parallel`: how many of them to train side by side, by default as many as fit on the GPUs.
 
     By default there is one process per visible GPU, and one on CPUs.
     Notebooks show progress and curves. `in_process` trains in this process, on one rank, so that a debugger works.
@@ -168,7 +168,7 @@ def _train_here(
 
 def _check_one_rank(procs: Procs) -> None:
     if procs not in (1, "auto"):
-        message = f"in_process=True trains on one rank, but procs={procs}. Leave one of them out."
+        message = f"in_process=True trains on one rank, but procs={procs}. Omit one of them."
         raise UserError("in-process-needs-one-rank", message, procs=procs)
 
 

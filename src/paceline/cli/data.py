@@ -45,10 +45,10 @@ def _check_data_options(options: argparse.Namespace) -> None:
         message = "--export jpeg needs --out DIR. Give both or neither."
         raise UserError("missing-option", message, option="--out DIR")
     if options.out and not (options.export or options.duplicates):
-        message = "--out needs --export jpeg or --duplicates. Give one of them, or leave it out."
+        message = "--out needs --export jpeg or --duplicates. Give one of them, or omit it."
         raise UserError("missing-option", message, option="--export jpeg")
     if options.split and options.duplicates:
-        message = "--split does not apply to --duplicates, which compares all splits. Leave it out."
+        message = "--split does not apply to --duplicates, which compares all splits. Omit it."
         raise UserError("option-not-applicable", message, option="--split")
     if options.split and not (options.show or options.export):
         raise UserError("missing-option", "--split needs --show or --export. Give one of them.", option="--show")

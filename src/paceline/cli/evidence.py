@@ -29,8 +29,8 @@ Run it again after the next run: the index then lists all runs, and your notes b
 
 _REPORT = f"""Write one self-contained HTML page with curves, comparison and bottlenecks.
 
-{_READS} One sweep is shown
-with its trials, the importance of parameters and parallel coordinates."""
+{_READS} A
+sweep that is given alone is shown with its trials, the importance of fields and parallel coordinates."""
 
 
 def _runs_parser(command: str, usage: str, description: str) -> argparse.ArgumentParser:
@@ -246,7 +246,7 @@ def _report_sweep(options: argparse.Namespace) -> int:
 
     for name in ("to", "price", "title"):
         if getattr(options, name):
-            message = f"--{name} applies to reports about runs, and {options.runs[0]} is a sweep. Leave it out."
+            message = f"--{name} applies to reports about runs, but {options.runs[0]} is a sweep. Omit it."
             raise UserError("option-not-applicable", message, option=f"--{name}")
     path = Sweep(options.runs[0]).report(options.out)
     say(f"{path} ({path.stat().st_size / 1e6:.2f} MB)")

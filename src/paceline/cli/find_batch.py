@@ -15,7 +15,7 @@ from paceline.system.tables import print_row
 _FIND = """Find the largest per-rank batch that fits in memory, and the fastest one.
 
     paceline find-batch RECIPE --procs 2 --memory-limit 8GB
-    paceline find-batch RECIPE --hosts a,b             the batch that fits on all of several hosts, over ssh
+    paceline find-batch RECIPE --hosts a,b             the largest batch that fits on all these hosts, over ssh
 
 Runs real training steps (forward, backward, optimizer) on synthetic images with the recipe's largest image size,
 precision and strategy. Each batch size runs in new processes. On GPUs the limit is the device memory, on CPUs
@@ -56,7 +56,7 @@ def find_batch(arguments: list[str]) -> int:
 
 
 def end_trials_on_signals() -> None:
-    """Let SIGTERM end trials as Ctrl-C does: an exit ends their processes first."""
+    """Let SIGTERM end the trials as Ctrl-C does: this process exits after their processes have ended."""
     signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))
 
 

@@ -22,10 +22,10 @@ _FIND = """Suggest a learning rate with a range test: train while the learning r
     paceline find-lr RECIPE
     paceline find-lr RECIPE --min-lr 1e-4 --max-lr 1 --steps 200
 
-Trains the recipe on its data, with its batch, augmentation, loss, precision and strategy; of phases, the first one.
-The learning rate grows at every step from --min-lr to --max-lr by the same factor (--linear: by the same difference).
+Trains the recipe with its data, batch, augmentation, loss, precision and strategy; with phases, those of the first
+one. The learning rate grows from --min-lr to --max-lr by the same factor per step (--linear: by the same difference).
 The test ends early when the loss diverges. The suggestion is the learning rate at which the smoothed loss falls
-fastest. Factors of parameter groups stay. Nothing is evaluated or checkpointed. Fields can be overridden as for
+fastest. Parameter groups keep their factors. Nothing is evaluated or checkpointed. Fields can be overridden as for
 `paceline train`."""
 
 
@@ -93,6 +93,8 @@ def _how_to_train(found: "LrSearch", source: str, overrides: list[str]) -> str:
     from paceline.config.io import split_overrides
 
     if found.optim_lr is None:
-        return "the recipe sets learning rates per phase: scale phases.N.lr so that the highest is the suggested one"
+        return (
+            "the recipe sets learning rates per phase: scale all phases.N.lr so that the highest one is the suggestion"
+        )
     kept = [word for key, value in split_overrides(overrides) for word in (f"--{key}", *value) if key != "optim.lr"]
     return f"paceline train {shlex.join([source, *kept, '--optim.lr', f'{found.optim_lr:.2g}'])}"

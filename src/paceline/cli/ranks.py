@@ -145,7 +145,7 @@ def add_group_options(parser: argparse.ArgumentParser) -> None:
 
 
 def start_group_ranks(command: list[str], options: argparse.Namespace) -> int | None:
-    """Start the ranks of a node, which end with the command that started it; None if this process is a rank itself."""
+    """Start the ranks of this node, which end with the command that started them; None if this process is a rank."""
     if under_launcher(os.environ):
         return None
     from paceline.distributed.plan import JoinSpec

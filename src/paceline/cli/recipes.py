@@ -15,8 +15,8 @@ _RECIPES = """List the shipped recipes with the accuracy that their source publi
 `paceline recipes RECIPE` shows one: its source and differences from it, all figures, and how to run it. Accuracy is
 top-1, or top-1 / top-5. RECIPE may also be a YAML file.
 
-`--record` writes the result of finished runs with different seeds into `about.measured` of their recipe: a YAML file,
-or a shipped recipe of a source checkout, which need not be named."""
+`--record` writes the results of finished runs with different seeds into `about.measured` of RECIPE, a YAML file. In a
+source checkout, RECIPE can be omitted for runs of a shipped recipe."""
 
 _DROPPED_FIRST = ("data", "model", "duration")
 _ACCURACY = re.compile(r"\d[\d., /]*%( top-5)?")
@@ -28,7 +28,7 @@ def recipes(arguments: list[str]) -> int:
     parser = make_parser("recipes", "[RECIPE] [--record RUN ...]", _RECIPES)
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="show this recipe")
     parser.add_argument(
-        "--record", nargs="+", type=Path, metavar="RUN", help="write the result of these runs into the recipe"
+        "--record", nargs="+", type=Path, metavar="RUN", help="write the results of these runs into the recipe"
     )
     parser.add_argument("-h", "--help", action="help", help="show this help")
     options = parser.parse_args(arguments)
@@ -75,7 +75,7 @@ def _details(recipe: "Recipe", source: str) -> Iterator[tuple[str, str]]:
     for number, file in enumerate(about.code):
         yield "" if number else "code", github_link(file)
     for number, deviation in enumerate(about.deviations):
-        yield "" if number else "differs", deviation
+        yield "" if number else "differences", deviation
     yield "published", about.published or "-"
     yield "measured", str(about.measured) or "not measured"
     yield "settings", f"paceline train {source} --help"

@@ -37,13 +37,16 @@ _STOPPED = {status: signum for signum in STOPS for status in (128 + signum, -sig
 def add_seed_options(parser: argparse.ArgumentParser) -> None:
     """Add --seeds and --parallel."""
     parser.add_argument(
-        "--seeds", default="", metavar="N|0,3,7", help="train N seeds (0 to N-1), or these; runs NAME-seed0, ..."
+        "--seeds",
+        default="",
+        metavar="N|0,3,7",
+        help="train N seeds (0 to N-1), or the listed ones, as runs NAME-seed0, ...",
     )
     parser.add_argument(
         "--parallel",
         type=count,
         metavar="N",
-        help="seeds to train side by side (default: as many as there are GPUs for)",
+        help="seeds to train side by side (default: as many as fit on the GPUs; 1 on CPUs)",
     )
 
 
@@ -54,7 +57,7 @@ def seeds_of(options: argparse.Namespace, overridden: Sequence[str]) -> tuple[in
             raise UserError("missing-option", "--parallel needs --seeds, e.g. --seeds 5.", option="--seeds")
         return ()
     if options.resume:
-        message = "--resume continues one run. Leave --seeds out, or run the first command again to resume all seeds."
+        message = "--resume continues one run. Omit --seeds, or run the first command again to resume all seeds."
         raise UserError("conflicting-options", message, option="--seeds")
     if "seed" in overridden:
         raise seed_conflict()
@@ -65,16 +68,16 @@ def refuse_parallel(options: argparse.Namespace, seeds: Sequence[int]) -> None:
     """Refuse --parallel where all ranks train one seed after the other."""
     if (options.parallel or 1) > 1 and len(seeds) > 1:
         message = (
-            "--parallel needs a single node without a launcher: ranks on several nodes, or of torchrun or srun, train "
-            "one seed after the other. Leave it out."
+            "--parallel needs a single node without a launcher. On several nodes, and under torchrun or srun, ranks "
+            "train one seed after the other. Omit --parallel."
         )
         raise UserError("conflicting-options", message, option="--parallel")
 
 
 def slots(gpus: Sequence[Gpu], procs: int, parallel: int | None, num_seeds: int) -> list[dict[str, str]]:
-    """Return the environment variables of each process that trains seeds: its own GPUs, none on CPUs.
+    """Return the environment variables of each process that trains seeds: its own GPUs, or none on CPUs.
 
-    By default as many seeds are trained side by side as there are GPUs for, and one at a time on CPUs.
+    By default as many seeds as fit on the GPUs are trained side by side, and one at a time on CPUs.
     """
     if not gpus:
         return [{}] * min(parallel or 1, num_seeds)

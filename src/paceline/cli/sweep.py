@@ -16,16 +16,16 @@ from paceline.cli.ranks import add_procs
 from paceline.errors import Stopped, UserError
 from paceline.system.files import say
 
-_SWEEP = """Search for the hyperparameters of a recipe that reach the best validation metric, with Optuna.
+_SWEEP = """Search for the hyperparameters of a recipe with the best validation metric, using Optuna.
 
     --set optim.lr=log:0.01..1              a range, uniform in the logarithm
-    --set optim.weight_decay=0..1e-3        a range; of integers if the field is one
+    --set optim.weight_decay=0..1e-3        a range, of integers if the field is an integer
     --set train.global_batch=128..512:128   a range in steps
     --set optim.name=sgd,adamw              a choice of values
 
 Each trial is an ordinary run in runs/NAME/trial-0000, ... Other fields are overridden as for `paceline train`.
-The same command continues a sweep that was stopped or killed. Started again at the same time, also on another host
-with the same folder, it is one more worker."""
+The same command continues a sweep that was stopped or killed. If it is started while the sweep runs, on this host or
+on another one with the same folder, it is one more worker."""
 
 
 def sweep(arguments: list[str]) -> int:
@@ -69,7 +69,7 @@ def sweep(arguments: list[str]) -> int:
 
 
 _PASSED = ("trials", "metric", "sampler", "pruner", "seed", "parallel", "procs", "budget", "storage")
-"""Options that fields of the spec have the names of."""
+"""Options with the same name as a field of the spec."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = make_parser("sweep", usage, _SWEEP)
     add = parser.add_argument
     add("--set", action="append", default=[], metavar="FIELD=VALUES", help="a field and the values to try; repeatable")
-    add("--trials", type=count, metavar="N", help=f"trials in total (default {DEFAULT_TRIALS}; of a grid: all points)")
+    add("--trials", type=count, metavar="N", help=f"trials in total (default {DEFAULT_TRIALS}; grid: all points)")
     add("--metric", choices=METRICS, default="", help="validation metric (default: checkpoint.best of the recipe)")
     add("--sampler", choices=SAMPLERS, default="tpe", help="how values are chosen (default tpe)")
     add("--pruner", choices=PRUNERS, default="none", help="stop bad trials early (default none)")
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent folder of the sweep (default: runs)")
     add("--storage", default="journal", metavar="S", help="journal (default), sqlite, or the URL of a database")
     add_procs(parser)
-    add("--show", default="", metavar="NAME", help="show a sweep, a name or a folder, and exit")
+    add("--show", default="", metavar="NAME", help="show the sweep with this name or folder, and exit")
     add("-h", "--help", action="store_true", help="show this help")
     complete_source(parser, "RECIPE")
     return parser
@@ -143,8 +143,8 @@ def _show(folder: Path) -> int:
     waiting = [trial for trial in record.trials if trial.state == "running" and not is_training(folder, trial)]
     if waiting:
         numbers = ", ".join(str(trial.number) for trial in waiting)
-        say(f"not finished, and without a worker: {numbers}. The command of the sweep resumes them.")
+        say(f"unfinished trials without a worker: {numbers}. Run the command of the sweep again to resume them.")
     if record.best:
-        say(f"train the best one with: paceline train {folder / BEST_RECIPE}")
+        say(f"train the best recipe: paceline train {folder / BEST_RECIPE}")
     ended = [trial for trial in record.trials if trial.state != "running"]
     return 0 if record.best or not ended else 1

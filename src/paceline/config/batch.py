@@ -70,7 +70,7 @@ def layouts(recipe: Recipe, ranks: int) -> dict[int, BatchLayout]:
             raise UserError(
                 "mixup-needs-two-images",
                 f"{field}={batch}: train.mixup and train.cutmix mix different images, but with "
-                f"data.aug_repeats={repeats} a step may show only one. Set {field} to at least {2 * repeats}.",
+                f"data.aug_repeats={repeats} a step may have only one. Set {field} to at least {2 * repeats}.",
                 field=field,
                 least=2 * repeats,
             )

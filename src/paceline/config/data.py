@@ -88,11 +88,11 @@ class Augment:
     crop_ratio: tuple[Positive, Positive] = (0.75, 4 / 3)
     """Image files: minimum and maximum aspect ratio of a random crop."""
     random_interpolation: bool = False
-    """Image files: resize each crop with the bilinear or the bicubic filter at random, as timm does; otherwise
+    """Image files: resize each crop with the bilinear or the bicubic filter at random, as timm does. If false,
     data.interpolation applies. timm-randaugment also draws the filter of each operation."""
     policy: Policy = "none"
-    """Image files: automatic augmentation. randaugment, trivialaugment: those of torchvision; timm-randaugment: that of
-    timm, which has other operations and magnitudes."""
+    """Image files: automatic augmentation. randaugment and trivialaugment are those of torchvision; timm-randaugment is
+    that of timm, which has other operations and magnitudes."""
     num_ops: Annotated[Count, Field(le=32)] = 2
     """randaugment, timm-randaugment: operations per image."""
     magnitude: Annotated[int, Field(ge=0, le=30)] = 9
@@ -102,14 +102,14 @@ class Augment:
     op_probability: FractionOrOne = 0.5
     """timm-randaugment: probability of each operation (timm's p)."""
     increasing: bool = False
-    """timm-randaugment: operations whose effect increases with the magnitude (timm's inc1)."""
+    """timm-randaugment: use operations whose effect increases with the magnitude (timm's inc1)."""
     color_jitter: Annotated[NotNegative, Field(le=1)] = 0.0
     """Image files: random change of brightness, contrast and saturation by up to this fraction."""
     random_erasing: Fraction = 0.0
     """Probability that a random rectangle of an image is erased, after normalization."""
     random_erasing_mode: Literal["const", "pixel"] = "const"
-    """const: the rectangle is set to the mean color, as by torchvision; pixel: every value in it is drawn from a normal
-    distribution, as by timm."""
+    """const: the rectangle is set to the mean color, as in torchvision; pixel: every value in it is drawn from a normal
+    distribution, as in timm."""
     custom: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)
     """Registered augmentations and their options, applied in this order, e.g. {my-blur: {sigma: 2}}."""
 
@@ -150,8 +150,8 @@ class Data:
     """shuffle: every image once per epoch; balanced: every class equally often, in epochs of the same length, with the
     images of a class used in turn."""
     aug_repeats: Annotated[Count, Field(le=64)] = 1
-    """Repeated augmentation: a step shows each of its images this many times, each copy augmented on its own and, where
-    possible, on another rank; an epoch shows only 1/N of all images."""
+    """Repeated augmentation: a step has this many copies of each image, each with its own augmentation and, where
+    possible, on another rank. An epoch shows only 1/N of all images."""
     max_corrupt: Fraction = 0.001
     """Maximum fraction of corrupt samples, which are replaced by their neighbors; above it training stops."""
     synthetic: Synthetic = field(default_factory=Synthetic)
@@ -201,5 +201,6 @@ def augment_problems(data: Data) -> Iterator[Problem]:
             wanted = "data.augment.policy=timm-randaugment" if name in _TIMM_FIELDS else "data.augment.random_erasing"
             yield Problem(
                 "augment-field-unused",
-                f"data.augment.{name}={getattr(augment, name)} has no effect without {wanted}. Set that, or remove it.",
+                f"data.augment.{name}={getattr(augment, name)} has no effect without {wanted}. Set {wanted}, or remove "
+                f"data.augment.{name}.",
             )

@@ -1,4 +1,4 @@
-"""Write what was measured into the text of a recipe, and keep its comments and layout."""
+"""Write measured results into the text of a recipe, and keep its comments and layout."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ _INDENT = "  "
 
 
 def write_measured(path: Path, measured: Measured) -> None:
-    """Replace about.measured in a recipe's file. The file stays as it is if nothing else can be kept."""
+    """Replace about.measured in a recipe's file; UserError, and no change, if anything else would change."""
     path = path.resolve()  # a link stays one
     content = read_regular(path, yamls.MAX_BYTES).decode()
     text = content.removeprefix("\ufeff")

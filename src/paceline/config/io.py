@@ -61,7 +61,7 @@ def _read(path: Path, above: list[Path]) -> dict[str, Any]:
 
 
 def _without_results(base: dict[str, Any]) -> dict[str, Any]:
-    """The tree of a base without its results, because a recipe with other settings has others."""
+    """Return the tree of a base without its results, which do not apply to other settings."""
     about = base.get("about")
     if not isinstance(about, dict):
         return base
@@ -100,7 +100,7 @@ def recipe_from_tree(tree: dict[str, Any], origin: str, overrides: Sequence[str]
 
 
 def recipe_file(source: str) -> Path:
-    """The file of a shipped recipe's name, or of a path."""
+    """Return the file of a shipped recipe, by name, or of a path."""
     known = shipped()
     if source in known:
         return known[source]

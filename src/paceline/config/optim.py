@@ -43,16 +43,16 @@ class Schedule:
     __pydantic_config__ = STRICT
 
     name: str = "cosine"
-    """constant, cosine, linear, polynomial, step, plateau (all after a linear warmup), one-cycle (that of torch, all
-    cosine), piecewise, or registered."""
+    """constant, cosine, linear, polynomial, step or plateau (all after a linear warmup), one-cycle (torch's, with
+    cosine annealing), piecewise, or the name of a registered schedule."""
     interval: Literal["step", "epoch"] = "step"
-    """When the learning rate changes: at every step, or only at the beginning of every epoch, as in the scripts of
-    torchvision."""
+    """When the learning rate changes: at every step, or only at the beginning of every epoch, as in torchvision's
+    scripts."""
     warmup: StepDuration = "0ba"
     """Length of the warmup, from start_factor to 1."""
     warmup_prefix: bool = True
-    """cosine: the decay begins after the warmup; false: at the first step, with its beginning replaced by the warmup,
-    as timm does by default."""
+    """cosine: the decay begins after the warmup. false: it begins at the first step, and the warmup replaces its first
+    steps, as in timm by default."""
     start_factor: NotNegative = 0.0
     """Factor at the first step of the warmup."""
     end_factor: NotNegative = 0.0
@@ -62,7 +62,7 @@ class Schedule:
     gamma: Fraction = 0.1
     """step, plateau: factor on the learning rate at each decay."""
     power: Positive = 1.0
-    """polynomial: exponent of the fraction of steps that are left."""
+    """polynomial: exponent of the remaining fraction of steps."""
     metric: Literal["", "top1", "top5", "loss"] = ""
     """plateau: validation metric that must improve; empty: checkpoint.best."""
     patience: CountOrZero = 10
@@ -94,13 +94,13 @@ class MomentumPoint:
 
 @dataclass(frozen=True)
 class MomentumSchedule:
-    """The momentum per step; of optimizers with betas, the first of them."""
+    """The momentum per step, or the first beta of optimizers that have betas."""
 
     __pydantic_config__ = STRICT
 
     name: Literal["constant", "one-cycle", "piecewise"] = "constant"
-    """constant: optim.momentum; one-cycle: falls from `high` to `low` and rises again while the learning rate of the
-    schedule one-cycle does the opposite, as in torch's OneCycleLR; piecewise."""
+    """constant: optim.momentum; one-cycle: from `high` to `low` while the learning rate of the schedule one-cycle
+    rises, and back while it falls, as in torch's OneCycleLR; piecewise: linear between `points`."""
     low: Fraction = 0.85
     """one-cycle: momentum at the peak of the learning rate."""
     high: Fraction = 0.95
@@ -116,13 +116,13 @@ class ParamGroup:
     __pydantic_config__ = STRICT
 
     match: Patterns
-    """Patterns of names of parameters, e.g. stem.*; `*` also matches dots."""
+    """Patterns of parameter names, e.g. stem.*; `*` also matches dots."""
     lr_factor: Positive = 1.0
     """Factor on the learning rate."""
     weight_decay_factor: NotNegative = 1.0
     """Factor on the weight decay."""
     train_until: StepDuration = "0ba"
-    """Time from the start of training after which they are frozen; 0: never."""
+    """Time from the start of training after which the parameters are frozen; 0: never."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class Optim:
     __pydantic_config__ = STRICT
 
     name: str = "sgd"
-    """sgd, adamw, lamb, any other optimizer of timm (muon, lion, adan ...), `muon-sgd` (airbench: Muon for filters, SGD
-    for the rest), or a registered one."""
+    """sgd, adamw, lamb, any other timm optimizer (muon, lion, adan ...), `muon-sgd` (airbench: Muon for filters, SGD
+    for all other parameters), or a registered one."""
     lr: Positive = 0.1
     """Peak learning rate, for the mean loss over the global batch."""
     momentum: Fraction = 0.9
@@ -147,15 +147,15 @@ class Optim:
     weight_decay: NotNegative = 0.0
     """Weight decay of convolution filters and matrices."""
     no_weight_decay_on: Literal["norm-and-bias", "norm", "nothing"] = "norm-and-bias"
-    """Parameters without weight decay: of normalization layers and biases, of normalization layers only, or none. What
-    the model itself excludes, such as position embeddings, never has it."""
+    """Parameters without weight decay: those of normalization layers and biases, those of normalization layers only, or
+    none. Parameters that the model itself excludes, such as position embeddings, never have it."""
     layer_decay: PositiveFraction = 1.0
     """Factor on the learning rate from each layer of a timm model to the one before it; fine-tuning: 0.65 to 0.9."""
     head_lr_mult: Positive = 1.0
     """Factor on the learning rate of the classifier."""
     groups: tuple[ParamGroup, ...] = ()
     """Parameters with settings of their own: [{match: stem.*, lr_factor: 0.1}, {match: "*.bias", train_until: 3ep}].
-    Factors of several matches are multiplied."""
+    If several groups match, their factors are multiplied."""
     clip_grad_norm: NotNegative = 0.0
     """Clip the gradient to this norm; 0: off."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Ema:
     every: Count = 1
     """Steps between updates."""
     decay_schedule: Literal["warmup", "constant", "cubic"] = "warmup"
-    """Decay over time. warmup: limited to (1 + u) / (10 + u) at update u; constant: always ema.decay; cubic: from 0 to
+    """Decay over time. warmup: at most (1 + u) / (10 + u) at update u; constant: always ema.decay; cubic: from 0 to
     ema.decay, with the third power of the fraction of steps that are done."""
     start: StepDuration = "0ba"
     """Until the first update after this time, the average is a copy of the weights; earlier updates do not count."""

@@ -46,7 +46,7 @@ def problems(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(
             "bce-threshold-unused",
             f"train.bce_target_threshold={train.bce_target_threshold:g} is only used by the loss bce, but train.loss="
-            f"{train.loss}. Set it to 0, or set the loss to bce.",
+            f"{train.loss}. Set it to 0, or set train.loss to bce.",
         )
     yield from _imbalance_problems(recipe)
     yield from _schedule_problems(recipe.optim.schedule)
@@ -175,7 +175,7 @@ def _momentum_problems(optim: Optim) -> Iterator[Problem]:
     if given.name == "one-cycle" and optim.schedule.name != "one-cycle":
         yield Problem(
             "momentum-schedule-unmatched",
-            f"{path}.name=one-cycle follows a learning rate schedule of this name, but optim.schedule.name="
+            f"{path}.name=one-cycle needs the learning rate schedule one-cycle, but optim.schedule.name="
             f"{optim.schedule.name}. Use one-cycle for both, or piecewise for the momentum.",
         )
     if given.name == "piecewise" and not given.points:
@@ -206,7 +206,8 @@ def _ema_problems(ema: Ema) -> Iterator[Problem]:
         )
     if ema.decay_schedule == "cubic" and parse(ema.start).value:
         yield Problem(
-            "ema-start-and-cubic", f"ema.start={ema.start}: the schedule cubic starts at 0 by itself. Set start to 0ba."
+            "ema-start-and-cubic",
+            f"ema.start={ema.start}: the cubic schedule already starts with a decay of 0. Set ema.start to 0ba.",
         )
 
 

@@ -53,8 +53,8 @@ class Train:
     label_smoothing: Fraction = 0.0
     """Fraction of the target that is spread over all classes."""
     bce_target_threshold: Fraction = 0.0
-    """bce: targets above this value, after label smoothing and mixing, become 1 and all others 0; 0: targets are used
-    as they are."""
+    """bce: after label smoothing and mixing, targets above this value become 1 and all others 0; 0: targets are used as
+    they are."""
     mixup: NotNegative = 0.0
     """mixup alpha: blend pairs of images; 0: off. If cutmix is also set, each step uses one of the two."""
     cutmix: NotNegative = 0.0
@@ -62,7 +62,7 @@ class Train:
 
 
 AS_TRAINED = "training"
-"""evaluate.variant: that of training."""
+"""evaluate.variant: the variant that the phase trains on."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Evaluate:
     """Image files: fraction of the shorter side that the center crop keeps; 0: that of pretrained weights, else
     0.875."""
     variant: str = ""
-    """Which size of prepared images: a variant, e.g. max-400-q90, or `training`: the one that the phase trains on.
-    Empty: `original` if the data has it, else `training`."""
+    """Variant of the prepared images, e.g. max-400-q90, or `training`: the one that the phase trains on. Empty:
+    `original` if the data has it, else `training`."""
     rectangular: bool = False
     """Image files: batches of similar aspect ratio, so that less of each image is cropped."""
     tta: Literal["none", "flip", "flip-translate"] = "none"

@@ -26,20 +26,20 @@ def parse_seeds(given: "int | str | Sequence[int]") -> tuple[int, ...]:
 
 def _invalid(given: object) -> UserError:
     message = (
-        f"--seeds {given!s:.80} is neither a number of seeds nor a list of different ones. Write e.g. 5, for seeds 0 "
-        f"to 4, or 0,3,7. Seeds are whole numbers below 2,147,483,648, and at most {_MAX_RUNS:,}."
+        f"--seeds {given!s:.80} is neither a number of seeds nor a list of different seeds. Write e.g. 5 for seeds 0 "
+        f"to 4, or 0,3,7. Seeds are integers below 2,147,483,648; use at most {_MAX_RUNS:,} of them."
     )
     return UserError("invalid-seeds", message, seeds=str(given)[:80])
 
 
 def seed_conflict() -> UserError:
-    """Return the error for a seed that is given in addition to several."""
-    message = "--seed and --seeds are both given. Leave one of them out."
+    """Return the error for --seed together with --seeds."""
+    message = "--seed and --seeds are both given. Omit one of them."
     return UserError("conflicting-options", message, option="--seed")
 
 
 def run_name(name: str, seed: int) -> str:
-    """Return the name of the run with this seed, if there are several."""
+    """Return the name of the run with this seed, one of several runs."""
     return f"{name}-seed{seed}"
 
 

@@ -1,7 +1,7 @@
 """The search space of a sweep: which values each field of a recipe may take.
 
 optim.lr=0.1,0.2,0.5           a choice of values
-optim.lr=0.1..0.5              any number of a range; of integers, if the field is one
+optim.lr=0.1..0.5              a range, of integers if the field is an integer
 train.global_batch=64..512:64  a range in steps
 optim.lr=log:0.01..1           a range, uniform in the logarithm
 """
@@ -24,7 +24,7 @@ from paceline.errors import UserError
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"(log:)?({_NUMBER}?)\.\.({_NUMBER})(?::({_NUMBER}))?")
-_FORMS = "Write values (0.1,0.2), a range (0.1..1), a range in steps (64..512:64) or log:0.01..1"
+_FORMS = "Write values (0.1,0.2), a range (0.1..1), a range in steps (64..512:64) or a logarithmic one (log:0.01..1)"
 _MAX_GRID = 100_000
 Value = float | str
 """A number, or the YAML text of a choice."""
@@ -102,7 +102,9 @@ def parse_space(settings: Sequence[str]) -> list[Dimension]:
     for setting in settings:
         field, equals, text = setting.partition("=")
         if not (field and equals and text.strip()):
-            raise _invalid(setting, "it has no field or no values", "Write FIELD=VALUES, e.g. optim.lr=log:0.01..1")
+            raise _invalid(
+                setting, "the field or the values are missing", "Write FIELD=VALUES, e.g. optim.lr=log:0.01..1"
+            )
         if (name := field.replace("-", "_")) in found:
             message = f"--set {setting}: {name} is given twice. Give each field once, with all of its values."
             raise UserError("field-swept-twice", message, field=name)
@@ -121,7 +123,7 @@ def space_words(space: Mapping[str, Any]) -> list[str]:
             words.append(f"{field}={values}")
             continue
         if not isinstance(values, list | tuple):
-            raise _invalid(f"{field}={values!r:.60}", "it is neither a list nor a text", _FORMS)
+            raise _invalid(f"{field}={values!r:.60}", "it is neither a list nor a string", _FORMS)
         words.append(f"{field}={words_of({field: list(values)})[1].removeprefix('[').removesuffix(']')}")
     return words
 
@@ -139,7 +141,7 @@ def _parse(field: str, text: str, setting: str) -> Dimension:
     if repeated := [word for number, word in enumerate(words) if word in words[:number]]:
         raise _invalid(setting, f"{repeated[0]} is given twice", "Give each value once")
     if len(words) == 1:
-        message = f"--set {setting}: there is only one value. Use --{field} {text} in place of --set, or add values."
+        message = f"--set {setting}: there is only one value. Use --{field} {text} instead of --set, or add values."
         raise UserError("empty-range", message, field=field)
     return Choice(field, words)
 
@@ -156,12 +158,12 @@ def _range(field: str, match: re.Match[str], setting: str) -> Range:
         message = f"--set {setting}: the range is empty. The first number must be lower than the second."
         raise UserError("empty-range", message, field=field)
     if log and low <= 0:
-        message = f"--set {setting}: a logarithmic range starts above zero. Write e.g. log:1e-4..{match[3]}."
+        message = f"--set {setting}: a logarithmic range must start above zero. Write e.g. log:1e-4..{match[3]}."
         raise UserError("log-range-not-positive", message, field=field)
     if log and step:
-        raise _invalid(setting, "a logarithmic range has no steps", "Leave the step out, or list the values")
+        raise _invalid(setting, "a logarithmic range cannot have a step", "Omit the step, or list the values")
     if step and not 0 < float(step) <= high - low:
-        message = f"--set {setting}: a step of {step} does not fit into the range. Use a smaller one, above zero."
+        message = f"--set {setting}: the step {step} does not fit into the range. Use a smaller step above zero."
         raise UserError("empty-range", message, field=field)
     chosen = float(step) if step else 1.0 if integer and not log else None
     if chosen:  # the highest value is a whole number of steps away
@@ -175,13 +177,13 @@ def _invalid(setting: str, problem: str, fix: str) -> UserError:
 
 
 def check_space(recipe: Recipe, space: Sequence[Dimension], given: Collection[str] = ()) -> list[Recipe]:
-    """Refuse a space with values that the recipe does not accept: all choices, and both ends of ranges, are tried.
+    """Refuse a space with values that the recipe does not accept. All choices and both ends of ranges are checked.
 
-    `given`: fields that are overridden. Returns the recipes that were tried.
+    `given`: fields that are overridden. Returns the recipes that were checked.
     """
     for dimension in space:
         if dimension.field in given:
-            message = f"{dimension.field} is given by --set and as --{dimension.field}. Leave one of them out."
+            message = f"{dimension.field} is given by --set and as --{dimension.field}. Omit one of them."
             raise UserError("conflicting-options", message, option=dimension.field)
     first = {dimension.field: dimension.extremes[0] for dimension in space}
     return [

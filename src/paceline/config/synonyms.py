@@ -149,14 +149,14 @@ _REPLACEMENTS = {
 }
 
 _NOT_NEEDED = {
-    "leave it out: the dataset determines the number of classes (synthetic data: data.synthetic.classes)": (
+    "omit it: the dataset determines the number of classes (synthetic data: data.synthetic.classes)": (
         "num_classes classes n_classes nb_classes nclasses"
     ),
-    "leave it out: an interrupted run of the same name is resumed automatically": "auto_resume start_epoch",
+    "omit it: an interrupted run of the same name is resumed automatically": "auto_resume start_epoch",
     "use `paceline evaluate RUN` to evaluate a run": "test_only eval_only evaluate_only validate_only test",
-    "leave it out: the metric determines whether higher or lower is better": "optim.schedule.mode early_stop.mode",
-    "leave it out: the launcher sets it": "local_rank rank node_rank dist_backend",
-    "leave it out: the data loader does not need it": (
+    "omit it: the metric determines whether higher or lower is better": "optim.schedule.mode early_stop.mode",
+    "omit it: the launcher sets it": "local_rank rank node_rank dist_backend",
+    "omit it: the data loader does not need it": (
         "pin_mem pin_memory prefetch_factor persistent_workers no_prefetcher prefetcher drop_last shuffle"
     ),
 }

@@ -32,7 +32,7 @@ class ResolvedPhase:
     evaluate_size: int
     """0: the original size."""
     evaluate_variant: str
-    """Empty: `original` if the data has it, else that of training."""
+    """Empty: `original` if the data has it, else the variant of training."""
     rectangular: bool
 
     @property

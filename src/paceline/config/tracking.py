@@ -17,7 +17,7 @@ _CODE = r"^[\w.-]+/[\w.-]+/[\w./-]+@[0-9a-f]{40}$"
 
 @dataclass(frozen=True)
 class Measured:
-    """What runs of the recipe reached here. `paceline recipes --record RUN ...` writes it."""
+    """Results of runs of the recipe, written by `paceline recipes --record RUN ...`."""
 
     __pydantic_config__ = STRICT
 
@@ -30,7 +30,7 @@ class Measured:
     seconds: tuple[Positive, ...] = ()
     """Training time of each run, without evaluation and checkpoints."""
     hardware: str = ""
-    """What it ran on."""
+    """Hardware of the runs."""
     precision: str = ""
     """Precision of the runs."""
     torch: str = ""
@@ -38,7 +38,7 @@ class Measured:
     paceline: str = ""
     """Version of paceline."""
     commits: tuple[str, ...] = ()
-    """Git commits of the folder in which the runs started; `+` follows if files were changed."""
+    """Git commits of the working directories of the runs; `+` follows if files were changed."""
     date: str = ""
     """Day on which the last run started."""
     disturbed: bool = False
@@ -60,7 +60,7 @@ class Measured:
         return f"{self.accuracy} ({runs}) in {_clock(statistics.fmean(self.seconds))}{slower} on {where}, {self.date}"
 
     def problems(self) -> Iterator[Problem]:
-        """Yield what contradicts itself."""
+        """Yield values that contradict each other."""
         count = len(self.seeds)
         for name in ("top1", "top5", "seconds"):
             values = len(getattr(self, name))
@@ -98,7 +98,7 @@ class About:
     published: str = ""
     """Result that the source reports; not inherited from a base recipe."""
     deviations: tuple[str, ...] = ()
-    """Differences to the procedure of the source."""
+    """Differences from the procedure of the source."""
     measured: Measured = field(default_factory=Measured)
     """Result of runs of the recipe; not inherited from a base recipe."""
 

@@ -64,7 +64,7 @@ def find_images(
     if all(isinstance(part.images, ImageFiles) for part in parts):
         for option, value in (("--split", split), ("--variant", variant)):
             if value:
-                message = f"{option} {value} applies to prepared data only, and there is none. Leave it out."
+                message = f"{option} {value} applies to prepared data only, and there is none. Omit it."
                 raise UserError("option-not-applicable", message, option=option)
     if not sum(map(len, parts)):
         where = ", ".join(map(printable, words)) or "the list of names"

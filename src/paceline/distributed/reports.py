@@ -22,7 +22,7 @@ def report_run(path: Path) -> None:
 
 
 def begin_run(number: int) -> None:
-    """Called in a rank that trains several runs: let the progress in a run count as more than that in earlier ones."""
+    """Called in a rank that trains several runs, so that a later run counts as more progress than an earlier one."""
     global _first_progress
     _first_progress = number << 32
 

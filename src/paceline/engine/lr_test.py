@@ -1,4 +1,4 @@
-"""The training of a learning-rate range test: that of the recipe, but for a learning rate that grows at every step."""
+"""The training of a learning-rate range test: that of the recipe, with a learning rate that grows at every step."""
 
 import json
 import math

@@ -20,7 +20,7 @@ from paceline.system.logs import log
 from paceline.system.outcome import report_outcome
 
 _OF_ONE_SEED = ("loss-not-finite", "validation-loss-not-finite", "below-expected-curve", "run-of-another-recipe")
-"""Errors that another seed need not have, and that all ranks raise together, so that they can train the next one."""
+"""Errors of one seed that all ranks raise together, so that they can train the next seed."""
 
 
 def train_seeds(

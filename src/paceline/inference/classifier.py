@@ -160,7 +160,7 @@ class Classifier:
                 self._decode(image, pixels[number])
             except (Unreadable, OSError) as error:
                 name = f"image {number}" if isinstance(image, bytes | Image.Image) else str(image)
-                message = f"{name} cannot be read: {error}. Leave it out, or give an image file."
+                message = f"{name} cannot be read: {error}. Omit it, or give an image file."
                 raise UserError("image-unreadable", message, image=name) from None
         return self.classify_pixels(pixels, top) if len(images) else []
 

@@ -146,7 +146,7 @@ def find(
     if len(memory_limits) > nodes.ranks:
         raise UserError(
             "too-many-limits",
-            f"--memory-limit has {len(memory_limits)} values for {nodes.ranks} ranks. Give at most one per rank.",
+            f"--memory-limit has {len(memory_limits)} values for {nodes.ranks} ranks. Give one value, or one per rank.",
             limits=len(memory_limits),
         )
     with prepared_trials(recipe, folder, nodes, ("find-batch.json", "find-batch.svg")) as started:

@@ -121,17 +121,17 @@ def find(
     words = ["--min-lr", lrs.low, "--max-lr", lrs.high, "--steps", lrs.steps, *(["--linear"] if lrs.linear else [])]
     with prepared_trials(recipe, folder, nodes, (JSON, SVG)) as started:
         ended = started.run("try-lr", words, add)
-    if ended.error and ended.error.code != "rank-failed":  # that one only says that there are lines above it
+    if ended.error and ended.error.code != "rank-failed":  # rank-failed only refers to the lines above it
         raise ended.error
     finite = [loss for loss in losses if loss is not None]
     if losses[:1] == [None]:
         message = (
-            f"{recipe.name}: the loss of the first step is not finite, before any learning rate has had an effect. "
+            f"{recipe.name}: the loss of the first step is not finite, before any learning rate has an effect. "
             "Check the images, the weights and the loss, or use --precision fp32."
         )
         raise UserError("first-loss-not-finite", message, recipe=recipe.name)
     if ended.status or not facts or not finite:
-        message = f"{recipe.name}: the training of the test failed: {ended.reason}"
+        message = f"{recipe.name}: the training of the range test failed: {ended.reason}"
         raise UserError("lr-test-failed", message, reason=ended.reason)
     return _result(recipe, folder, nodes, lrs, finite, facts[-1], len(finite) < lrs.steps or len(losses) > len(finite))
 
@@ -141,7 +141,7 @@ def _check(lrs: LrRange) -> None:
         message = f"--min-lr {lrs.low:g} is not below --max-lr {lrs.high:g}. Swap them, or widen the range."
         raise UserError("range-reversed", message, low=lrs.low, high=lrs.high)
     if lrs.steps < MIN_STEPS:
-        message = f"--steps {lrs.steps} is too few to tell a trend from noise. Use at least {MIN_STEPS}."
+        message = f"--steps {lrs.steps} is too small to tell a trend from noise. Use at least {MIN_STEPS}."
         raise UserError("too-few-steps", message, steps=lrs.steps)
 
 

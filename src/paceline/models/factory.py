@@ -19,7 +19,7 @@ from paceline.system.logs import log
 from paceline.system.torchvision_compat import allow_torchvision
 
 BUILT_IN: dict[str, Callable[..., nn.Module]] = {"airbench": AirbenchNet, **FFCV_RESNETS}
-"""Models that are not timm's."""
+"""Built-in models, which are not in timm."""
 _REFUSED_OPTIONS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 """Arguments of timm that name weight files, which some versions unpickle: that can run code."""
 _DROP_PATH = "drop_path_rate"
@@ -50,7 +50,7 @@ def check(config: Model) -> None:
 
 
 def is_timm(name: str) -> bool:
-    """Whether a name is one of timm's, rather than a built-in or registered model."""
+    """Return whether a name is that of a timm model, rather than of a built-in or registered one."""
     return not extensions.find("model", name) and name not in BUILT_IN
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 MIN_STEPS = 20
-"""Fewer steps do not tell a trend from noise."""
+"""With fewer steps, a trend cannot be told from noise."""
 _DIVERGED = 4.0
 _MEMORY = 0.02  # of the running mean that stops the test, as a fraction of its steps
 _WIDTH = 0.02  # standard deviation of the smoothing kernel, as a fraction of the steps
@@ -65,7 +65,7 @@ def _limit(best: float) -> float:
 
 @dataclass(frozen=True)
 class LrSuggestion:
-    """What the losses of a test say."""
+    """The results of the losses of a test."""
 
     smoothed: list[float]
     """The mean of each loss and its neighbors, weighted by a Gaussian; no delay, unlike a running mean."""
@@ -78,7 +78,7 @@ class LrSuggestion:
 
 
 def suggest(losses: Sequence[float]) -> LrSuggestion:
-    """Return what the finite losses of a test say."""
+    """Return the results of the finite losses of a test."""
     assert losses
     # a few huge losses at the end must not reach the smoothed losses before them
     most = max(losses[0], _limit(min(losses)))

@@ -12,7 +12,7 @@ _NEWTON_SCHULZ = [(3.4445, -4.7750, 2.0315)]
 
 
 class MuonSgd(optim.Optimizer):
-    """Muon that gives filters a constant norm instead of weight decay, and SGD with Nesterov momentum.
+    """Muon that keeps the norm of filters constant instead of weight decay, and SGD with Nesterov momentum.
 
     Each filter is scaled to the norm sqrt(output channels) before its update, and the update is not scaled by shape,
     which is how this differs from timm's `muon` and torch's Muon. Momentum is not dampened.

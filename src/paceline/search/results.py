@@ -1,4 +1,4 @@
-"""Write what a sweep found: results.json, and the recipe of the best trial."""
+"""Write the results of a sweep: results.json, and the recipe of the best trial."""
 
 import dataclasses
 from typing import Any
@@ -16,7 +16,7 @@ END = "end"
 """Attribute of a trial with its TrialEnd."""
 BEST_RECIPE = "best.yaml"
 _MIN_TRIALS = 5
-"""Complete trials that importances need."""
+"""Number of complete trials that importances need."""
 
 
 def write_results(spec: SweepSpec, study: Any, final: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a sweep is asked to do."""
+"""The settings of a sweep."""
 
 import math
 import re
@@ -23,7 +23,7 @@ _BUDGET = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|m|h|d)")
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """A sweep, and the part of it that one command does."""
+    """The settings of a sweep, and of the worker that one command starts."""
 
     recipe: Recipe
     space: tuple[Dimension, ...]
@@ -42,9 +42,9 @@ class SweepSpec:
     budget: float | None = None
     """Seconds after which no trial starts."""
     words: tuple[str, ...] = ()
-    """More options of `paceline train`: modules to import."""
+    """Additional options of `paceline train`: modules to import."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """More variables of the processes that train."""
+    """Additional environment variables of the training processes."""
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ class SweepSpec:
         return self.folder / f"trial-{number:04}"
 
     def words_of(self, values: Mapping[str, Any]) -> dict[str, str]:
-        """Return the values of a trial as the command line has them, in the order of the space."""
+        """Return the values of a trial as written on the command line, in the order of the space."""
         return {
             dimension.field: dimension.word(values[dimension.field])
             for dimension in self.space

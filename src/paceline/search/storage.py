@@ -1,4 +1,4 @@
-"""The storage of a study: a journal file or a database, with errors that say what is wrong with it.
+"""The storage of a study: a journal file or a database. Its errors say what is wrong and how to fix it.
 
 The journal is the default: a line per change, which works on shared file systems. Its lock is the kernel's, which
 releases it however its holder ends, and whoever takes it removes a line that a killed process left incomplete.
@@ -51,7 +51,7 @@ def open_storage(place: str, folder: Path) -> Any:
         raise UserError("invalid-storage", message, storage=place)
     if ":" in url.partition("://")[2].partition("/")[0].rpartition("@")[0]:
         message = (
-            f"--storage {shown} contains a password, which other users could see. Remove it from the URL, and put it "
+            f"--storage {shown} contains a password, which other users could see. Remove it from the URL, and store it "
             "where the driver finds it, e.g. ~/.pgpass for PostgreSQL or ~/.my.cnf for MySQL."
         )
         raise UserError("password-in-url", message, url=shown)
@@ -92,7 +92,7 @@ def _explained(error: Exception, shown: str) -> UserError:
         return UserError("disk-full", message, path=shown)
     if "is not a database" in text or "malformed" in text or isinstance(error, json.JSONDecodeError):
         return _corrupt(shown, reason)
-    message = f"the storage {shown} cannot be used: {reason}. Check that it exists and that you may write to it."
+    message = f"the storage {shown} cannot be used: {reason}. Check that it exists and that you have write access."
     return UserError("storage-failed", message, path=shown)
 
 
@@ -146,7 +146,7 @@ class _JournalLock:
 
 
 def _remove_incomplete_line(path: Path) -> None:
-    """Remove what a process that was killed, or whose disk was full, wrote of its last line: it never took effect."""
+    """Remove an incomplete last line, which a process that was killed, or a full disk, left: it never took effect."""
     with path.open("r+b") as file:
         end = position = file.seek(0, os.SEEK_END)
         while position:

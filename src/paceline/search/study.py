@@ -28,7 +28,7 @@ SWEEP_FILE = "sweep.json"
 _ATTRIBUTE = "paceline"
 """Attribute of the study with its identity."""
 _MAX_FAILURES = 3
-"""Trials that may fail, before any has a result, until the sweep stops."""
+"""Number of failed trials, without any result, after which the sweep stops."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SharedStudy:
                 raise
 
     def _open(self) -> Any:
-        """Return the study after checking whose it is, and write its results so far."""
+        """Return the study after checking that it belongs to this sweep, and write its results so far."""
         identity = _read_identity(self.spec)
         self._storage = open_storage(self.spec.storage, self.spec.folder)
         with storage_errors(self.shown):
@@ -89,7 +89,7 @@ class SharedStudy:
             study.set_user_attr(_ATTRIBUTE, identity)
         elif known != identity:
             message = (
-                f"{self.shown} has a study {self.spec.name!r} that belongs to another folder than {self.spec.folder}. "
+                f"{self.shown} has a study {self.spec.name!r} of another folder than {self.spec.folder}. "
                 "Choose another --name. Workers on several hosts need the same folder on a shared file system."
             )
             raise UserError("study-of-other-folder", message, path=self.spec.folder, storage=self.shown)
@@ -219,7 +219,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _read_identity(spec: SweepSpec) -> dict[str, Any]:
-    """Return the identity of the sweep in the folder, which is written if there is none. The study must be locked."""
+    """Return the identity of the sweep in the folder; write it if there is none. The study must be locked."""
     path = spec.folder / SWEEP_FILE
     if not path.exists():
         identity = spec.identity | {"id": secrets.token_hex(8), "created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
@@ -234,8 +234,8 @@ def _read_identity(spec: SweepSpec) -> dict[str, Any]:
         raise UserError("storage-corrupt", message, path=path) from None
     if differing:
         message = (
-            f"{spec.folder} is the sweep of {_described(known)}, but this command is one of {_described(spec.identity)}"
-            f"{'; the recipes differ in their values' if differing == ['fingerprint'] else ''}. "
+            f"{spec.folder} has a sweep of {_described(known)}, but this command is one of {_described(spec.identity)}"
+            f"{'; other fields of the recipes differ' if differing == ['fingerprint'] else ''}. "
             "Choose another --name, or use the same recipe, --set and --metric."
         )
         raise UserError("study-differs", message, path=spec.folder, differing=differing)

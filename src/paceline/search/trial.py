@@ -22,17 +22,17 @@ from paceline.system.outcome import read_outcome
 from paceline.track.records import RunFolder, records_of
 
 PRUNED_BY = "sweep"
-"""Who asked a pruned run to stop, in its summary."""
+"""`stopped_by` in the summary of a pruned run."""
 _POLL_SECONDS = 0.2
 _MAX_RESTARTS = 2
 _STOPPED = {status for signum in (signal.SIGINT, signal.SIGTERM) for status in (128 + signum, -signum)}
 _DIVERGED = ("loss-not-finite", "validation-loss-not-finite", "below-expected-curve")
-"""Errors that are the result of a trial: its values are bad."""
+"""Errors that the values of a trial cause, and that are its result."""
 _OF_THE_MACHINE = (
     *("disk-full", "disk-quota-exceeded", "file-size-limit", "disk-read-only", "disk-failure", "file-error"),
     *("checkpoint-not-written", "summary-not-written", "run-folder-not-writable", "folder-in-use", "missing-package"),
 )
-"""Errors that any trial would have here: the worker stops, and the trial is resumed later."""
+"""Errors that every trial would have on this machine: the worker stops, and the trial is resumed later."""
 Report = Callable[[int, float], bool]
 """Takes the epoch and value of an evaluation; returns whether to prune the trial."""
 
@@ -44,7 +44,7 @@ class TrialEnd:
     state: str
     """complete, pruned, diverged or failed; empty: stopped, to be resumed."""
     value: float | None = None
-    """Of its best evaluation, which was after `epoch`."""
+    """Metric of its best evaluation, which was after `epoch`."""
     epoch: float | None = None
     seconds: float | None = None
     """Training time."""
@@ -58,7 +58,7 @@ class TrialRun:
     spec: SweepSpec
     number: int
     words: dict[str, str]
-    """Values by field, as the command line has them."""
+    """Values by field, as written on the command line."""
     environment: dict[str, str]
     """Variables of its processes, such as the GPUs that it may use."""
     report: Report

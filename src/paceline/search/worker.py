@@ -1,4 +1,4 @@
-"""Work on a study: run trials side by side until none is left, the time is over, or the user stops."""
+"""Work on a study: run trials side by side until none is left, the budget is used up, or the user stops."""
 
 import os
 import threading
@@ -60,7 +60,7 @@ class Worker:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
     def run(self) -> None:
-        """Work until there is nothing left to do. Raises the first error that any trial would have here."""
+        """Work until no trial is left. Raises the first error that every trial would have on this machine."""
         threads = [
             threading.Thread(target=self._work, args=(environment,), name=f"trial {slot}")
             for slot, environment in enumerate(devices_of(self.spec))

@@ -65,8 +65,8 @@ def _choices(field: str, text: str) -> list[str]:
 
 def _importance(record: SweepRecord) -> str:
     if not record.importance:
-        return "<p>Needs five complete trials with different results.</p>"
-    note = "<p>Part of the variance of the result that each field explains (fANOVA), within the trials above.</p>"
+        return "<p>This needs five complete trials with different results.</p>"
+    note = "<p>Fraction of the variance of the result that each field explains (fANOVA), over the trials above.</p>"
     bars = "".join(
         f'<div class="bar"><span>{escape(field)}</span><div><b style="width:{100 * part:.1f}%"></b></div>'
         f"<small>{part:.0%}</small></div>"

@@ -32,7 +32,7 @@ class SweepTrial:
     number: NonNegativeInt
     state: Literal["running", "complete", "pruned", "diverged", "failed"]
     values: dict[Text, Text]
-    """By field, as the command line has them."""
+    """Values by field, as written on the command line."""
     run: Text
     """Name of the run folder."""
     value: FiniteFloat | None = None
@@ -43,7 +43,7 @@ class SweepTrial:
     reason: Text = ""
     """Why it was pruned, diverged or failed."""
     curve: list[tuple[NonNegativeInt, FiniteFloat]] = field(default_factory=list)
-    """Epochs and values that the pruner saw."""
+    """Epochs and values that were reported to the pruner."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class SweepRecord:
     """Number of trials that the last command asked for."""
     trials: list[SweepTrial]
     importance: dict[Text, UnitFraction] | None = None
-    """Part of the variance of the metric that each field explains; None: unknown, or too few trials."""
+    """Fraction of the variance of the metric that each field explains; None: unknown, or too few trials."""
 
     @property
     def best(self) -> SweepTrial | None:
@@ -100,7 +100,7 @@ def is_sweep(path: Path) -> bool:
 def read_sweep(path: Path) -> SweepRecord:
     """Return the sweep in a folder; UserError if there is none, or its results are corrupt."""
     if not is_sweep(path):
-        message = f"{path} is not the folder of a sweep. `paceline sweep RECIPE --set ...` makes one."
+        message = f"{path} is not the folder of a sweep. `paceline sweep RECIPE --set ...` creates one."
         raise UserError("sweep-not-found", message, path=path)
     file = path / RESULTS
     try:
@@ -117,7 +117,7 @@ def read_sweep(path: Path) -> SweepRecord:
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = str(error) or type(error).__name__
-    message = f"{file} cannot be read ({reason}). Run the command of the sweep again: it writes the file anew."
+    message = f"{file} cannot be read ({reason}). Run the command of the sweep again, which rewrites the file."
     raise UserError("sweep-results-corrupt", message, path=file)
 
 
@@ -127,5 +127,5 @@ def _adapter() -> TypeAdapter[SweepRecord]:
 
 
 def is_training(path: Path, trial: SweepTrial) -> bool:
-    """Return whether a running trial is in the hands of a worker, which may have been killed."""
+    """Return whether a worker trains a trial that is listed as running; the worker may have been killed."""
     return trial.state == "running" and RunFolder(path / trial.run).in_use

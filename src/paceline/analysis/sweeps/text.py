@@ -51,7 +51,7 @@ def ranked(record: SweepRecord) -> list[SweepTrial]:
 
 
 def summary_line(record: SweepRecord) -> str:
-    """Return how many trials ended in which way, and the best one."""
+    """Return the number of trials per state, and the best one."""
     counts = dict.fromkeys(("complete", "pruned", "diverged", "failed", "running"), 0)
     for trial in record.trials:
         counts[trial.state] += 1

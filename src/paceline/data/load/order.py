@@ -126,7 +126,7 @@ def _spread(global_batch: int, repeats: int, first: int) -> torch.Tensor:
 
 
 def _paired(count: int, number: int, numbers: int) -> torch.Tensor:
-    """Return an order of an even count of samples that puts other ones together for each of `numbers` numbers.
+    """Return an order of an even count of samples. Each of `numbers` numbers gives other neighbors.
 
     Samples only move within groups of a little more than `numbers`, each of which plays one round of a tournament.
     """
