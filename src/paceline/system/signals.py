@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
+STOPPED = frozenset(status for signum in STOPS for status in (128 + signum, -signum))
+"""Exit statuses of a process that such a signal ended."""
 
 
 @contextmanager
