@@ -105,7 +105,7 @@ def test_processes_of_the_api_do_not_trust_the_whole_current_folder(folder: Path
     sys.path.append(str(folder / "site"))
     _load("installed", given=("mine",))
     assert extensions.modules() == ["installed", "mine"]
-    assert processes._python_path({}) == {"PYTHONPATH": str(folder / "site")}
+    assert processes.python_path({}) == {"PYTHONPATH": str(folder / "site")}
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ class _Children:
         """Train all seeds; return 0, or the status of the signal that ended this."""
         waiting = list(self._seeds)
         try:
-            with handling_signals(self._stop, overdue=lambda: None, seconds=3600):
+            with handling_signals(self._stop):
                 while self._running or (waiting and not self._received):
                     while waiting and self._free and not self._received:
                         self._start(waiting.pop(0))

@@ -14,7 +14,6 @@ from paceline.system.host import cores
 from paceline.system.signals import handling_signals
 
 _POLL_SECONDS = 1.0  # between looks for trials of workers that were killed
-_REMINDER_SECONDS = 3600.0
 OnTrial = Callable[[int, dict[str, str], TrialEnd | None], None]
 """Called with the number and values of a trial when it starts (None) and when it ends."""
 
@@ -69,7 +68,7 @@ class Worker:
     def _signals(self) -> Iterator[None]:
         """Pass signals on to the trainings, which then checkpoint and stop."""
         is_main = threading.current_thread() is threading.main_thread()
-        with handling_signals(self._handle, lambda: None, _REMINDER_SECONDS) if is_main else nullcontext():
+        with handling_signals(self._handle) if is_main else nullcontext():
             yield
 
     def _handle(self, signum: int) -> None:
