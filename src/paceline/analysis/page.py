@@ -10,7 +10,7 @@ from paceline.analysis.details.section import details_html
 from paceline.analysis.groups_text import html_section
 from paceline.analysis.origin import origins_html
 from paceline.analysis.page_data import page_data
-from paceline.analysis.page_parts import assets, html_line, html_table, palettes, script_data
+from paceline.analysis.page_parts import assets, html_line, html_table, page
 from paceline.analysis.run import LoggedRun
 from paceline.analysis.settings import shared_and_differing
 from paceline.analysis.tables import listing, page_table, runs_are_rows
@@ -23,11 +23,7 @@ def report(comparison: ComparedRuns, title: str) -> str:
     runs = comparison.runs
     found = [(run.name, details) for run in runs for details in run.details[0]]
     details, details_script = details_html(found, paired_html(comparison.paired))
-    return Template(assets("report.html")).substitute(
-        title=escape(title),
-        style=palettes() + assets("report.css", "details.css"),
-        script=assets("common.js", "report.js"),
-        data=script_data(page_data(runs)),
+    content = Template(assets("report.html")).substitute(
         fairness=fairness_html(comparison),
         kind="" if comparison.is_reliable or len(runs) == 1 else "unfair",
         table=table_html(comparison),
@@ -37,8 +33,9 @@ def report(comparison: ComparedRuns, title: str) -> str:
         origins=origins_html(runs),
         verdicts="".join(_verdict(run) for run in runs),
         details=details,
-        details_script=details_script,
     )
+    styles, scripts = ("report.css", "details.css"), ("common.js", "report.js")
+    return page(title, content, page_data(runs), styles, scripts, details_script)
 
 
 def fairness_html(comparison: ComparedRuns) -> str:

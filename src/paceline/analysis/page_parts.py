@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
+from string import Template
 from typing import Any
 
 from paceline.analysis.charts import COLORS, COLORS_ON_DARK
@@ -20,7 +21,22 @@ def script_data(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def palettes() -> str:
+def page(title: str, content: str, data: Any, styles: Sequence[str], scripts: Sequence[str], more: str = "") -> str:
+    """Return a page that needs no network: HTML with data that its scripts show, which are files of the package.
+
+    `more`: HTML with further scripts.
+    """
+    return Template(assets("page.html")).substitute(
+        title=escape(title),
+        style=_palettes() + assets(*styles),
+        content=content,
+        data=script_data(data),
+        script=assets(*scripts),
+        more=more,
+    )
+
+
+def _palettes() -> str:
     """Return the style rules of the colors of runs, on light and dark ground."""
 
     def rule(selector: str, colors: Sequence[str]) -> str:

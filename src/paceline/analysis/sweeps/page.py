@@ -4,7 +4,7 @@ from dataclasses import asdict
 from html import escape
 from string import Template
 
-from paceline.analysis.page_parts import assets, html_table, palettes, script_data
+from paceline.analysis.page_parts import assets, html_table, page
 from paceline.analysis.sweeps.record import SweepRecord, SweepTrial
 from paceline.analysis.sweeps.text import ranked, short, summary_line, trial_table
 from paceline.config.space import Choice, parse_space
@@ -13,17 +13,15 @@ from paceline.errors import UserError
 
 def sweep_page(record: SweepRecord) -> str:
     """Return the HTML page, which needs no network."""
-    return Template(assets("sweep.html")).substitute(
-        title=escape(record.name),
-        style=palettes() + assets("report.css", "sweep.css"),
-        script=assets("common.js", "sweep.js"),
-        data=script_data(_page_data(record)),
+    content = Template(assets("sweep.html")).substitute(
         kind="" if record.best else "unfair",
         summary=escape(summary_line(record)),
         importance=_importance(record),
         table=_table(record),
         settings=_settings(record),
     )
+    styles, scripts = ("report.css", "sweep.css"), ("common.js", "sweep.js")
+    return page(record.name, content, _page_data(record), styles, scripts)
 
 
 def _page_data(record: SweepRecord) -> dict[str, object]:
