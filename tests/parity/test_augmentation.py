@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawn_numbers import record_numbers
 from PIL import Image
 from sample_images import sample_image
 
 from paceline.config.data import Augment
 from paceline.data.load import operations as operations_module
 from paceline.data.load import policy as policy_module
-from paceline.data.load.order import uniform
 from paceline.data.load.policy import policy
 from paceline.system.torchvision_compat import allow_torchvision
 
@@ -48,14 +48,7 @@ def _planes(image: Image.Image) -> np.ndarray:
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The random numbers that augmentation draws, in this order."""
-    numbers: list[torch.Tensor] = []
-
-    def recording(*arguments: Any) -> torch.Tensor:
-        numbers.append(uniform(*arguments))
-        return numbers[-1].clone()
-
-    monkeypatch.setattr(policy_module, "uniform", recording)
-    return numbers
+    return record_numbers(policy_module, monkeypatch)
 
 
 def _augmented(augment: Augment, images: np.ndarray, interpolation: Any = "bilinear") -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawn_numbers import record_numbers
 
 from paceline.config.data import Augment
 from paceline.data.load import augment as augment_module
@@ -25,14 +26,7 @@ SEED, EPOCH = 3, 5
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The random numbers that augmentation draws, in this order."""
-    numbers: list[torch.Tensor] = []
-
-    def recording(*arguments: Any) -> torch.Tensor:
-        numbers.append(uniform(*arguments))
-        return numbers[-1].clone()
-
-    monkeypatch.setattr(augment_module, "uniform", recording)
-    return numbers
+    return record_numbers(augment_module, monkeypatch)
 
 
 class _Attempts:

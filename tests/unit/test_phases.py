@@ -223,14 +223,6 @@ def test_no_batch_fits() -> None:
     assert "out of memory" in str(caught.value)
 
 
-def test_an_error_that_is_not_about_memory_ends_the_search(here) -> None:
-    answer = here("find-batch", "digits", "--model.name", "vit_tiny_patch16_224", "--model.options", "{depth: none}")
-    assert answer.returncode == 1
-    assert [line.split()[0] for line in answer.stdout.splitlines()] == ["per-rank"]  # no trial is shown as too large
-    assert answer.stderr.rstrip().endswith("[invalid-model-options]")
-    assert answer.stderr.count("[") == 1
-
-
 def test_plan_shows_the_peak_of_the_learning_rate(here) -> None:
     schedule = "{name: one-cycle, warmup: 5000ba, start_factor: 0.0}"
     answer = here("plan", "digits", "--train.duration", "100000ba", "--optim.schedule", schedule)

@@ -7,6 +7,7 @@ from html import escape
 
 from paceline.analysis.groups import METRICS, GroupDifference, GroupedRuns, GroupMetric, SeedGroup
 from paceline.analysis.interval_chart import IntervalRow, interval_svg
+from paceline.analysis.page_parts import text_table
 from paceline.analysis.statistics import MAX_NEEDED, equation, probability
 from paceline.system.wording import counted
 
@@ -166,16 +167,9 @@ def html_section(grouped: GroupedRuns) -> str:
     if not grouped.groups:
         return ""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences(grouped))
-    tables = "".join(_html_table(head, rows) for head, rows in group_tables(grouped))
+    tables = "".join(f'<div class="scroll">{text_table(*table)}</div>' for table in group_tables(grouped))
     charts = "".join(f"<div>{svg}</div>" for metric in METRICS if (svg := _chart(grouped, metric)))
     return (
         f'<section id="groups"><h2>{escape(title(grouped))}</h2><ul>{items}</ul>{tables}'
         f'<div class="intervals">{charts}</div></section>'
     )
-
-
-def _html_table(head: list[str], rows: list[list[str]]) -> str:
-    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    table = f'<table class="figures"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
-    return f'<div class="scroll">{table}</div>'

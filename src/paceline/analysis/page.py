@@ -1,40 +1,29 @@
 """The report: one self-contained HTML page that opens without a network."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from string import Template
 
-from paceline.analysis.charts import COLORS, COLORS_ON_DARK
 from paceline.analysis.compare import ComparedRuns
 from paceline.analysis.details.paired_text import paired_html
 from paceline.analysis.details.section import details_html
 from paceline.analysis.groups_text import html_section
 from paceline.analysis.origin import origins_html
 from paceline.analysis.page_data import page_data
+from paceline.analysis.page_parts import assets, html_line, html_table, page
 from paceline.analysis.run import LoggedRun
 from paceline.analysis.settings import shared_and_differing
 from paceline.analysis.tables import listing, page_table, runs_are_rows
 from paceline.analysis.verdict import verdict
 from paceline.system.files import printable
 
-_STYLES = ("report.css", "details.css")
-
 
 def report(comparison: ComparedRuns, title: str) -> str:
     """Return the HTML page."""
     runs = comparison.runs
-    assets = resources.files("paceline.analysis") / "assets"
     found = [(run.name, details) for run in runs for details in run.details[0]]
     details, details_script = details_html(found, paired_html(comparison.paired))
-    # "</script>" in the name of a run would end the element
-    text = json.dumps(page_data(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return Template((assets / "report.html").read_text(encoding="utf-8")).substitute(
-        title=escape(title),
-        style=palettes() + "".join((assets / name).read_text(encoding="utf-8") for name in _STYLES),
-        script="".join((assets / name).read_text(encoding="utf-8") for name in ("common.js", "report.js")),
-        data=text,
+    content = Template(assets("report.html")).substitute(
         fairness=fairness_html(comparison),
         kind="" if comparison.is_reliable or len(runs) == 1 else "unfair",
         table=table_html(comparison),
@@ -44,17 +33,9 @@ def report(comparison: ComparedRuns, title: str) -> str:
         origins=origins_html(runs),
         verdicts="".join(_verdict(run) for run in runs),
         details=details,
-        details_script=details_script,
     )
-
-
-def palettes() -> str:
-    """Return the style rules of the colors of runs, on light and dark ground."""
-
-    def rule(selector: str, colors: Sequence[str]) -> str:
-        return f"{selector} {{ {' '.join(f'--run-{number}: {color};' for number, color in enumerate(colors))} }}\n"
-
-    return rule(":root", COLORS) + rule(':root[data-theme="dark"]', COLORS_ON_DARK)
+    styles, scripts = ("report.css", "details.css"), ("common.js", "report.js")
+    return page(title, content, page_data(runs), styles, scripts, details_script)
 
 
 def fairness_html(comparison: ComparedRuns) -> str:
@@ -81,17 +62,6 @@ def table_html(comparison: ComparedRuns) -> str:
 def _mark(run: int) -> str:
     """Return the element that the page's script replaces by the run's color and dash pattern."""
     return f'<i data-run="{run}"></i>'
-
-
-def html_table(kind: str, heads: Sequence[str], lines: Sequence[str]) -> str:
-    """Return a table of a kind that the style knows, from HTML."""
-    cells = "".join(f'<th scope="col"{" class=long" if len(head) > 30 else ""}>{head}</th>' for head in ("", *heads))
-    return f'<table class="{kind}"><thead><tr>{cells}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-
-
-def html_line(label: str, cells: Iterable[str]) -> str:
-    """Return a row of a table, from HTML."""
-    return f'<tr><th scope="row">{label}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
 def settings_html(runs: Sequence[LoggedRun]) -> str:

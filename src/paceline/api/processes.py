@@ -15,11 +15,9 @@ from paceline.config.import_files import source_of
 from paceline.config.io import dump_recipe
 from paceline.config.recipe import Recipe
 from paceline.errors import UserError
-from paceline.system.lifetime import NOT_INHERITED, child_env, own_command
+from paceline.system.lifetime import own_command, training_env
 from paceline.system.outcome import FILE, read_outcome
-from paceline.system.signals import STOPS
-
-_STOPPED = {status for signum in STOPS for status in (128 + signum, -signum)}
+from paceline.system.signals import STOPPED
 
 
 def run_in_processes(command: list[str], recipe: Recipe | None, words: list[str], procs: int | str) -> dict[str, Any]:
@@ -29,8 +27,7 @@ def run_in_processes(command: list[str], recipe: Recipe | None, words: list[str]
     """
     with _arguments(command, recipe, words, procs) as (arguments, outcome):
         # a notebook kernel may itself have been started by a launcher, whose variables must not apply here
-        inherited = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
-        environment = child_env(inherited | {FILE: str(outcome)} | python_path(inherited))
+        environment = training_env({FILE: str(outcome)} | python_path(os.environ))
         with subprocess.Popen(
             own_command(*arguments),
             stdin=subprocess.DEVNULL,
@@ -47,7 +44,7 @@ def run_in_processes(command: list[str], recipe: Recipe | None, words: list[str]
                 process.kill()
                 raise
         found = read_outcome(outcome)
-    if interrupted or process.returncode in _STOPPED:
+    if interrupted or process.returncode in STOPPED:
         raise KeyboardInterrupt
     if process.returncode:
         raise _error(found, process.returncode)

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from paceline.analysis.page_parts import text_table
 from paceline.analysis.sweeps.page import sweep_page
 from paceline.analysis.sweeps.record import SweepRecord, SweepTrial, read_sweep
 from paceline.analysis.sweeps.text import trial_table
@@ -66,8 +66,7 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         heads, *rows = trial_table(self.record)
-        lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-        return f"<table><tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>{lines}</table>"
+        return text_table(heads, rows)
 
 
 def sweep(

@@ -90,48 +90,21 @@ def train(
     if not isinstance(results, str):
         raise invalid("results", results, "a URL")
     trained = loaded(recipe, overrides)
-    if seeds is not None:
-        return _train_seeds(trained, parse_seeds(seeds), parallel, procs, folder, name, results, overrides, in_process)
-    if parallel is not None:
+    numbers = None if seeds is None else parse_seeds(seeds)
+    if numbers is None and parallel is not None:
         raise UserError("missing-option", "parallel needs seeds, e.g. seeds=5.", option="seeds")
+    if numbers and "seed" in (overrides or {}):
+        raise seed_conflict()
+    if in_process and numbers:
+        return _train_seeds_here(trained, numbers, procs, folder, name, results)
     if in_process:
         return _train_here(trained, procs, folder, name, None, results, overrides)
     options = {"--runs": str(folder), "--name": name, "--results": results}
+    options |= {"--parallel": str(check_count("parallel", parallel))} if parallel is not None else {}
     words = [f"{option}={value}" for option, value in options.items() if value]
-    words += words_of(_imports_in(overrides))
-    return Run(run_in_processes(["train"], trained, words, procs)["run"])
-
-
-def _train_seeds(
-    recipe: Recipe,
-    seeds: Sequence[int],
-    parallel: int | None,
-    procs: Procs,
-    runs: Path,
-    name: str,
-    results: str,
-    overrides: Overrides | None,
-    in_process: bool,
-) -> list[Run]:
-    if "seed" in (overrides or {}):
-        raise seed_conflict()
-    if in_process:
-        from paceline.engine.seeds import train_seeds
-
-        _check_one_rank(procs)
-        with in_this_process():
-            load_imports(recipe)
-            return list(map(Run, train_seeds(recipe, seeds, runs, check_name(name or recipe.name), results)))
-    given = {"--runs": str(runs), "--name": name, "--results": results}
-    given |= {"--parallel": str(check_count("parallel", parallel))} if parallel is not None else {}
-    words = [f"{option}={value}" for option, value in given.items() if value]
-    words += [*seed_words(seeds), *words_of(_imports_in(overrides))]
-    return list(map(Run, run_in_processes(["train"], recipe, words, procs)["runs"]))
-
-
-def _imports_in(overrides: Overrides | None) -> Overrides:
-    """Return the modules to import, which may also be in the current folder."""
-    return {key: value for key, value in (overrides or {}).items() if key == "import"}
+    imports = {key: value for key, value in (overrides or {}).items() if key == "import"}  # also in the current folder
+    found = run_in_processes(["train"], trained, [*words, *seed_words(numbers or ()), *words_of(imports)], procs)
+    return list(map(Run, found["runs"])) if numbers else Run(found["run"])
 
 
 def resume(
@@ -164,6 +137,17 @@ def _train_here(
     with in_this_process():
         load_imports(recipe)
         return Run(train_recipe(recipe, runs, check_name(name or recipe.name), run, results, list(overrides or {})))
+
+
+def _train_seeds_here(
+    recipe: Recipe, seeds: Sequence[int], procs: Procs, runs: Path, name: str, results: str
+) -> list[Run]:
+    from paceline.engine.seeds import train_seeds
+
+    _check_one_rank(procs)
+    with in_this_process():
+        load_imports(recipe)
+        return list(map(Run, train_seeds(recipe, seeds, runs, check_name(name or recipe.name), results)))
 
 
 def _check_one_rank(procs: Procs) -> None:

@@ -2,14 +2,13 @@
 
 import argparse
 import re
-import signal
-import sys
 from pathlib import Path
 
 from paceline.cli.hosts import add_host_options, hosts_from
 from paceline.cli.options import count, make_parser, with_recipe
 from paceline.cli.ranks import add_procs
 from paceline.launch.batch_finder import Trial
+from paceline.system.signals import exit_on_sigterm
 from paceline.system.tables import print_row
 
 _FIND = """Find the largest per-rank batch that fits in memory, and the fastest one.
@@ -32,7 +31,7 @@ def find_batch(arguments: list[str]) -> int:
     options, recipe = with_recipe(_parser(), arguments)
     from paceline.api.finding import find_batch as find
 
-    end_trials_on_signals()
+    exit_on_sigterm()  # which ends the processes of trials first, as Ctrl-C does
     print_row(_HEADS, _WIDTHS)
     found = find(
         recipe,
@@ -53,11 +52,6 @@ def find_batch(arguments: list[str]) -> int:
         print(f"a larger batch may fit: sizes above --max-batch {options.max_batch} were not tried")
     print(f"{found.folder / 'find-batch.json'}, {found.folder / 'find-batch.svg'}")
     return 0
-
-
-def end_trials_on_signals() -> None:
-    """Let SIGTERM end the trials as Ctrl-C does: this process exits after their processes have ended."""
-    signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.status import Status
 
-from paceline.cli.find_batch import end_trials_on_signals
 from paceline.cli.hosts import add_host_options, hosts_from
 from paceline.cli.options import count, make_parser, positive, split_source, with_recipe
 from paceline.cli.ranks import add_procs
 from paceline.system.files import say
 from paceline.system.logs import console
+from paceline.system.signals import exit_on_sigterm
 
 if TYPE_CHECKING:
     from paceline.launch.lr_finder import LrSearch
@@ -35,7 +35,7 @@ def find_lr(arguments: list[str]) -> int:
     options, recipe = with_recipe(parser, arguments)
     from paceline.api.finding import find_lr as find
 
-    end_trials_on_signals()
+    exit_on_sigterm()  # which ends the processes of the test first, as Ctrl-C does
     with Status("starting ...", console=console) as status:
         found = find(
             recipe,

@@ -20,18 +20,17 @@ from paceline.cli.options import count
 from paceline.config.seeds import failed_seeds, parse_seeds, run_name, seed_conflict
 from paceline.errors import UserError
 from paceline.system.files import say
-from paceline.system.gpus import Gpu, only_visible, visible_gpus
+from paceline.system.gpus import Gpu, gpus_side_by_side, visible_gpus
 from paceline.system.host import cores
 from paceline.system.lifetime import child_env, own_command
 from paceline.system.logs import announce_stop
 from paceline.system.outcome import FILE, read_outcome, report_outcome
-from paceline.system.signals import STOPS, handling_signals
+from paceline.system.signals import STOPPED, handling_signals
 
 if TYPE_CHECKING:
     from paceline.config.recipe import Recipe
 
 _POLL_INTERVAL = 0.1  # seconds
-_STOPPED = {status: signum for signum in STOPS for status in (128 + signum, -signum)}
 
 
 def add_seed_options(parser: argparse.ArgumentParser) -> None:
@@ -82,15 +81,7 @@ def slots(gpus: Sequence[Gpu], procs: int, parallel: int | None, num_seeds: int)
     if not gpus:
         return [{}] * min(parallel or 1, num_seeds)
     wanted = min(parallel or max(1, len(gpus) // procs), num_seeds)
-    if wanted == 1:
-        return [{}]
-    if wanted * procs > len(gpus):
-        message = (
-            f"--parallel {wanted} with {procs} process{'es' * (procs > 1)} each needs {wanted * procs} GPUs, but "
-            f"{len(gpus)} are visible. Use a smaller --parallel or --procs."
-        )
-        raise UserError("too-few-gpus", message, gpus=len(gpus), needed=wanted * procs)
-    return [only_visible(gpus[number * procs :][:procs]) for number in range(wanted)]
+    return [{}] if wanted == 1 else gpus_side_by_side(gpus, procs, wanted)
 
 
 def train_seeds(recipe: "Recipe", seeds: Sequence[int], options: argparse.Namespace, name: str) -> int:
@@ -143,7 +134,7 @@ class _Children:
         """Train all seeds; return 0, or the status of the signal that ended this."""
         waiting = list(self._seeds)
         try:
-            with handling_signals(self._stop, overdue=lambda: None, seconds=3600):
+            with handling_signals(self._stop):
                 while self._running or (waiting and not self._received):
                     while waiting and self._free and not self._received:
                         self._start(waiting.pop(0))
@@ -184,7 +175,7 @@ class _Children:
                 continue
             del self._running[seed]
             self._free.append(place)
-            if status and not (self._received and status in _STOPPED):
+            if status and not (self._received and status in STOPPED):
                 self.failures[seed] = self._reason(seed, status)
                 say(f"paceline: seed {seed} failed: {self.failures[seed]}", error=True)
 

@@ -139,10 +139,7 @@ def selftest_probe(arguments: list[str]) -> int:
     add_group_options(parser)
     options = parser.parse_args(arguments)
     allow_given(options.settings.overrides)
-    if (
-        not under_launcher(os.environ)
-        and (status := start_group_ranks(["selftest-probe", *arguments], options)) is not None
-    ):
+    if (status := start_group_ranks(["selftest-probe", *arguments], options)) is not None:
         return status
     from paceline.selftest.rank import run_probes
 

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cli.options import (
     complete_source,
@@ -15,6 +16,9 @@ from paceline.cli.options import (
 from paceline.cli.ranks import add_procs
 from paceline.errors import Stopped, UserError
 from paceline.system.files import say
+
+if TYPE_CHECKING:
+    from paceline.search.spec import SweepSpec
 
 _SWEEP = """Search for the hyperparameters of a recipe with the best validation metric, using Optuna.
 
@@ -60,7 +64,7 @@ def sweep(arguments: list[str]) -> int:
         words=tuple(word for module in trusted() for word in ("--import", module)),
         **{key: getattr(options, key) for key in _PASSED},
     )
-    signum = run_sweep(spec, _TrialLines(spec.folder)).signal
+    signum = run_sweep(spec, _TrialLines(spec)).signal
     status = _show(spec.folder)
     if signum:
         say("paceline: stopped; run the same command again to continue", error=True)
@@ -107,18 +111,18 @@ def _folder(name: str, runs: Path) -> Path:
 class _TrialLines:
     """Prints a line when a trial starts, and one when it ends."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, spec: "SweepSpec") -> None:
+        self._spec = spec
 
     def __call__(self, number: int, words: dict[str, str], end: object) -> None:
         from paceline.analysis.sweeps.record import read_sweep
         from paceline.analysis.sweeps.text import result_text, values_text
 
         if end is None:
-            begun = (self._folder / f"trial-{number:04}").exists()
+            begun = self._spec.trial_folder(number).exists()
             say(f"trial {number} {'resumes' if begun else 'starts'}: {values_text(words)}")
             return
-        record = read_sweep(self._folder)
+        record = read_sweep(self._spec.folder)
         trial = next(trial for trial in record.trials if trial.number == number)
         best = record.best
         so_far = f"; best so far: trial {best.number}, {record.shown(best.value)}" if best else ""

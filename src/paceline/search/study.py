@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from paceline.analysis.sweeps.record import SWEEP, is_sweep
 from paceline.errors import UserError
 from paceline.search.results import END, write_results
 from paceline.search.samplers import next_grid_point, pruner_of, sampler_of, suggest
@@ -24,7 +25,6 @@ from paceline.search.trial import TrialEnd
 from paceline.system.files import FolderLock, make_folder, write_json, write_text
 from paceline.track.records import RunFolder
 
-SWEEP_FILE = "sweep.json"
 _ATTRIBUTE = "paceline"
 """Attribute of the study with its identity."""
 _MAX_FAILURES = 3
@@ -148,7 +148,7 @@ class SharedStudy:
 
     def _lock_of(self, number: int) -> FolderLock | None:
         try:
-            return FolderLock(self.spec.folder / "locks", name=f"trial-{number:04}")
+            return FolderLock(self.spec.folder / "locks", name=self.spec.trial_folder(number).name)
         except UserError:  # another worker trains it
             return None
 
@@ -209,7 +209,7 @@ def _check_folder(folder: Path) -> None:
     """Refuse a folder that holds something else, such as a run."""
     if folder.exists() and not folder.is_dir():
         raise UserError("folder-not-a-sweep", f"{folder} is not a folder. Choose another --name.", path=folder)
-    if not folder.exists() or (folder / SWEEP_FILE).exists():
+    if not folder.exists() or is_sweep(folder):
         return
     # hidden files are locks and temporary
     begun = ("locks", "base.yaml")
@@ -220,7 +220,7 @@ def _check_folder(folder: Path) -> None:
 
 def _read_identity(spec: SweepSpec) -> dict[str, Any]:
     """Return the identity of the sweep in the folder; write it if there is none. The study must be locked."""
-    path = spec.folder / SWEEP_FILE
+    path = spec.folder / SWEEP
     if not path.exists():
         identity = spec.identity | {"id": secrets.token_hex(8), "created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         write_text(spec.base, spec.base_text)

@@ -1,8 +1,6 @@
 """Train one trial in a process of its own, follow its evaluations, and find out how it ended."""
 
-import os
 import queue
-import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -16,16 +14,16 @@ from paceline.config import yamls
 from paceline.config.space import override_words
 from paceline.errors import UserError
 from paceline.search.spec import SweepSpec
-from paceline.system.lifetime import NOT_INHERITED, child_env, own_command
+from paceline.system.lifetime import own_command, training_env
 from paceline.system.outcome import FILE as OUTCOME
 from paceline.system.outcome import read_outcome
+from paceline.system.signals import STOPPED
 from paceline.track.records import RunFolder, records_of
 
 PRUNED_BY = "sweep"
 """`stopped_by` in the summary of a pruned run."""
 _POLL_SECONDS = 0.2
 _MAX_RESTARTS = 2
-_STOPPED = {status for signum in (signal.SIGINT, signal.SIGTERM) for status in (128 + signum, -signum)}
 _DIVERGED = ("loss-not-finite", "validation-loss-not-finite", "below-expected-curve")
 """Errors that the values of a trial cause, and that are its result."""
 _OF_THE_MACHINE = (
@@ -82,7 +80,7 @@ class TrialRun:
             status, error, last_line = self._run()
             if status == 0 and self.folder.finished:
                 return self._end_of_finished()
-            if status in _STOPPED and is_stopping():
+            if status in STOPPED and is_stopping():
                 return TrialEnd("")
             code = error.get("code", "")
             if code in _OF_THE_MACHINE:
@@ -119,8 +117,7 @@ class TrialRun:
         """Run the training once; return its exit status, its error and its last line."""
         with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
             outcome, lines = Path(scratch) / "outcome.json", Path(scratch) / "stderr"
-            environment = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
-            environment |= {**self.spec.environment, **self.environment, OUTCOME: str(outcome)}
+            more = {**self.spec.environment, **self.environment, OUTCOME: str(outcome)}
             with (
                 lines.open("wb") as stderr,
                 subprocess.Popen(
@@ -128,7 +125,7 @@ class TrialRun:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
-                    env=child_env(environment),
+                    env=training_env(more),
                     process_group=0,  # Ctrl-C reaches the worker only, which forwards it once
                 ) as process,
             ):
@@ -155,8 +152,7 @@ class TrialRun:
             except subprocess.TimeoutExpired:
                 status = None
             if self._report_new() and status is None:
-                value = next(reversed(self.reported.values()))
-                epoch = next(reversed(self.reported))
+                epoch, value = next(reversed(self.reported.items()))
                 reason = f"pruned: {self.spec.metric} {value:.4g} at epoch {epoch} is worse than in other trials"
                 self.folder.request_stop(PRUNED_BY, reason)
             if status is not None:

@@ -6,16 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
-from paceline.errors import UserError
 from paceline.search.spec import SweepSpec
 from paceline.search.study import Claim, SharedStudy
 from paceline.search.trial import TrialEnd, TrialRun
-from paceline.system.gpus import VARIABLES, visible_gpus
+from paceline.system.gpus import gpus_side_by_side, visible_gpus
 from paceline.system.host import cores
 from paceline.system.signals import handling_signals
 
 _POLL_SECONDS = 1.0  # between looks for trials of workers that were killed
-_REMINDER_SECONDS = 3600.0
 OnTrial = Callable[[int, dict[str, str], TrialEnd | None], None]
 """Called with the number and values of a trial when it starts (None) and when it ends."""
 
@@ -25,20 +23,12 @@ def devices_of(spec: SweepSpec) -> list[dict[str, str]]:
     if spec.parallel == 1:
         return [{}]
     gpus = visible_gpus() if spec.recipe.device in ("auto", "cuda") else []
-    if not gpus:
-        if "PACELINE_THREADS" in os.environ:
-            return [{} for _ in range(spec.parallel)]
-        threads = max(1, cores() // (spec.parallel * spec.procs))
-        return [{"PACELINE_THREADS": str(threads)} for _ in range(spec.parallel)]
-    if (needed := spec.parallel * spec.procs) > len(gpus):
-        message = (
-            f"--parallel {spec.parallel} with --procs {spec.procs} needs {needed} GPUs, but {len(gpus)} are visible. "
-            "Lower one of them."
-        )
-        raise UserError("too-few-gpus", message, needed=needed, gpus=len(gpus))
-    name = "CUDA_VISIBLE_DEVICES" if gpus[0].vendor == "nvidia" else VARIABLES[0]
-    groups = (gpus[slot * spec.procs : (slot + 1) * spec.procs] for slot in range(spec.parallel))
-    return [{name: ",".join(gpu.uuid for gpu in group)} for group in groups]
+    if gpus:
+        return gpus_side_by_side(gpus, spec.procs, spec.parallel)
+    if "PACELINE_THREADS" in os.environ:
+        return [{}] * spec.parallel
+    threads = max(1, cores() // (spec.parallel * spec.procs))
+    return [{"PACELINE_THREADS": str(threads)}] * spec.parallel
 
 
 class Worker:
@@ -78,7 +68,7 @@ class Worker:
     def _signals(self) -> Iterator[None]:
         """Pass signals on to the trainings, which then checkpoint and stop."""
         is_main = threading.current_thread() is threading.main_thread()
-        with handling_signals(self._handle, lambda: None, _REMINDER_SECONDS) if is_main else nullcontext():
+        with handling_signals(self._handle) if is_main else nullcontext():
             yield
 
     def _handle(self, signum: int) -> None:

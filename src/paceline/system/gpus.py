@@ -62,6 +62,17 @@ def only_visible(gpus: Sequence[Gpu]) -> dict[str, str]:
     return {"ROCR_VISIBLE_DEVICES": names, "HIP_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus))))}
 
 
+def gpus_side_by_side(gpus: Sequence[Gpu], procs: int, parallel: int) -> list[dict[str, str]]:
+    """Return the variables that leave `procs` GPUs of their own to each of several trainings. UserError if too few."""
+    if (needed := procs * parallel) > len(gpus):
+        message = (
+            f"--parallel {parallel} with --procs {procs} needs {needed} GPUs, but {len(gpus)} are visible. Lower one "
+            "of them."
+        )
+        raise UserError("too-few-gpus", message, gpus=len(gpus), needed=needed)
+    return [only_visible(gpus[number * procs :][:procs]) for number in range(parallel)]
+
+
 def default_procs(device: str, environ: Mapping[str, str] = os.environ) -> int:
     """Return the number of processes per node for --procs auto: one per visible GPU, one on other devices."""
     return max(1, len(visible_gpus(environ))) if device in ("auto", "cuda") else 1

@@ -32,6 +32,11 @@ def child_env(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {**environment, PARENT: str(os.getpid())}
 
 
+def training_env(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment, with some more variables, for a training of its own that ends with this process."""
+    return child_env({name: value for name, value in os.environ.items() if name not in NOT_INHERITED} | dict(more))
+
+
 def end_with_parent() -> None:
     """Kill this process when its parent ends, if the parent requested it or is torchrun. Call it first."""
     parent = int(os.environ.pop(PARENT, "0"))

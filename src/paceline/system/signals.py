@@ -3,11 +3,14 @@
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
+STOPPED = frozenset(status for signum in STOPS for status in (128 + signum, -signum))
+"""Exit statuses of a process that such a signal ended."""
 
 
 @contextmanager
@@ -23,8 +26,15 @@ def interrupts_end() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def exit_on_sigterm() -> None:
+    """Let SIGTERM unwind the main thread, as Ctrl-C does, so that `finally` blocks run."""
+    signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))
+
+
 @contextmanager
-def handling_signals(handle: Callable[[int], None], overdue: Callable[[], object], seconds: float) -> Iterator[None]:
+def handling_signals(
+    handle: Callable[[int], None], overdue: Callable[[], object] | None = None, seconds: float = 0.0
+) -> Iterator[None]:
     """Call `handle` with every signal, and after the first one `overdue` every time `seconds` pass without another.
 
     Both run in a thread, because Python runs no signal handler while the main thread is inside a C call.
@@ -45,11 +55,11 @@ def handling_signals(handle: Callable[[int], None], overdue: Callable[[], object
         os.close(writer)  # ends the thread
 
 
-def _listen(reader: int, handle: Callable[[int], None], overdue: Callable[[], object], seconds: float) -> None:
+def _listen(reader: int, handle: Callable[[int], None], overdue: Callable[[], object] | None, seconds: float) -> None:
     poll, timeout = select.poll(), None
     poll.register(reader, select.POLLIN)
     while True:
-        if not poll.poll(timeout):
+        if not poll.poll(timeout) and overdue:
             overdue()
             continue
         if not (received := os.read(reader, 64)):
@@ -58,4 +68,4 @@ def _listen(reader: int, handle: Callable[[int], None], overdue: Callable[[], ob
         for signum in received:
             if signum in STOPS:
                 handle(signum)
-                timeout = 1000 * seconds
+                timeout = 1000 * seconds if overdue else None

@@ -5,6 +5,7 @@ from html import escape
 
 from paceline.analysis.details.paired import PairedClass, PairedModels
 from paceline.analysis.details.text import percent
+from paceline.analysis.page_parts import html_line
 from paceline.analysis.statistics import LEVEL, equation, probability
 from paceline.system.wording import counted
 
@@ -90,10 +91,7 @@ def paired_html(pairs: Sequence[PairedModels]) -> str:
         parts.append(f'<ul class="paired">{items}</ul>')
         if rows := table(pair):
             heads = "".join(f'<th scope="col">{escape(title)}</th>' for title in head(pair))
-            lines = "".join(
-                f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
-                for name, *cells in rows
-            )
+            lines = "".join(html_line(escape(name), map(escape, cells)) for name, *cells in rows)
             table_text = f'<table class="figures changed"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
             parts.append(f'<div class="scroll" tabindex="0">{table_text}</div>')
     return f"<h3>Class by class</h3>{''.join(parts)}" if parts else ""

@@ -1,15 +1,14 @@
 """The report's section about what models get wrong: the data of its script."""
 
 import base64
-import json
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from typing import Any
 
 import numpy as np
 
 from paceline.analysis.details.read import Details
 from paceline.analysis.details.text import summary_lines
+from paceline.analysis.page_parts import assets, script_data
 from paceline.analysis.run import shows_top5
 from paceline.errors import UserError
 
@@ -41,10 +40,7 @@ def details_html(found: Sequence[tuple[str, Details]], paired: str) -> tuple[str
     """
     if not found:
         return "", ""
-    # "</script>" in the name of a class would end the element
-    text = json.dumps(list(_evaluations(found)), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    assets = resources.files("paceline.analysis") / "assets"
-    code = "\n".join((assets / name).read_text(encoding="utf-8") for name in ("confusion.js", "details.js"))
+    text, code = script_data(list(_evaluations(found))), assets("confusion.js", "details.js")
     section = f'<section id="details"><h2>What the models get wrong</h2>{paired}</section>'
     return section, f'<script type="application/json" id="details-data">{text}</script>\n<script>\n{code}\n</script>'
 

@@ -1,40 +1,27 @@
 """The page of a sweep: history, parallel coordinates, importance of fields, and a table of trials."""
 
-import json
 from dataclasses import asdict
 from html import escape
-from importlib import resources
 from string import Template
 
-from paceline.analysis.page import html_table, palettes
+from paceline.analysis.page_parts import assets, html_table, page
 from paceline.analysis.sweeps.record import SweepRecord, SweepTrial
 from paceline.analysis.sweeps.text import ranked, short, summary_line, trial_table
 from paceline.config.space import Choice, parse_space
 from paceline.errors import UserError
 
-_STYLES, _SCRIPTS = ("report.css", "sweep.css"), ("common.js", "sweep.js")
-
 
 def sweep_page(record: SweepRecord) -> str:
     """Return the HTML page, which needs no network."""
-    assets = resources.files("paceline.analysis") / "assets"
-
-    def read(*names: str) -> str:
-        return "".join((assets / name).read_text(encoding="utf-8") for name in names)
-
-    # "</script>" in a value would end the element
-    data = json.dumps(_page_data(record), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return Template(read("sweep.html")).substitute(
-        title=escape(record.name),
-        style=palettes() + read(*_STYLES),
-        script=read(*_SCRIPTS),
-        data=data,
+    content = Template(assets("sweep.html")).substitute(
         kind="" if record.best else "unfair",
         summary=escape(summary_line(record)),
         importance=_importance(record),
         table=_table(record),
         settings=_settings(record),
     )
+    styles, scripts = ("report.css", "sweep.css"), ("common.js", "sweep.js")
+    return page(record.name, content, _page_data(record), styles, scripts)
 
 
 def _page_data(record: SweepRecord) -> dict[str, object]:

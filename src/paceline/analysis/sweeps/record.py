@@ -1,7 +1,6 @@
 """The results of a sweep as its results.json has them, which may be untrusted."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -67,7 +66,9 @@ class SweepRecord:
     @property
     def best(self) -> SweepTrial | None:
         """The best trial that was neither pruned nor failed."""
-        return best_of(self.trials, self.metric)
+        complete = [trial for trial in self.trials if trial.state == "complete" and trial.value is not None]
+        choose = min if self.metric == "loss" else max  # the first of equal ones
+        return choose(complete, key=lambda trial: trial.value or 0.0, default=None)
 
     @property
     def label(self) -> str:
@@ -83,13 +84,6 @@ class SweepRecord:
     def write(self, folder: Path) -> None:
         """Write results.json."""
         write_sealed(folder / RESULTS, asdict(self))
-
-
-def best_of(trials: Sequence[SweepTrial], metric: str) -> SweepTrial | None:
-    """Return the best complete trial; of equal ones the first."""
-    complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
-    sign = -1 if metric == "loss" else 1
-    return max(complete, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
 
 def is_sweep(path: Path) -> bool:
