@@ -1,15 +1,18 @@
 """The search space of a sweep: ranges and choices, and what is refused before anything is trained."""
 
+import json
 import sys
 
 import pytest
 from conftest import raises
+from made_runs import make_run
 
-from paceline.config.io import load_recipe
+from paceline.config.io import dump_recipe, load_recipe
 from paceline.config.space import Choice, Range, check_space, grid_of, override_words, parse_space, points, space_words
 from paceline.errors import ConfigError
 from paceline.search.spec import make_spec, parse_budget
 from paceline.search.study import SharedStudy
+from paceline.search.trial import TrialRun
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,8 @@ def test_a_setting_is_a_range_or_a_choice(setting: str, expected: Range | Choice
         ("optim.lr=1..x", "invalid-search-space"),
         ("optim.lr=0.1,0.1", "invalid-search-space"),
         ("optim.lr=[1", "invalid-search-space"),
+        ("train.global_batch=1e2..2e2", "invalid-search-space"),
+        ("train.global_batch=64..128:0.5", "invalid-search-space"),
         ("optim.lr=", "invalid-search-space"),
         ("optim.lr", "invalid-search-space"),
         ("=1,2", "invalid-search-space"),
@@ -116,6 +121,29 @@ def test_words_of_values_load(tmp_path) -> None:
     words = spec.words_of({"optim.lr": 2e-5, "train.global_batch": 128})
     recipe = load_recipe("digits", override_words(words))
     assert (recipe.optim.lr, recipe.train.global_batch) == (2e-5, 128)
+
+
+def test_a_trial_continues_its_own_run_only(tmp_path) -> None:
+    space = ["optim.groups=[{match: '*.bias', lr_factor: 2}],[]", "ema=null,{decay: 0.9}", "optim.lr='1e-3',2"]
+    spec = make_spec(load_recipe("digits"), space, tmp_path)
+    first, second = ({dimension.field: dimension.values[number] for dimension in spec.space} for number in (0, 1))
+    folder = make_run(tmp_path, "trial-0000", *override_words(first))
+    trial = TrialRun(spec, 0, first, {}, lambda *_: False, {})
+    trial._refuse_other_run()
+    (folder / "recipe.yaml").write_text(dump_recipe(load_recipe("digits", override_words(second))))
+    with raises("trial-folder-differs"):
+        trial._refuse_other_run()
+
+
+def test_trials_train_the_recipe_of_the_sweep(tmp_path) -> None:
+    spec = make_spec(load_recipe("digits"), ["optim.lr=1,2"], tmp_path / "sweep")
+    SharedStudy(spec)
+    spec.base.write_text("name: edited\n")
+    SharedStudy(spec)
+    assert spec.base.read_text() == spec.base_text
+    (spec.folder / "sweep.json").write_text(json.dumps(spec.identity | {"space": [1]}))
+    with raises("storage-corrupt"):
+        SharedStudy(spec)
 
 
 def test_optuna_is_an_extra(tmp_path, monkeypatch) -> None:

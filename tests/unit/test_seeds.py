@@ -87,6 +87,7 @@ def test_seeds_that_use_all_devices_are_trained_one_by_one() -> None:
     ("words", "code"),
     [
         (("--seeds", "x"), "invalid-seeds"),
+        (("--seeds", ""), "invalid-seeds"),
         (("--seeds", 3, "--seed", 1), "conflicting-options"),
         (("--parallel", 2), "missing-option"),
         (("--seeds", 2, "--parallel", 2, "--nodes", 2, "--rendezvous", "127.0.0.1:1"), "conflicting-options"),

@@ -121,7 +121,7 @@ def _add_run_options(parser: argparse.ArgumentParser, backend: str) -> None:
     add = parser.add_argument
     add("--name", default="", help="name of the run (default: recipe and time)")
     how = "in an array with a task per seed" if backend == "slurm" else "one after the other"
-    add("--seeds", default="", metavar="N|0,3,7", help=f"train N seeds, or these, {how}; runs NAME-seed0, ...")
+    add("--seeds", metavar="N|0,3,7", help=f"train N seeds, or these, {how}; runs NAME-seed0, ...")
     add("--results", default="", metavar="s3://BUCKET/PREFIX", help="copy the run folder there during training")
     if backend in ("local", "ssh", "ec2"):
         add(

@@ -36,9 +36,7 @@ _STOPPED = {status: signum for signum in STOPS for status in (128 + signum, -sig
 
 def add_seed_options(parser: argparse.ArgumentParser) -> None:
     """Add --seeds and --parallel."""
-    parser.add_argument(
-        "--seeds", default="", metavar="N|0,3,7", help="train N seeds (0 to N-1), or these; runs NAME-seed0, ..."
-    )
+    parser.add_argument("--seeds", metavar="N|0,3,7", help="train N seeds (0 to N-1), or these; runs NAME-seed0, ...")
     parser.add_argument(
         "--parallel",
         type=count,
@@ -49,7 +47,7 @@ def add_seed_options(parser: argparse.ArgumentParser) -> None:
 
 def seeds_of(options: argparse.Namespace, overridden: Sequence[str]) -> tuple[int, ...]:
     """Return the seeds to train, none without --seeds; UserError if they contradict other options."""
-    if not options.seeds:
+    if options.seeds is None:
         if options.parallel:
             raise UserError("missing-option", "--parallel needs --seeds, e.g. --seeds 5.", option="--seeds")
         return ()

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from paceline.config import yamls
+from paceline.config.io import recipe_from_tree, to_tree
 from paceline.config.space import override_words
 from paceline.errors import UserError
 from paceline.search.spec import SweepSpec
@@ -105,7 +106,10 @@ class TrialRun:
             return
         try:
             tree = yamls.read(self.folder.recipe, self.folder.path, fast=True)
-            same = all(_at(tree, name) == yamls.parse(word) for name, word in self.words.items())
+            # a value may be a section, which the recipe of the run has with all of its fields
+            recipe = recipe_from_tree(to_tree(self.spec.recipe), self.spec.recipe.name, override_words(self.words))
+            expected = to_tree(recipe)
+            same = all(_at(tree, name) == _at(expected, name) for name in self.words)
         except (OSError, yaml.YAMLError, KeyError, TypeError, IndexError):
             same = False
         if not same:
