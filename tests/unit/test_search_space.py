@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from conftest import raises
@@ -144,6 +146,21 @@ def test_trials_train_the_recipe_of_the_sweep(tmp_path) -> None:
     (spec.folder / "sweep.json").write_text(json.dumps(spec.identity | {"space": [1]}))
     with raises("storage-corrupt"):
         SharedStudy(spec)
+
+
+def test_a_sweep_that_another_worker_made_meanwhile_is_kept(tmp_path, monkeypatch) -> None:
+    mine, other = (make_spec(load_recipe("digits"), [space], tmp_path / "a") for space in ("optim.lr=1,2", "seed=1,2"))
+
+    @contextmanager
+    def late(_study: SharedStudy) -> Iterator[None]:
+        monkeypatch.undo()
+        SharedStudy(other)
+        yield
+
+    monkeypatch.setattr(SharedStudy, "_locked", late)
+    with raises("study-differs"):
+        SharedStudy(mine)
+    assert (tmp_path / "a" / "study.journal").exists()
 
 
 def test_optuna_is_an_extra(tmp_path, monkeypatch) -> None:

@@ -59,6 +59,7 @@ class SharedStudy:
         is_new = not spec.folder.exists()
         make_folder(spec.folder / "locks")
         with self._locked():
+            is_new &= not (spec.folder / SWEEP_FILE).exists()  # a worker that started at the same time may have made it
             try:
                 self._study = self._open()
             except BaseException:
