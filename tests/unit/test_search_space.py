@@ -9,6 +9,7 @@ import pytest
 from conftest import raises
 from made_runs import make_run
 
+import paceline as pl
 from paceline.config.io import dump_recipe, load_recipe
 from paceline.config.space import Choice, Range, check_space, grid_of, override_words, parse_space, points, space_words
 from paceline.errors import ConfigError
@@ -161,6 +162,18 @@ def test_a_sweep_that_another_worker_made_meanwhile_is_kept(tmp_path, monkeypatc
     with raises("study-differs"):
         SharedStudy(mine)
     assert (tmp_path / "a" / "study.journal").exists()
+
+
+@pytest.mark.parametrize(
+    ("space", "more"),
+    [
+        (["optim.lr=1,2"], {}),
+        *(({"optim.lr": [1, 2]}, more) for more in ({"seed": 1.5}, {"budget": 3}, {"storage": None}, {"trials": 0})),
+    ],
+)
+def test_invalid_arguments_are_refused(tmp_path, space: object, more: dict[str, object]) -> None:
+    with raises("invalid-argument"):
+        pl.sweep("digits", space, runs=tmp_path, **more)
 
 
 def test_optuna_is_an_extra(tmp_path, monkeypatch) -> None:
