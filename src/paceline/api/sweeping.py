@@ -111,14 +111,7 @@ def sweep(
     for argument, value, choices in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
         check_choice(argument, value, choices)
     check_choice("metric", metric, ("", *METRICS))
-    for argument, value, kind, expected in (
-        ("space", space, Mapping, 'a dictionary, e.g. {"optim.lr": "log:0.01..1"}'),
-        ("seed", seed, int | None, "an integer, or None"),
-        ("budget", budget, str, 'a text, e.g. "2h"'),
-        ("storage", storage, str, '"journal", "sqlite" or the URL of a database'),
-    ):
-        if not isinstance(value, kind):
-            raise invalid(argument, value, expected)
+    _check_types(space, seed, budget, storage)
     base = loaded(recipe, overrides)
     spec = make_spec(
         base,
@@ -140,6 +133,19 @@ def sweep(
     if run_sweep(spec, on_trial).signal:
         raise KeyboardInterrupt
     return Sweep(spec.folder)
+
+
+def _check_types(space: object, seed: object, budget: object, storage: object) -> None:
+    """Refuse arguments of other types."""
+    expected: tuple[tuple[str, object, Any, str], ...] = (
+        ("space", space, Mapping, 'a dictionary, e.g. {"optim.lr": "log:0.01..1"}'),
+        ("seed", seed, int | None, "an integer, or None"),
+        ("budget", budget, str, 'a text, e.g. "2h"'),
+        ("storage", storage, str, '"journal", "sqlite" or the URL of a database'),
+    )
+    for argument, value, kind, text in expected:
+        if not isinstance(value, kind):
+            raise invalid(argument, value, text)
 
 
 def default_name(recipe: Recipe) -> str:

@@ -140,7 +140,8 @@ def _paired(first: tuple[str, Details], second: tuple[str, Details]) -> PairedMo
 def _settings(a: Details, b: Details) -> str:
     names = {"tta": "TTA", "weights": "weights", "precision": "precision"}
     values = [(name, a.record[key], b.record[key]) for key, name in names.items()]
-    values.append(("variants", *(each.record["data"].get("variant") or "none" for each in (a, b))))
+    one, two = (each.record["data"].get("variant") or "none" for each in (a, b))
+    values.append(("variants", one, two))
     return ", ".join(f"{name} {one} and {two}" for name, one, two in values if one != two)
 
 
