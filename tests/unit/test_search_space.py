@@ -133,6 +133,7 @@ def test_a_trial_continues_its_own_run_only(tmp_path) -> None:
     folder = make_run(tmp_path, "trial-0000", *override_words(first))
     trial = TrialRun(spec, 0, first, {}, lambda *_: False, {})
     trial._refuse_other_run()
+    assert len(trial._end("failed", "x" * 20_000).reason) < 10_000
     (folder / "recipe.yaml").write_text(dump_recipe(load_recipe("digits", override_words(second))))
     with raises("trial-folder-differs"):
         trial._refuse_other_run()

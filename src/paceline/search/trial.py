@@ -26,6 +26,7 @@ PRUNED_BY = "sweep"
 """Who asked a pruned run to stop, in its summary."""
 _POLL_SECONDS = 0.2
 _MAX_RESTARTS = 2
+_MAX_REASON = 2000  # characters; results.json refuses texts that are much longer
 _STOPPED = {status for signum in (signal.SIGINT, signal.SIGTERM) for status in (128 + signum, -signum)}
 _DIVERGED = ("loss-not-finite", "validation-loss-not-finite", "below-expected-curve")
 """Errors that are the result of a trial: its values are bad."""
@@ -206,7 +207,7 @@ class TrialRun:
         if state == "complete" and not best:
             state, reason = "failed", f"no evaluation has {metric}"
         seconds = sum(sum(record["seconds"].values()) for record in records if record["kind"] == "train")
-        return TrialEnd(state, best.get(metric), best.get("epoch"), seconds, reason)
+        return TrialEnd(state, best.get(metric), best.get("epoch"), seconds, reason[:_MAX_REASON])
 
 
 def _at(tree: Any, dotted: str) -> Any:
