@@ -10,8 +10,9 @@ from made_runs import make_run
 from scipy.stats import binomtest
 
 from paceline.analysis.compare import compare
-from paceline.analysis.details.paired import holm, mcnemar
+from paceline.analysis.details.paired import _settings, holm, mcnemar
 from paceline.analysis.details.paired_text import paired_html
+from paceline.analysis.details.read import Details
 from paceline.analysis.read import read
 from paceline.analysis.tables import as_json, as_text, markdown
 
@@ -35,6 +36,13 @@ def test_mcnemar_and_holm() -> None:
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Path, Path]:
     return make_run(tmp_path, "one"), make_run(tmp_path, "two")
+
+
+def test_other_variants_are_told(tmp_path: Path) -> None:
+    same = {"tta": "none", "weights": "ema", "precision": "fp32"}
+    a, b = (Details(tmp_path, same | {"data": {"variant": name}}) for name in ("original", "short-352-q90"))
+    assert _settings(a, a) == ""
+    assert _settings(a, b) == "variants original and short-352-q90"
 
 
 def test_classes_that_changed_are_named(runs: tuple[Path, Path]) -> None:

@@ -7,7 +7,10 @@ from conftest import raises
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
-from paceline.config.optim import Optim
+from paceline.config.io import load_recipe
+from paceline.config.optim import Optim, ParamGroup
+from paceline.config.timeline import Timeline
+from paceline.engine.temporary import TemporaryParameters
 from paceline.optim.groups import groups
 
 
@@ -71,3 +74,15 @@ def test_both_heads_of_a_distilled_model_have_their_own_learning_rate() -> None:
 def test_models_that_do_not_name_their_parts_are_refused(settings: dict[str, float], code: str) -> None:
     with raises(code):
         groups(nn.Sequential(nn.Linear(2, 2)), Optim(**settings))
+
+
+def test_something_is_trained_until_the_end() -> None:
+    recipe = load_recipe("digits", ["--train.duration", "2ep"])
+    timeline, model = Timeline.of(recipe, 1000), nn.Linear(2, 2)
+    ends = {name: ParamGroup(match=(name,), train_until=end) for name, end in (("weight", "1ep"), ("bias", "2ep"))}
+    TemporaryParameters(model, Optim(groups=tuple(ends.values())), timeline)
+    with raises("nothing-to-train"):
+        TemporaryParameters(model, Optim(groups=(ParamGroup(match=("*",), train_until="1ep"),)), timeline)
+    model.bias.requires_grad_(False)
+    with raises("nothing-to-train"):
+        TemporaryParameters(model, Optim(groups=(ends["weight"],)), timeline)

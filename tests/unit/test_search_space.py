@@ -1,15 +1,21 @@
 """The search space of a sweep: ranges, choices, and spaces that are refused before training."""
 
+import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from conftest import raises
+from made_runs import make_run
 
-from paceline.config.io import load_recipe
+import paceline as pl
+from paceline.config.io import dump_recipe, load_recipe
 from paceline.config.space import Choice, Range, check_space, grid_of, override_words, parse_space, points, space_words
 from paceline.errors import ConfigError
 from paceline.search.spec import make_spec, parse_budget
 from paceline.search.study import SharedStudy
+from paceline.search.trial import TrialRun
 
 
 @pytest.mark.parametrize(
@@ -51,6 +57,8 @@ def test_a_setting_is_a_range_or_a_choice(setting: str, expected: Range | Choice
         ("optim.lr=1..x", "invalid-search-space"),
         ("optim.lr=0.1,0.1", "invalid-search-space"),
         ("optim.lr=[1", "invalid-search-space"),
+        ("train.global_batch=1e2..2e2", "invalid-search-space"),
+        ("train.global_batch=64..128:0.5", "invalid-search-space"),
         ("optim.lr=", "invalid-search-space"),
         ("optim.lr", "invalid-search-space"),
         ("=1,2", "invalid-search-space"),
@@ -116,6 +124,57 @@ def test_words_of_values_load(tmp_path) -> None:
     words = spec.words_of({"optim.lr": 2e-5, "train.global_batch": 128})
     recipe = load_recipe("digits", override_words(words))
     assert (recipe.optim.lr, recipe.train.global_batch) == (2e-5, 128)
+
+
+def test_a_trial_continues_its_own_run_only(tmp_path) -> None:
+    space = ["optim.groups=[{match: '*.bias', lr_factor: 2}],[]", "ema=null,{decay: 0.9}", "optim.lr='1e-3',2"]
+    spec = make_spec(load_recipe("digits"), space, tmp_path)
+    first, second = ({dimension.field: dimension.values[number] for dimension in spec.space} for number in (0, 1))
+    folder = make_run(tmp_path, "trial-0000", *override_words(first))
+    trial = TrialRun(spec, 0, first, {}, lambda *_: False, {})
+    trial._refuse_other_run()
+    assert len(trial._end("failed", "x" * 20_000).reason) < 10_000
+    (folder / "recipe.yaml").write_text(dump_recipe(load_recipe("digits", override_words(second))))
+    with raises("trial-folder-differs"):
+        trial._refuse_other_run()
+
+
+def test_trials_train_the_recipe_of_the_sweep(tmp_path) -> None:
+    spec = make_spec(load_recipe("digits"), ["optim.lr=1,2"], tmp_path / "sweep")
+    SharedStudy(spec)
+    spec.base.write_text("name: edited\n")
+    SharedStudy(spec)
+    assert spec.base.read_text() == spec.base_text
+    (spec.folder / "sweep.json").write_text(json.dumps(spec.identity | {"space": [1]}))
+    with raises("storage-corrupt"):
+        SharedStudy(spec)
+
+
+def test_a_sweep_that_another_worker_made_meanwhile_is_kept(tmp_path, monkeypatch) -> None:
+    mine, other = (make_spec(load_recipe("digits"), [space], tmp_path / "a") for space in ("optim.lr=1,2", "seed=1,2"))
+
+    @contextmanager
+    def late(_study: SharedStudy) -> Iterator[None]:
+        monkeypatch.undo()
+        SharedStudy(other)
+        yield
+
+    monkeypatch.setattr(SharedStudy, "_locked", late)
+    with raises("study-differs"):
+        SharedStudy(mine)
+    assert (tmp_path / "a" / "study.journal").exists()
+
+
+@pytest.mark.parametrize(
+    ("space", "more"),
+    [
+        (["optim.lr=1,2"], {}),
+        *(({"optim.lr": [1, 2]}, more) for more in ({"seed": 1.5}, {"budget": 3}, {"storage": None}, {"trials": 0})),
+    ],
+)
+def test_invalid_arguments_are_refused(tmp_path, space: object, more: dict[str, object]) -> None:
+    with raises("invalid-argument"):
+        pl.sweep("digits", space, runs=tmp_path, **more)
 
 
 def test_optuna_is_an_extra(tmp_path, monkeypatch) -> None:

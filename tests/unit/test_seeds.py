@@ -16,7 +16,7 @@ from paceline.cli import seeds as command
 from paceline.cli.seeds import slots
 from paceline.config.io import load_recipe
 from paceline.config.seeds import parse_seeds, run_names, seed_words
-from paceline.engine.resume import folder_of_seed
+from paceline.engine.resume import choose_folder, folder_of_seed
 from paceline.launch import job as jobs
 from paceline.launch.backends import local
 from paceline.launch.backends.slurm import _with_seed
@@ -87,6 +87,7 @@ def test_seeds_that_use_all_devices_are_trained_one_by_one() -> None:
     ("words", "code"),
     [
         (("--seeds", "x"), "invalid-seeds"),
+        (("--seeds", ""), "invalid-seeds"),
         (("--seeds", 3, "--seed", 1), "conflicting-options"),
         (("--parallel", 2), "missing-option"),
         (("--seeds", 2, "--parallel", 2, "--nodes", 2, "--rendezvous", "127.0.0.1:1"), "conflicting-options"),
@@ -116,6 +117,14 @@ def test_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
     for words in (["--seed", "2"], ["--seed", "1", "--optim.lr", "0.3"]):
         with raises("run-of-another-recipe"):
             folder_of_seed(load_recipe("digits", words), folder)
+
+
+def test_runs_do_not_go_into_the_folder_of_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "sweep.json").write_text("{}")
+    assert choose_folder(load_recipe("digits"), tmp_path, "a", again=False) == tmp_path / "a-2"
+    with raises("is-a-sweep"):
+        folder_of_seed(load_recipe("digits"), tmp_path / "a")
 
 
 def _options(tmp_path: Path, **more: object) -> Namespace:

@@ -10,7 +10,16 @@ from paceline.analysis.page_parts import text_table
 from paceline.analysis.sweeps.page import sweep_page
 from paceline.analysis.sweeps.record import SweepRecord, SweepTrial, read_sweep
 from paceline.analysis.sweeps.text import trial_table
-from paceline.api.arguments import Procs, check_choice, check_count, check_name, check_page, check_path, check_procs
+from paceline.api.arguments import (
+    Procs,
+    check_choice,
+    check_count,
+    check_name,
+    check_page,
+    check_path,
+    check_procs,
+    invalid,
+)
 from paceline.api.processes import python_path, words_of_imports
 from paceline.api.training import loaded
 from paceline.config.overrides import Overrides
@@ -101,6 +110,7 @@ def sweep(
     for argument, value, choices in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
         check_choice(argument, value, choices)
     check_choice("metric", metric, ("", *METRICS))
+    _check_types(space, seed, budget, storage)
     base = loaded(recipe, overrides)
     spec = make_spec(
         base,
@@ -122,6 +132,19 @@ def sweep(
     if run_sweep(spec, on_trial).signal:
         raise KeyboardInterrupt
     return Sweep(spec.folder)
+
+
+def _check_types(space: object, seed: object, budget: object, storage: object) -> None:
+    """Refuse arguments of other types."""
+    expected: tuple[tuple[str, object, Any, str], ...] = (
+        ("space", space, Mapping, 'a dictionary, e.g. {"optim.lr": "log:0.01..1"}'),
+        ("seed", seed, int | None, "an integer, or None"),
+        ("budget", budget, str, 'a text, e.g. "2h"'),
+        ("storage", storage, str, '"journal", "sqlite" or the URL of a database'),
+    )
+    for argument, value, kind, text in expected:
+        if not isinstance(value, kind):
+            raise invalid(argument, value, text)
 
 
 def default_name(recipe: Recipe) -> str:

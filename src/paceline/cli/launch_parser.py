@@ -123,7 +123,6 @@ def _add_run_options(parser: argparse.ArgumentParser, backend: str) -> None:
     how = "in a job array with a task per seed" if backend == "slurm" else "one after the other"
     add(
         "--seeds",
-        default="",
         metavar="N|0,3,7",
         help=f"train N seeds, or the listed ones, {how}, as runs NAME-seed0, ...",
     )

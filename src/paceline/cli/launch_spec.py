@@ -45,7 +45,7 @@ def spec_of(options: argparse.Namespace, source: str, overrides: Sequence[str]) 
 
 
 def _seeds(options: argparse.Namespace, overrides: Sequence[str]) -> tuple[int, ...]:
-    if not options.seeds:
+    if options.seeds is None:
         return ()
     if getattr(options, "resume", ""):
         message = "--resume continues one run. Omit --seeds."

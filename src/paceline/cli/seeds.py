@@ -37,7 +37,6 @@ def add_seed_options(parser: argparse.ArgumentParser) -> None:
     """Add --seeds and --parallel."""
     parser.add_argument(
         "--seeds",
-        default="",
         metavar="N|0,3,7",
         help="train N seeds (0 to N-1), or the listed ones, as runs NAME-seed0, ...",
     )
@@ -51,7 +50,7 @@ def add_seed_options(parser: argparse.ArgumentParser) -> None:
 
 def seeds_of(options: argparse.Namespace, overridden: Sequence[str]) -> tuple[int, ...]:
     """Return the seeds to train, none without --seeds; UserError if they contradict other options."""
-    if not options.seeds:
+    if options.seeds is None:
         if options.parallel:
             raise UserError("missing-option", "--parallel needs --seeds, e.g. --seeds 5.", option="--seeds")
         return ()

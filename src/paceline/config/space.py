@@ -151,9 +151,10 @@ def _range(field: str, match: re.Match[str], setting: str) -> Range:
     low, high = float(match[2]), float(match[3])
     whole = all("." not in word and "e" not in word.lower() for word in (match[2], match[3], step or "1"))
     kind = type_at(field)
-    # types of numbers are annotated with their limits
-    is_float = kind is not None and getattr(kind, "__origin__", kind) is float
-    integer = whole and not is_float
+    number = getattr(kind, "__origin__", kind)  # types of numbers are annotated with their limits
+    integer = whole and number is not float
+    if number is int and not whole:
+        raise _invalid(setting, "the field takes whole numbers", "Write its numbers without a point or exponent")
     if not (math.isfinite(low) and math.isfinite(high)) or low >= high:
         message = f"--set {setting}: the range is empty. The first number must be lower than the second."
         raise UserError("empty-range", message, field=field)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from paceline.analysis.sweeps.record import is_sweep
 from paceline.checkpoint import store
 from paceline.checkpoint.verified import CheckpointInfo, CorruptCheckpoint, describe
 from paceline.config.batch import procs_per_node
@@ -26,7 +27,7 @@ def choose_folder(recipe: Recipe, root: Path, name: str, again: bool) -> Path:
     if again and RunFolder(root / name).finished:
         return root / name
     numbered = [root / name, *(root / f"{name}-{number}" for number in range(2, 10_000))]
-    free = next(number for number, path in enumerate(numbered) if not RunFolder(path).contains_run)
+    free = next(number for number, path in enumerate(numbered) if not (RunFolder(path).contains_run or is_sweep(path)))
     for path in reversed(numbered[:free]):
         folder = RunFolder(path)
         if not folder.finished and fingerprint(recipe) in _fingerprints_of(folder):
@@ -36,6 +37,8 @@ def choose_folder(recipe: Recipe, root: Path, name: str, again: bool) -> Path:
 
 def folder_of_seed(recipe: Recipe, path: Path) -> Path:
     """Return the folder of one of several seeds; UserError if it has a run of another recipe."""
+    if is_sweep(path):
+        raise UserError("is-a-sweep", f"{path} is a sweep, not a run. Choose another --name.", path=path)
     folder = RunFolder(path)
     if folder.contains_run and fingerprint(recipe) not in _fingerprints_of(folder):
         message = (

@@ -7,6 +7,7 @@ from torch import nn
 from paceline.config.duration import parse
 from paceline.config.optim import Optim
 from paceline.config.timeline import Timeline
+from paceline.errors import UserError
 from paceline.optim.groups import matched
 
 
@@ -20,6 +21,13 @@ class TemporaryParameters:
             if parse(group.train_until).value:
                 end = timeline.steps(group.train_until)
                 self._trained.append((end, list(matched(model, group, number).values())))
+        ended = {id(parameter) for end, parameters in self._trained if end < timeline.total for parameter in parameters}
+        if all(id(parameter) in ended for parameter in model.parameters() if parameter.requires_grad):
+            message = (
+                "optim.groups freezes all parameters before the run ends, so there would be nothing to train. Remove "
+                "train_until from a group, or shorten train.duration."
+            )
+            raise UserError("nothing-to-train", message, field="optim.groups")
         self._frozen: list[nn.Parameter] = []
 
     def before_step(self, step: int, freeze: Callable[[Iterable[nn.Parameter]], object]) -> None:

@@ -59,6 +59,7 @@ class SharedStudy:
         is_new = not spec.folder.exists()
         make_folder(spec.folder / "locks")
         with self._locked():
+            is_new &= not (spec.folder / SWEEP).exists()  # a worker that started at the same time may have made it
             try:
                 self._study = self._open()
             except BaseException:
@@ -229,17 +230,27 @@ def _read_identity(spec: SweepSpec) -> dict[str, Any]:
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
         differing = [name for name, value in spec.identity.items() if known[name] != value]
+        described = _described(known)
     except (ValueError, KeyError, TypeError):
         message = f"{path} is corrupt. Restore it from a backup, or start another sweep with --name."
         raise UserError("storage-corrupt", message, path=path) from None
     if differing:
         message = (
-            f"{spec.folder} has a sweep of {_described(known)}, but this command is one of {_described(spec.identity)}"
+            f"{spec.folder} has a sweep of {described}, but this command is one of {_described(spec.identity)}"
             f"{'; other fields of the recipes differ' if differing == ['fingerprint'] else ''}. "
             "Choose another --name, or use the same recipe, --set and --metric."
         )
         raise UserError("study-differs", message, path=spec.folder, differing=differing)
+    if _text(spec.base) != spec.base_text:  # trials train this file, which may have been edited or deleted
+        write_text(spec.base, spec.base_text)
     return dict(known)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
 
 
 def _described(identity: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from paceline.config import yamls
+from paceline.config.io import recipe_from_tree, to_tree
 from paceline.config.space import override_words
 from paceline.errors import UserError
 from paceline.search.spec import SweepSpec
@@ -24,6 +25,7 @@ PRUNED_BY = "sweep"
 """`stopped_by` in the summary of a pruned run."""
 _POLL_SECONDS = 0.2
 _MAX_RESTARTS = 2
+_MAX_REASON = 2000  # characters; results.json refuses texts that are much longer
 _DIVERGED = ("loss-not-finite", "validation-loss-not-finite", "below-expected-curve")
 """Errors that the values of a trial cause, and that are its result."""
 _OF_THE_MACHINE = (
@@ -103,7 +105,10 @@ class TrialRun:
             return
         try:
             tree = yamls.read(self.folder.recipe, self.folder.path, fast=True)
-            same = all(_at(tree, name) == yamls.parse(word) for name, word in self.words.items())
+            # a value may be a section, which the recipe of the run has with all of its fields
+            recipe = recipe_from_tree(to_tree(self.spec.recipe), self.spec.recipe.name, override_words(self.words))
+            expected = to_tree(recipe)
+            same = all(_at(tree, name) == _at(expected, name) for name in self.words)
         except (OSError, yaml.YAMLError, KeyError, TypeError, IndexError):
             same = False
         if not same:
@@ -198,7 +203,7 @@ class TrialRun:
         if state == "complete" and not best:
             state, reason = "failed", f"no evaluation has {metric}"
         seconds = sum(sum(record["seconds"].values()) for record in records if record["kind"] == "train")
-        return TrialEnd(state, best.get(metric), best.get("epoch"), seconds, reason)
+        return TrialEnd(state, best.get(metric), best.get("epoch"), seconds, reason[:_MAX_REASON])
 
 
 def _at(tree: Any, dotted: str) -> Any:

@@ -139,9 +139,10 @@ def _paired(first: tuple[str, Details], second: tuple[str, Details]) -> PairedMo
 
 def _settings(a: Details, b: Details) -> str:
     names = {"tta": "TTA", "weights": "weights", "precision": "precision"}
-    return ", ".join(
-        f"{name} {a.record[key]} and {b.record[key]}" for key, name in names.items() if a.record[key] != b.record[key]
-    )
+    values = [(name, a.record[key], b.record[key]) for key, name in names.items()]
+    one, two = (each.record["data"].get("variant") or "none" for each in (a, b))
+    values.append(("variants", one, two))
+    return ", ".join(f"{name} {one} and {two}" for name, one, two in values if one != two)
 
 
 def _difference(a: Details, b: Details) -> str:
