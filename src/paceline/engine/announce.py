@@ -58,7 +58,7 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
         yield f"training: {steps}, images {phases[0].size or size} px, validated at {size} px"
         yield f"batch: {setup.layout}"
     rates = f"peak learning rate {setup.lr_plan.highest:.4g}{_scales(optim)}"
-    averaged = f", EMA decay {recipe.ema.decay:g}" if recipe.ema.decay else ""
+    averaged = f", EMA decay {recipe.ema.decay:g}{' with lookahead' * recipe.ema.lookahead}" if recipe.ema.decay else ""
     yield f"optimizer: {optim.name}, {rates}, schedule {_schedule(setup)}{averaged}"
     if stop := recipe.early_stop.patience:
         metric = recipe.early_stop.metric or recipe.checkpoint.best
@@ -173,7 +173,7 @@ def _warnings(setup: Setup) -> Iterator[str]:
 
 
 def _cut_off(setup: Setup) -> Iterator[str]:
-    """Schedules that are longer than the run."""
+    """Schedules that are longer than the run, or begin with an epoch that changes nothing."""
     schedule, plan, duration = setup.recipe.optim.schedule, setup.lr_plan, setup.recipe.train.duration
     if plan.phases:
         return
@@ -181,6 +181,11 @@ def _cut_off(setup: Setup) -> Iterator[str]:
         yield (
             f"optim.schedule.warmup={schedule.warmup} is not shorter than train.duration={duration}, so the learning "
             "rate only rises. Use a shorter warmup."
+        )
+    if plan.warmup and schedule.interval == "epoch" and not lr_at(0, plan):
+        yield (
+            f"optim.schedule.start_factor={schedule.start_factor:g} with optim.schedule.interval=epoch: the learning "
+            "rate is 0 during the whole first epoch. Use a start_factor above 0, e.g. 0.01."
         )
     if plan.points and plan.points[-1][0] > plan.total:
         yield (

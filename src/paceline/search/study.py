@@ -15,6 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from paceline.config import yamls
+from paceline.config.io import leaves, to_tree
 from paceline.errors import UserError
 from paceline.search.results import END, write_results
 from paceline.search.samplers import next_grid_point, pruner_of, sampler_of, suggest
@@ -28,6 +32,7 @@ SWEEP_FILE = "sweep.json"
 _ATTRIBUTE = "paceline"
 """Attribute of the study with its identity."""
 _MAX_FAILURES = 3
+_MAX_NAMED = 5
 """Trials that may fail, before any has a result, until the sweep stops."""
 
 
@@ -235,11 +240,28 @@ def _read_identity(spec: SweepSpec) -> dict[str, Any]:
     if differing:
         message = (
             f"{spec.folder} is the sweep of {_described(known)}, but this command is one of {_described(spec.identity)}"
-            f"{'; the recipes differ in their values' if differing == ['fingerprint'] else ''}. "
+            f"{_recipe_differences(spec) if 'fingerprint' in differing else ''}. "
             "Choose another --name, or use the same recipe, --set and --metric."
         )
         raise UserError("study-differs", message, path=spec.folder, differing=differing)
     return dict(known)
+
+
+def _recipe_differences(spec: SweepSpec) -> str:
+    """Return how the recipe of the sweep differs from the one of this command."""
+    try:
+        found = dict(leaves(yamls.read(spec.base)))
+    except (OSError, yaml.YAMLError, AttributeError):  # an edited file only makes the message shorter
+        found = {}
+    own = dict(leaves(to_tree(spec.recipe)))
+    texts = [
+        f"{name}: {found[name]!r} / {own.get(name)!r}"
+        for name in found
+        if not name.startswith("about.") and found[name] != own.get(name)
+    ]
+    more = [f"and {len(texts) - _MAX_NAMED} more"] if texts[_MAX_NAMED:] else []
+    named = f" (first that of the sweep): {'; '.join([*texts[:_MAX_NAMED], *more])}" if texts else " in their values"
+    return f"; the recipes differ{named}"
 
 
 def _described(identity: dict[str, Any]) -> str:
