@@ -139,6 +139,7 @@ def test_no_trial_starts_after_the_budget(tmp_path: Path, paceline) -> None:
     answer = paceline(*words_of("--trials", 50, "--budget", "0.1s", "--name", "short"))
     assert answer.returncode == 0, answer.stderr
     check_complete(tmp_path / "runs" / "short", 1)
+    assert "49 of 50 trials have not started" in answer.stdout
 
 
 def test_a_full_disk_loses_no_trial(tmp_path: Path, paceline) -> None:

@@ -85,6 +85,7 @@ def test_a_study_of_another_sweep_is_refused(tmp_path: Path) -> None:
         with raises("study-differs") as caught:
             SharedStudy(_spec(tmp_path, **more))
         assert caught.value.fields["differing"]
+        assert ("seed: 0 / 3" in str(caught.value)) == ("overrides" in more)
     assert _finish(SharedStudy(_spec(tmp_path, sampler="random", trials=3))) == 1  # the sampler may change
 
 

@@ -59,9 +59,16 @@ def test_first_log_lines_describe_the_training(here) -> None:
     assert first[6] == "batch: per-rank batch 480 x 1 rank x accumulation 1 = global batch 480"
     assert first[7] == "optimizer: sgd, peak learning rate 0.05, schedule one-cycle, warmup 4ep"
     assert "an epoch has only 2 steps (1,437 images, global batch 480)" in answer.stderr
-    scaled = ("--optim.head_lr_mult", "10", "--ema.decay", "0.9", "--optim.schedule", "{name: constant, warmup: 0ep}")
+    scaled = (
+        "--optim.head_lr_mult",
+        "10",
+        "--ema",
+        "{decay: 0.9, lookahead: true}",
+        "--optim.schedule",
+        "{name: constant, warmup: 0ep}",
+    )
     answer = here("train", "digits", *TINY, "--train.duration", "2ba", "--name", "scaled", *scaled)
-    line = "optimizer: sgd, peak learning rate 0.05 (head x 10), schedule constant, EMA decay 0.9\n"
+    line = "optimizer: sgd, peak learning rate 0.05 (head x 10), schedule constant, EMA decay 0.9 with lookahead\n"
     assert line in answer.stderr
 
 
@@ -81,6 +88,14 @@ def test_a_schedule_that_the_run_does_not_finish_is_warned_about(here) -> None:
         answer = here("train", "digits", *TINY, *words, "--name", duration)
         assert answer.returncode == 0, answer.stderr
         assert ("optim.schedule.points end at 40ba" in answer.stderr) == is_cut
+
+
+def test_a_first_epoch_without_learning_is_warned_about(here) -> None:
+    for start, is_idle in (("0", True), ("0.01", False)):
+        words = ("--optim.schedule.interval", "epoch", "--optim.schedule.start_factor", start, "--name", start)
+        answer = here("train", "digits", *TINY, *words, "--train.duration", "2ba")
+        assert answer.returncode == 0, answer.stderr
+        assert ("the learning rate is 0 during the whole first epoch" in answer.stderr) == is_idle
 
 
 def test_last_log_line_names_the_last_and_the_best_checkpoint(here, tmp_path: Path) -> None:

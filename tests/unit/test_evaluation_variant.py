@@ -100,6 +100,19 @@ def test_unknown_variants_are_refused(folder: Path, here) -> None:
     assert "[unknown-variant]" in complaint(here("plan", "digits", *words, "--evaluate.variant", "max-9"))
 
 
+def test_a_variant_of_images_that_are_not_prepared_is_warned_about(folder: Path, here) -> None:
+    words = ("--evaluate.variant", "training", "--data.size", "16", *MODEL, *SHORT)
+    for name, variant, is_unused in (
+        ("small-in", "max-32-q90", True),
+        ("small-in", "original", False),
+        ("small", "max-32-q90", False),
+    ):
+        data = ("--data", folder / name, "--data.variant", variant)
+        answer = here("train", "digits", *data, *words)
+        assert answer.returncode == 0, answer.stderr
+        assert ("variant max-32-q90 has no effect" in answer.stderr) == is_unused
+
+
 def test_plan_names_the_variant(folder: Path, here) -> None:
     words = ("--data.name", "shards", "--data.path", folder / "both", "--data.variant", "max-32-q90", *SHORT)
     for more, shown in (((), "max-32-q90  original"), (("--evaluate.variant", "training"), "max-32-q90  max-32-q90")):

@@ -39,7 +39,8 @@ def plan(arguments: list[str]) -> int:
     heads, *rows = phase_table(timeline, ranks, accumulation, plan.lr_at, plan.highest_lr, plan.evaluation_variant)
     print_list(heads, rows, _DROPPED_FIRST)
     repeats = plan.images / plan.samples
-    print(f"\n{timeline.total:,} steps, {plan.images:,} images, {repeats:.2f} times the training set")
+    copies = f", in {recipe.data.aug_repeats} copies each" if recipe.data.aug_repeats > 1 else ""
+    print(f"\n{timeline.total:,} steps, {plan.images:,} images, {repeats:.2f} times the training set{copies}")
     curve = plan.lr_curve()
     rates = [rate for _, rate in curve]
     decays = " (without the decays of plateau, which depend on the evaluations)" if plan.decays_on_plateau else ""

@@ -52,6 +52,7 @@ def sweep(arguments: list[str]) -> int:
         )
     allow_given(overrides)
     recipe = load_recipe(source, overrides)
+    from paceline.analysis.sweeps.record import read_sweep
     from paceline.api.sweeping import default_name, run_sweep
     from paceline.search.spec import make_spec
 
@@ -64,11 +65,16 @@ def sweep(arguments: list[str]) -> int:
         words=tuple(word for module in trusted() for word in ("--import", module)),
         **{key: getattr(options, key) for key in _PASSED},
     )
-    signum = run_sweep(spec, _TrialLines(spec)).signal
+    worker = run_sweep(spec, _TrialLines(spec))
     status = _show(spec.folder)
-    if signum:
+    if worker.signal:
         say("paceline: stopped; run the same command again to continue", error=True)
-        raise Stopped(signum)
+        raise Stopped(worker.signal)
+    if worker.is_out_of_time and (left := spec.trials - len(read_sweep(spec.folder).trials)) > 0:
+        say(
+            f"--budget {options.budget} is over: {left} of {spec.trials} trials have not started. The command of the "
+            "sweep starts them."
+        )
     return status
 
 

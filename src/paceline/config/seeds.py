@@ -57,7 +57,7 @@ def failed_seeds(failures: Mapping[int, str], total: int) -> UserError:
     """Return the error for seeds that failed while others of the same command were trained; `failures`: the reasons."""
     listed = "".join(f"\n  seed {seed}: {reason}" for seed, reason in sorted(failures.items()))
     message = (
-        f"{len(failures)} of {total} seeds failed:{listed}\nRun the same command again to resume them; finished seeds "
-        "are skipped."
+        f"{len(failures)} of {total} seeds failed:{listed}\nFix the cause and run the same command again: unfinished "
+        "seeds resume, and finished ones are skipped."
     )
     return UserError("seeds-failed", message, seeds=sorted(failures))

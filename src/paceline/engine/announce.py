@@ -10,6 +10,7 @@ from paceline.config.optim import Optim
 from paceline.config.recipe import Fsdp
 from paceline.config.timeline import phase_table
 from paceline.data.load.source import evaluation_variants
+from paceline.data.shards import ORIGINAL
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.engine.interval import IntervalTrigger
@@ -58,7 +59,7 @@ def _lines(setup: Setup, path: Path, where: str, weights: str) -> Iterator[str]:
         yield f"training: {steps}, images {phases[0].size or size} px, validated at {size} px"
         yield f"batch: {setup.layout}"
     rates = f"peak learning rate {setup.lr_plan.highest:.4g}{_scales(optim)}"
-    averaged = f", EMA decay {recipe.ema.decay:g}" if recipe.ema.decay else ""
+    averaged = f", EMA decay {recipe.ema.decay:g}{' with lookahead' * recipe.ema.lookahead}" if recipe.ema.decay else ""
     yield f"optimizer: {optim.name}, {rates}, schedule {_schedule(setup)}{averaged}"
     if stop := recipe.early_stop.patience:
         metric = recipe.early_stop.metric or recipe.checkpoint.best
@@ -168,12 +169,18 @@ def _warnings(setup: Setup) -> Iterator[str]:
     if empty := _empty_classes(setup):
         some = ", ".join(empty[:5]) + (", ..." if empty[5:] else "")
         yield f"{len(empty)} of {len(setup.source.classes)} classes have no training images: {some}"
+    named = {name for phase in setup.timeline.phases for name in (phase.variant, phase.evaluate_variant)}
+    if not setup.source.variants and (unused := sorted(named - {"", ORIGINAL})):
+        yield (
+            f"variant {', '.join(unused)} has no effect: {setup.source.place or setup.source.name} is not prepared, "
+            "so its images are read as they are. Run `paceline prepare`, or leave the variant empty."
+        )
     yield from _unreachable(setup)
     yield from _cut_off(setup)
 
 
 def _cut_off(setup: Setup) -> Iterator[str]:
-    """Schedules that are longer than the run."""
+    """Schedules that are longer than the run, or begin with an epoch that changes nothing."""
     schedule, plan, duration = setup.recipe.optim.schedule, setup.lr_plan, setup.recipe.train.duration
     if plan.phases:
         return
@@ -181,6 +188,11 @@ def _cut_off(setup: Setup) -> Iterator[str]:
         yield (
             f"optim.schedule.warmup={schedule.warmup} is not shorter than train.duration={duration}, so the learning "
             "rate only rises. Use a shorter warmup."
+        )
+    if plan.warmup and schedule.interval == "epoch" and not lr_at(0, plan):
+        yield (
+            f"optim.schedule.start_factor={schedule.start_factor:g} with optim.schedule.interval=epoch: the learning "
+            "rate is 0 during the whole first epoch. Use a start_factor above 0, e.g. 0.01."
         )
     if plan.points and plan.points[-1][0] > plan.total:
         yield (

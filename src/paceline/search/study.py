@@ -15,7 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from paceline.analysis.sweeps.record import SWEEP, is_sweep
+from paceline.config import yamls
+from paceline.config.io import leaves, to_tree
 from paceline.errors import UserError
 from paceline.search.results import END, write_results
 from paceline.search.samplers import next_grid_point, pruner_of, sampler_of, suggest
@@ -29,6 +33,8 @@ _ATTRIBUTE = "paceline"
 """Attribute of the study with its identity."""
 _MAX_FAILURES = 3
 """Number of failed trials, without any result, after which the sweep stops."""
+_MAX_NAMED = 5
+"""Differing fields of recipes that a message names."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +243,7 @@ def _read_identity(spec: SweepSpec) -> dict[str, Any]:
     if differing:
         message = (
             f"{spec.folder} has a sweep of {described}, but this command is one of {_described(spec.identity)}"
-            f"{'; other fields of the recipes differ' if differing == ['fingerprint'] else ''}. "
+            f"{_recipe_differences(spec) if 'fingerprint' in differing else ''}. "
             "Choose another --name, or use the same recipe, --set and --metric."
         )
         raise UserError("study-differs", message, path=spec.folder, differing=differing)
@@ -251,6 +257,23 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
+
+
+def _recipe_differences(spec: SweepSpec) -> str:
+    """Return how the recipe of the sweep differs from the one of this command."""
+    try:
+        found = dict(leaves(yamls.read(spec.base)))
+    except (OSError, yaml.YAMLError, AttributeError):  # an edited file only makes the message shorter
+        found = {}
+    own = dict(leaves(to_tree(spec.recipe)))
+    texts = [
+        f"{name}: {found[name]!r} / {own.get(name)!r}"
+        for name in found
+        if not name.startswith("about.") and found[name] != own.get(name)
+    ]
+    more = [f"and {len(texts) - _MAX_NAMED} more"] if texts[_MAX_NAMED:] else []
+    named = f" (first that of the sweep): {'; '.join([*texts[:_MAX_NAMED], *more])}" if texts else " in their values"
+    return f"; the recipes differ{named}"
 
 
 def _described(identity: dict[str, Any]) -> str:
