@@ -111,6 +111,8 @@ def test_a_variant_of_images_that_are_not_prepared_is_warned_about(folder: Path,
         answer = here("train", "digits", *data, *words)
         assert answer.returncode == 0, answer.stderr
         assert ("variant max-32-q90 has no effect" in answer.stderr) == is_unused
+    answer = here("evaluate", "runs/digits", "--data", folder / "small-in", "--evaluate.variant", "max-32-q90")
+    assert "variant max-32-q90 has no effect" in answer.stderr
 
 
 def test_plan_names_the_variant(folder: Path, here) -> None:

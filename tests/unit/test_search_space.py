@@ -105,6 +105,10 @@ def test_checks_of_the_whole_sweep(tmp_path) -> None:
         make_spec(recipe, ["optim.lr=1,2"], tmp_path, given=["optim.lr"])
     with raises("batch-not-divisible"):
         make_spec(recipe, ["train.global_batch=96,97"], tmp_path, procs=2)
+    for duration in ("5ep", "4ep"):
+        with raises("pruner-needs-evaluations"):  # evaluate.every is 5ep
+            make_spec(load_recipe("digits", ["--train.duration", duration]), ["seed=0,1"], tmp_path, pruner="median")
+    assert make_spec(recipe, ["seed=0,1"], tmp_path, pruner="median").pruner == "median"
     spec = make_spec(recipe, ["optim.lr=1,2", "seed=0..2"], tmp_path, sampler="grid", trials=50, budget="1.5h")
     assert (spec.trials, spec.metric, spec.budget) == (6, "top1", 5400)
 

@@ -9,8 +9,7 @@ from paceline import extensions
 from paceline.config.optim import Optim
 from paceline.config.recipe import Fsdp
 from paceline.config.timeline import phase_table
-from paceline.data.load.source import evaluation_variants
-from paceline.data.shards import ORIGINAL
+from paceline.data.load.source import evaluation_variants, without_effect
 from paceline.distributed.world import World
 from paceline.engine.build import Setup
 from paceline.engine.interval import IntervalTrigger
@@ -170,11 +169,8 @@ def _warnings(setup: Setup) -> Iterator[str]:
         some = ", ".join(empty[:5]) + (", ..." if empty[5:] else "")
         yield f"{len(empty)} of {len(setup.source.classes)} classes have no training images: {some}"
     named = {name for phase in setup.timeline.phases for name in (phase.variant, phase.evaluate_variant)}
-    if not setup.source.variants and (unused := sorted(named - {"", ORIGINAL})):
-        yield (
-            f"variant {', '.join(unused)} has no effect: {setup.source.place or setup.source.name} is not prepared, "
-            "so its images are read as they are. Run `paceline prepare`, or leave the variant empty."
-        )
+    if warning := without_effect(setup.source, named):
+        yield warning
     yield from _unreachable(setup)
     yield from _cut_off(setup)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.batch import check_strategy, layouts, procs_per_node
+from paceline.config.duration import parse
 from paceline.config.io import dump_recipe, fingerprint
 from paceline.config.recipe import Recipe
 from paceline.config.space import Dimension, check_space, grid_of, parse_space
@@ -103,6 +104,7 @@ def make_spec(
 
     `given`: fields that are overridden. `more`: other fields of the spec.
     """
+    _check_pruner(more.get("pruner", "none"), recipe)
     space = parse_space(settings)
     tried = check_space(recipe, space, given)
     ranks = procs if isinstance(procs, int) else max(1, procs_per_node(recipe) // parallel)
@@ -122,6 +124,16 @@ def make_spec(
         sampler=sampler,
         **more,
     )
+
+
+def _check_pruner(pruner: str, recipe: Recipe) -> None:
+    every, length = parse(recipe.evaluate.every), parse(recipe.train.duration)
+    if pruner != "none" and every.unit == length.unit and every.value >= length.value:
+        message = (
+            f"--pruner {pruner} needs evaluations before the end, but evaluate.every={recipe.evaluate.every} and "
+            f"train.duration={recipe.train.duration}. Set --evaluate.every 1ep."
+        )
+        raise UserError("pruner-needs-evaluations", message, pruner=pruner)
 
 
 def parse_budget(text: str) -> float:

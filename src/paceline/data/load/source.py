@@ -1,6 +1,6 @@
 """The interface of the engine to the data of a recipe, in memory, in shards or in image files."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -93,6 +93,17 @@ class DataSource(Protocol):
 def evaluation_variants(source: DataSource, timeline: Timeline) -> list[str]:
     """Return the variants of prepared images that a run is validated on, one after the other; none of other data."""
     return list(filter(None, dict.fromkeys(source.evaluation_variant(phase) for phase in timeline.phases)))
+
+
+def without_effect(source: DataSource, variants: Collection[str]) -> str:
+    """Return a warning about named variants of images that are not prepared; empty if all of them are used."""
+    unused = sorted({*variants} - {"", ORIGINAL})
+    if source.variants or not unused:
+        return ""
+    return (
+        f"variant {', '.join(unused)} has no effect: {source.place or source.name} is not prepared, so its images are "
+        "read as they are. Run `paceline prepare`, or leave the variant empty."
+    )
 
 
 def open_source(recipe: Recipe, only_evaluate: bool = False, split: str = "") -> DataSource:

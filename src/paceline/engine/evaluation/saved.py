@@ -21,7 +21,7 @@ from paceline.config.timeline import Timeline
 from paceline.data import kinds
 from paceline.data.classes import Class, match
 from paceline.data.load.batch import Batch
-from paceline.data.load.source import DataSource, open_source
+from paceline.data.load.source import DataSource, open_source, without_effect
 from paceline.data.splits import ALL, TRAIN, split_title
 from paceline.distributed.ddp import broadcast_model
 from paceline.distributed.world import World
@@ -134,8 +134,8 @@ def evaluate_path(
         choose_kernels(world.device, recipe.tf32)
         batches = source.evaluator(timeline.phases[-1], world.rank, world.size, world.device, split=split)
         facts = _facts(progress, folder, weights, source, split, recipe, resolved)
-        if facts["data"]["trained_on"] and world.is_rank_zero:
-            log.warning("%s (%s): %s", facts["data"]["name"], split_title(split), TRAINED_ON)
+        if world.is_rank_zero:
+            _warn(facts, source, split, recipe)
         writer = DetailsWriter(details, facts, folder, batches, world) if details else None
         with (
             memory_of_evaluation(recipe, world),
@@ -188,6 +188,13 @@ def _check_channels(folder: Path, channels: int, source: DataSource) -> None:
             expected=channels,
             found=source.channels,
         )
+
+
+def _warn(facts: dict[str, Any], source: DataSource, split: str, recipe: Recipe) -> None:
+    if facts["data"]["trained_on"]:
+        log.warning("%s (%s): %s", facts["data"]["name"], split_title(split), TRAINED_ON)
+    if warning := without_effect(source, [recipe.evaluate.variant_for("")]):
+        log.warning(warning)
 
 
 def _facts(
