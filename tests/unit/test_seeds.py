@@ -105,8 +105,9 @@ def test_resume_takes_no_seeds(here, tmp_path: Path) -> None:
     assert "[conflicting-options]" in here("train", "--resume", make_run(tmp_path, "a"), "--seeds", 2).stderr
     with raises("missing-option"):
         pl.train("digits", parallel=2)
-    with raises("conflicting-options"):
-        pl.train("digits", {"seed": 1}, seeds=2)
+    for more in ({"overrides": {"seed": 1}}, {"parallel": 2, "in_process": True}):
+        with raises("conflicting-options"):
+            pl.train("digits", seeds=2, **more)
 
 
 def test_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:

@@ -138,6 +138,16 @@ def test_groups_are_compared_with_the_first(tmp_path: Path) -> None:
     assert "the difference is not significant" in sentences(grouped)[1]
 
 
+def test_times_of_disturbed_runs_are_unreliable(tmp_path: Path) -> None:
+    base = _runs(tmp_path, "base", BASE)
+    base[2].telemetry = {
+        "host-0": [{"time": time, "cpu_percent": 100.0, "other_cpu_percent": 40.0} for time in range(20)]
+    }
+    texts = sentences(compare(base).grouped)
+    assert len(texts) == 1
+    assert "base-seed2" in texts[0]
+
+
 def test_what_does_not_count(tmp_path: Path) -> None:
     base = _runs(tmp_path, "base", BASE)
     killed = read(make_run(tmp_path, "base-seed9", "--seed", "9", status="failed"))

@@ -82,6 +82,8 @@ def _about(group: SeedGroup) -> Iterator[str]:
         yield f"{group.name} has no finished run, so it is not compared."
     elif len(group.runs) == 1:
         yield f"{group.name} has one seed, {_ONE_SEED}"
+    if disturbed := [run.name for run in group.runs if run.disturbance]:
+        yield f"{group.name}: other processes slowed down {', '.join(disturbed)}, so its training time is unreliable."
 
 
 def _sentence(each: GroupDifference, comparisons: int) -> str:
