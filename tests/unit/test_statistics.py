@@ -139,11 +139,13 @@ def test_groups_are_compared_with_the_first(tmp_path: Path) -> None:
 
 
 def test_times_of_disturbed_runs_are_unreliable(tmp_path: Path) -> None:
-    base = _runs(tmp_path, "base", BASE)
-    base[2].telemetry = {
-        "host-0": [{"time": time, "cpu_percent": 100.0, "other_cpu_percent": 40.0} for time in range(20)]
-    }
-    texts = sentences(compare(base).grouped)
+    folders = [run.origin for run in _runs(tmp_path, "base", BASE)]
+    busy = [
+        {"kind": "sample", "memory_bytes": 1, "time": time, "cpu_percent": 100.0, "other_cpu_percent": 40.0}
+        for time in range(20)
+    ]
+    (Path(folders[2]) / "telemetry" / "host-0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in busy))
+    texts = sentences(compare([read(Path(folder)) for folder in folders]).grouped)
     assert len(texts) == 1
     assert "base-seed2" in texts[0]
 

@@ -94,9 +94,7 @@ def train(
     if numbers is None and parallel is not None:
         raise UserError("missing-option", "parallel needs seeds, e.g. seeds=5.", option="seeds")
     if in_process and parallel is not None:
-        message = (
-            "parallel has no effect with in_process=True, which trains one seed after the other. Omit one of them."
-        )
+        message = "parallel has no effect with in_process=True, which trains the seeds in turn. Omit one of them."
         raise UserError("conflicting-options", message, option="parallel")
     if numbers and "seed" in (overrides or {}):
         raise seed_conflict()
