@@ -1,6 +1,6 @@
 """Compare the recipe cifar10-airbench94 with the code that it follows, on the CPU: training time per image.
 
-    python benchmarks/airbench.py [--source airbench94.py] [--steps 24] [--rounds 5] [--precision bf16]
+    python benchmarks/airbench.py [--source airbench94.py] [--steps 24] [--batch 1024] [--rounds 5] [--precision bf16]
 
 SOURCE is legacy/airbench94.py of KellerJordan/cifar10-airbench, which is not part of this project. Its network, loader
 and Lookahead run on the CPU, in the data type of --precision instead of fp16. Without it, the loop takes the network of
@@ -31,14 +31,22 @@ from paceline.models.airbench import AirbenchNet
 from paceline.system.host import keep_freed_memory
 from paceline.system.torchvision_compat import allow_torchvision
 
-BATCH = 1024
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def recipe_of(steps: int, precision: str) -> Recipe:
+def recipe_of(steps: int, batch: int, precision: str) -> Recipe:
     """Return the recipe with generated images, an epoch of `steps` steps, and no evaluation or checkpoint."""
-    words = ["--data.name", "synthetic", "--data.synthetic", f"{{train_samples: {steps * BATCH}, val_samples: 8}}"]
-    words += ["--train.duration", f"{steps}ba", "--evaluate.every", "1000ep", "--checkpoint.every", "1000ep"]
+    words = ["--data.name", "synthetic", "--data.synthetic", f"{{train_samples: {steps * batch}, val_samples: 8}}"]
+    words += [
+        "--train.global_batch",
+        str(batch),
+        "--train.duration",
+        f"{steps}ba",
+        "--evaluate.every",
+        "1000ep",
+        "--checkpoint.every",
+        "1000ep",
+    ]
     words += ["--optim.schedule", "{name: constant, points: []}", "--device", "cpu", "--precision", precision]
     return load_recipe("cifar10-airbench94", words)
 
@@ -53,26 +61,28 @@ def source_parts(path: Path, dtype: torch.dtype) -> SimpleNamespace:
     return SimpleNamespace(**parts)
 
 
-def source_loop(path: Path, dtype: torch.dtype, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], float]:
+def source_loop(
+    path: Path, dtype: torch.dtype, batch: int, images: torch.Tensor, labels: torch.Tensor
+) -> Callable[[], float]:
     parts = source_parts(path, dtype)
     with tempfile.TemporaryDirectory() as folder:
         torch.save({"images": images, "labels": labels, "classes": [*"0123456789"]}, Path(folder) / "train.pt")
-        loader = parts.CifarLoader(folder, train=True, batch_size=BATCH, aug=parts.hyp["aug"])
+        loader = parts.CifarLoader(folder, train=True, batch_size=batch, aug=parts.hyp["aug"])
     net = parts.make_net()
     parts.init_whitening_conv(net[0], loader.normalize(loader.images[:5000]))
     return lambda: loop_seconds(net, loader, parts.LookaheadState(net))
 
 
-def plain_loop(dtype: torch.dtype, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], float]:
+def plain_loop(dtype: torch.dtype, batch: int, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], float]:
     net = AirbenchNet().to(dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.float()
     pixels = (images.to(dtype) / 255).permute(0, 3, 1, 2)
-    return lambda: loop_seconds(net, _epoch(pixels, labels), Lookahead(net))
+    return lambda: loop_seconds(net, _epoch(pixels, labels, batch), Lookahead(net))
 
 
-def _epoch(images: torch.Tensor, labels: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _epoch(images: torch.Tensor, labels: torch.Tensor, batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the batches of an epoch, shifted by up to two pixels."""
     padded = F.pad(images, (2, 2, 2, 2), "reflect")
     shifts = torch.randint(5, (len(images), 2))
@@ -81,7 +91,7 @@ def _epoch(images: torch.Tensor, labels: torch.Tensor) -> Iterator[tuple[torch.T
         for across in range(5):
             chosen = (shifts == torch.tensor([down, across])).all(1)
             cropped[chosen] = padded[chosen, :, down : down + 32, across : across + 32]
-    for ids in torch.randperm(len(images)).split(BATCH):
+    for ids in torch.randperm(len(images)).split(batch):
         yield cropped[ids], labels[ids]
 
 
@@ -120,18 +130,20 @@ def loop_seconds(net: nn.Module, loader: Iterable[Any], lookahead: Any) -> float
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, metavar="FILE", help="legacy/airbench94.py")
-    parser.add_argument("--steps", type=int, default=24, help=f"steps per turn, of {BATCH} images")
+    parser.add_argument("--steps", type=int, default=24, help="steps per turn")
+    parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", choices=DTYPES, default="bf16")
     options = parser.parse_args(arguments)
     torch.set_num_threads(threads_per_process(1))
     keep_freed_memory()
     dtype, generator = DTYPES[options.precision], torch.Generator().manual_seed(0)
-    images = torch.randint(256, (options.steps * BATCH, 32, 32, 3), dtype=torch.uint8, generator=generator)
+    images = torch.randint(256, (options.steps * options.batch, 32, 32, 3), dtype=torch.uint8, generator=generator)
     labels = torch.randint(10, (len(images),), generator=generator)
-    setup = build(recipe_of(options.steps, options.precision), World())
+    setup = build(recipe_of(options.steps, options.batch, options.precision), World())
     name = "source" if options.source else "plain loop"
-    other = source_loop(options.source, dtype, images, labels) if options.source else plain_loop(dtype, images, labels)
+    given = (dtype, options.batch, images, labels)
+    other = source_loop(options.source, *given) if options.source else plain_loop(*given)
     seconds: dict[str, list[float]] = {"paceline": [], name: []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.rounds + 1):
@@ -141,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ]
             for contestant, turn in turns if number % 2 else reversed(turns):
                 seconds[contestant].append(turn())
-    count = (options.steps - 1) * BATCH
+    count = (options.steps - 1) * options.batch
     print(f"airbench94, {options.precision}, {torch.get_num_threads()} threads, {options.rounds} rounds; medians")
     for contestant, own in seconds.items():
         ratios = [

@@ -16,6 +16,7 @@ SMALL = ("--size", "32", "--batch", "2", "--steps", "1", "--rounds", "1")
     ("script", "words", "row"),
     [
         ("loop.py", ("--steps", "3", "--rounds", "1", "--batch", "8"), "engine"),
+        ("airbench.py", ("--steps", "2", "--rounds", "1", "--batch", "8"), "paceline"),
         ("ddp.py", SMALL, "2 ranks x 1 thread, stock DDP"),
         ("strategies.py", (*SMALL, "--precisions", "fp32"), "fp32, FSDP x2"),
         ("predict.py", ("--count", "16", "--rounds", "1"), "paceline, prepared"),

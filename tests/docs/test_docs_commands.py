@@ -39,7 +39,7 @@ NOT_RUN = {
     r"sweep --show .*": "shows a sweep; tests/search/test_sweep.py has one",
     r"train runs/.*/best\.yaml": "trains the best recipe of a sweep; tests/search/test_sweep.py loads one",
     r"find-batch cifar10-vit-b32-fsdp .*": "trains a ViT-B",
-    r"recipes (mine\.yaml )?--record .*": "needs finished runs of that recipe; tests/unit/test_recording.py has them",
+    r"recipes ([\w.-]+ )?--record .*": "needs finished runs of that recipe; tests/unit/test_recording.py has them",
     r"train .*--profile .*": "profiles more steps than are trained here; tests/unit/test_profiling.py runs it",
     **dict.fromkeys(
         ("train", "evaluate", "plan", "launch", "export", "compare", "prepare", "find-batch", "predict", "serve"),
