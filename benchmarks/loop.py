@@ -67,9 +67,7 @@ def recipe_of(name: str, steps: int, batch: int) -> Recipe:
         str(batch),
     ]
     words += ["--evaluate.every", "1000ep", "--checkpoint.every", "1000ep", "--model.weights", "random"]
-    return load_recipe(
-        name, [*words, "--optim.schedule", "{name: constant, warmup: 0ep, points: []}", "--ema.decay", "0"]
-    )
+    return load_recipe(name, [*words, "--optim.schedule", "{name: constant, warmup: 0ep, points: []}", "--ema", "null"])
 
 
 def engine_seconds(setup: Setup, folder: Path) -> float:

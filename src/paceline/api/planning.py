@@ -168,7 +168,7 @@ def plan(
     samples = train_images or _known_samples(planned)
     timeline = Timeline.of(planned, samples)
     check_samples(timeline, samples, planned.data.path or planned.data.name)
-    made = TrainingPlan(planned, nodes, each, samples, timeline, _prepared(planned))
+    made = TrainingPlan(planned, nodes, each, samples, timeline, None if train_images else _prepared(planned))
     for phase in timeline.phases:
         made.evaluation_variant(phase)  # raises if the data has no such variant
     return made
