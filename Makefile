@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test parity search gpu cluster attack docs examples lint format clean
+.PHONY: help demo test pages parity search gpu cluster attack docs examples lint format clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -12,7 +12,10 @@ demo: $(READY)  ## train the included digits recipe in one process, then in two,
 	$(BIN)/paceline demo
 
 test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster --ignore tests/attack --ignore tests/docs --ignore tests/gpu --ignore tests/parity --ignore tests/search
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster --ignore tests/attack --ignore tests/docs --ignore tests/gpu --ignore tests/pages --ignore tests/parity --ignore tests/search
+
+pages: $(READY)  ## test reports and the page of `paceline serve` in Chromium
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/pages
 
 parity: $(READY)  ## compare recipes with the code that they follow: operations, schedules, optimizers and loss curves
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/parity

@@ -46,8 +46,8 @@ def test_recipes_are_listed_with_their_accuracy(capsys) -> None:
             assert (shown == "-") == (not text or text.startswith("none")), line
             assert shown == "-" or (text.startswith(shown) and "%" in shown), line
     rows = {line.split()[0]: line for line in lines}
-    assert re.split(r" {2,}", rows["cifar10-airbench94"]) == [
-        *("cifar10-airbench94", "airbench", "cifar10", "476ba", "94.01%", "-")
+    assert re.split(r" {2,}", rows["cifar10-airbench95"]) == [
+        *("cifar10-airbench95", "airbench", "cifar10", "720ba", "95.01%", "-")
     ]
     assert "93.05% top-5" in rows["imagenet-rn50-imagenet18-4"]
 
