@@ -67,6 +67,7 @@ def recipe_of(name: str, steps: int, batch: int) -> Recipe:
         str(batch),
     ]
     words += ["--evaluate.every", "1000ep", "--checkpoint.every", "1000ep", "--model.weights", "random"]
+    words += ["--optim.groups", "[]"]  # the bare loop does not freeze parameters
     return load_recipe(name, [*words, "--optim.schedule", "{name: constant, warmup: 0ep, points: []}", "--ema", "null"])
 
 
